@@ -1,0 +1,223 @@
+"""What a training run leaves behind for people: one HTML file, its pictures, and its table.
+
+`write_report` takes a `Results` and the log of the run. The HTML file needs nothing beside itself:
+pictures and style are inside it, it loads no font and runs no script.
+"""
+
+import difflib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from compmod_jax.analysis import results as _results
+from compmod_jax.analysis.results import (
+  METRICS,
+  Best,
+  HeadWeights,
+  Results,
+  Sample,
+  SplitResult,
+  number,
+  table,
+)
+
+__all__ = [
+  "Best", "HeadWeights", "Report", "Results", "Sample", "SplitResult", "read_records", "table",
+  "write_report",
+]  # fmt: skip
+
+
+class Report(NamedTuple):
+  """Where `write_report` wrote."""
+
+  html: Path
+  json: Path
+  csv: Path
+  pictures: list[Path]
+
+
+def write_report(
+  workdir: str | Path,
+  results: Results,
+  *,
+  title: str | None = None,
+  records: Sequence[Mapping[str, Any]] | None = None,
+) -> Report:
+  """Writes report.html, results.json, results.csv and plots/*.png, *.svg into `workdir`.
+
+  Each file appears whole or not at all. Drawing takes a few seconds.
+
+  Args:
+    workdir: folder of the run; made if it is not there.
+    results: what to tell.
+    title: heading of the page; the run's name by default.
+    records: the parsed lines of the run's log; read from workdir/metrics.jsonl by default.
+
+  Raises:
+    UserError: `results` lacks a required field, or has one that the schema does not know.
+  """
+  from compmod_jax.analysis import plot
+
+  _results.check_schema(results)
+  workdir = Path(workdir)
+  workdir.mkdir(parents=True, exist_ok=True)
+  if records is None:
+    records = read_records(workdir / "metrics.jsonl")
+  pictures, saved = [], []
+  for name, caption, figure in _figures(results, records):
+    saved += plot.save(figure, workdir / "plots", name)
+    pictures.append({"name": name, "caption": caption, "svg": plot.inline_svg(figure, name)})
+  html, data, rows = (workdir / name for name in ("report.html", "results.json", "results.csv"))
+  text = json.dumps(_results.plain(results), indent=2, ensure_ascii=False, allow_nan=False)
+  _write(data, text + "\n")
+  _write(rows, _results.csv_table(results))
+  _write(html, _html(results, title or results["name"], pictures))
+  return Report(html, data, rows, saved)
+
+
+def read_records(path: str | Path) -> list[dict[str, Any]]:
+  """The records of a metrics.jsonl; none if there is no such file.
+
+  A line that a kill cut short is left out, as is anything else that is not a JSON object.
+  """
+  path = Path(path)
+  records = []
+  for line in (
+    path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
+  ):
+    try:
+      record = json.loads(line)
+    except ValueError:
+      continue
+    if isinstance(record, dict):
+      records.append(record)
+  return records
+
+
+def _figures(results: Results, records: Sequence[Mapping[str, Any]]) -> Iterator[tuple]:
+  """Name, caption and figure of each picture; router pictures only where there is a router."""
+  from compmod_jax.analysis import plot
+
+  best = (results.get("best") or {}).get("step")
+  yield (
+    "training",
+    "Loss and perplexity of training are means over the logged interval and include dropout and"
+    " label smoothing, where these are used; those of validation do not.",
+    plot.training_curves(records, best_step=best),
+  )
+  weights = results.get("head_weights") or {}
+  if weights:
+    caption = "Mean over tokens. The dashed line is what uniform weights give."
+    figure = plot.head_weights({site: entry["mean"] for site, entry in weights.items()})
+    yield "head_weights", caption, figure
+  maps = {site: entry.get("by_position") for site, entry in weights.items()}
+  maps = {site: rows for site, rows in maps.items() if rows}
+  if maps:
+    caption = "Orange: more than an equal share of the weight; purple: less. Empty: no such tokens."
+    yield "head_weights_by_position", caption, plot.head_weights_by_position(maps)  # pyright: ignore[reportArgumentType]
+  captions = {
+    "weight": "Numbers at the right name the heads.",
+    "wins": "A head wins a token when it has the largest weight there. Near 0 it never does.",
+    "entropy": "Mean over tokens. At the dashed line heads share equally; at 0 one takes all.",
+  }
+  for statistic, caption in captions.items():
+    if any(key.startswith("router/") and f"/{statistic}" in key for r in records for key in r):
+      yield f"router_{statistic}", caption, plot.router_curves(records, statistic)  # pyright: ignore[reportArgumentType]
+
+
+def _html(results: Results, title: str, pictures: list[dict[str, str]]) -> str:
+  import jinja2
+  from markupsafe import Markup
+
+  text = resources.files("compmod_jax.analysis").joinpath("report.html").read_text("utf-8")
+  environment = jinja2.Environment(
+    autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+  )
+  samples = []
+  for sample in results.get("samples") or ():
+    output, reference = _differences(sample["output"], sample["reference"])
+    score = sample.get("score")
+    shown = None if score is None else f"{score:.3f}"
+    samples.append({**sample, "output": output, "reference": reference, "score": shown})
+  return environment.from_string(text).render(
+    title=title,
+    description=results.get("description"),
+    command=results.get("command"),
+    tiles=list(_tiles(results)),
+    header=_results.HEADER,
+    rows=[_results.cells(row, "–", "–") for row in results["splits"]],
+    signatures=_results.signatures(results),
+    samples=samples,
+    pictures=[{**picture, "svg": Markup(picture["svg"])} for picture in pictures],
+    configuration=list(_flat(results.get("configuration") or {})),
+    provenance=list(_flat(results.get("provenance") or {})),
+  )
+
+
+def _tiles(results: Results) -> Iterator[tuple[str, str, str]]:
+  """Headline figures: name, value, remark."""
+  best = results.get("best")
+  if best:
+    metric = METRICS.get(best["metric"], best["metric"])
+    yield (
+      f"best validation {metric}",
+      number(best["metric"], best["value"]),
+      f"at step {best['step']:,}",
+    )
+  for row in results["splits"]:
+    for metric in (best["metric"] if best else "bleu", "bleu", "exact_match", "loss"):
+      value = row.get(metric)
+      if row["split"] == "test" and value is not None:
+        sentences = row.get("sentences")
+        remark = "" if sentences is None else f"{sentences:,} sentences"
+        yield f"test {METRICS[metric]}", number(metric, value), remark
+        break
+  parameters, plain = results.get("parameters"), results.get("plain_parameters")
+  if parameters is not None:
+    remark = f"{(parameters / plain - 1) * 100:+.2f} % against the plain model" if plain else ""
+    yield "parameters", f"{parameters:,}", remark
+  seconds = results.get("train_seconds")
+  if seconds is not None:
+    yield (
+      "training time",
+      _results.duration(seconds),
+      str((results.get("provenance") or {}).get("device", "")),
+    )
+
+
+def _differences(output: str, reference: str) -> tuple[list, list]:
+  """Output and reference, each as [(words, differs)]: runs of words that both have, or only one."""
+  ours, theirs = output.split(), reference.split()
+  left: list[tuple[str, bool]] = []
+  right: list[tuple[str, bool]] = []
+  matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
+  for kind, start, stop, first, last in matcher.get_opcodes():
+    for side, words in ((left, ours[start:stop]), (right, theirs[first:last])):
+      if words:
+        side.append((" ".join(words), kind != "equal"))
+  return left, right
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+  """The leaves of nested mappings, as (dotted path, text)."""
+  if isinstance(value, Mapping):
+    for key, inner in value.items():
+      yield from _flat(inner, f"{path}.{key}" if path else str(key))
+  elif isinstance(value, list | tuple) and any(isinstance(inner, Mapping) for inner in value):
+    for place, inner in enumerate(value):
+      yield from _flat(inner, f"{path}[{place}]")
+  else:
+    text = (
+      value if isinstance(value, str) else json.dumps(_results.plain(value), ensure_ascii=False)
+    )
+    yield path, text
+
+
+def _write(path: Path, text: str) -> None:
+  """Writes the file under another name first, so that a full disk cannot leave half of it."""
+  part = path.with_name(path.name + ".part")
+  part.write_text(text, encoding="utf-8")
+  os.replace(part, path)

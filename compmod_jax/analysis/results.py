@@ -1,0 +1,202 @@
+"""What a run found: the schema of its results, and the table of them for terminals and files."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Required, TypedDict
+
+from compmod_jax.errors import check, check_choice
+
+
+class Best(TypedDict):
+  """The evaluation that chose the parameters that were kept."""
+
+  step: int
+  metric: str
+  """Name of a quantity of `SplitResult`, such as "bleu" or "loss"."""
+  value: float
+
+
+class SplitResult(TypedDict, total=False):
+  """Scores on one split; what was not measured is absent or `None`."""
+
+  split: Required[str]
+  sentences: int | None
+  loss: float | None
+  """Mean negative log likelihood, nats per target token, without label smoothing."""
+  perplexity: float | None
+  """Per target token of the model's own vocabulary, end of sentence included."""
+  word_perplexity: float | None
+  """Per word of the raw reference: comparable between tokenizers."""
+  bleu: float | None
+  """0 to 100."""
+  bleu_low: float | None
+  """Lower end of BLEU's 95 % interval."""
+  bleu_high: float | None
+  chrf: float | None
+  """0 to 100."""
+  exact_match: float | None
+  """0 to 100: per cent of sentences."""
+  signature: str | None
+  """sacreBLEU's signature of `bleu`."""
+  chrf_signature: str | None
+
+
+class Sample(TypedDict, total=False):
+  """One translated sentence."""
+
+  split: Required[str]
+  source: Required[str]
+  reference: Required[str]
+  output: Required[str]
+  score: float | None
+  """The decoder's score: log probability over length ** length penalty."""
+
+
+class HeadWeights(TypedDict, total=False):
+  """Mean weights of the heads of one routed attention."""
+
+  mean: Required[list[float]]
+  """[heads]"""
+  by_position: list[list[float | None]] | None
+  """[positions, heads]; `None` where no sentence is so long."""
+
+
+class Results(TypedDict, total=False):
+  """All that a report tells; plain values only, so that it is also `results.json`."""
+
+  name: Required[str]
+  splits: Required[Sequence[SplitResult]]
+  command: str
+  description: str
+  """A sentence or two: which model, on which data."""
+  parameters: int | None
+  plain_parameters: int | None
+  """Of the same model without the mechanism."""
+  train_seconds: float | None
+  best: Best | None
+  samples: Sequence[Sample]
+  head_weights: Mapping[str, HeadWeights]
+  """Site, such as "encoder/layer_0/self" -> weights."""
+  configuration: Mapping[str, Any]
+  """Nested as the configuration is."""
+  provenance: Mapping[str, Any]
+  """Git revision, versions, device, date; nested as it likes. "device" is also in the headline."""
+
+
+METRICS = {
+  "loss": "loss", "perplexity": "perplexity per token", "word_perplexity": "perplexity per word",
+  "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match",
+}  # fmt: skip
+HEADER = (
+  "split", "sentences", "loss", "ppl/token", "ppl/word", "BLEU", "95 % interval", "chrF",
+  "exact match",
+)  # fmt: skip
+
+
+def table(results: Results) -> str:
+  """The results as aligned plain text, one line a split, with the signatures below.
+
+  A value that was not measured is a hyphen. ASCII wherever the names are.
+  """
+  rows = [HEADER, *(tuple(cells(row, "-", "-").values()) for row in results["splits"])]
+  widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+  lines = []
+  for row in rows:
+    first, *rest = (
+      cell.rjust(width) if column else cell.ljust(width)
+      for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    lines.append("  ".join([first, *rest]).rstrip())
+  lines.insert(1, "-" * sum(widths, 2 * len(widths) - 2))
+  lines += [f"{name}: {text} ({where})" for name, text, where in signatures(results)]
+  return "\n".join(lines)
+
+
+def csv_table(results: Results) -> str:
+  """The splits as CSV, a row each, in full precision; a missing value is an empty cell."""
+  columns = list(SplitResult.__annotations__)
+  buffer = io.StringIO()
+  writer = csv.DictWriter(buffer, ["name", *columns], lineterminator="\n")
+  writer.writeheader()
+  for row in results["splits"]:
+    writer.writerow({"name": results["name"], **row})
+  return buffer.getvalue()
+
+
+def plain(value: Any) -> Any:
+  """The same value as strict JSON has it: numbers that are not finite become `None`."""
+  if isinstance(value, Mapping):
+    return {str(key): plain(inner) for key, inner in value.items()}
+  if isinstance(value, list | tuple):
+    return [plain(inner) for inner in value]
+  if isinstance(value, float):
+    return value if math.isfinite(value) else None
+  return value if isinstance(value, str | int | None) else str(value)
+
+
+def check_schema(results: Mapping[str, Any]) -> None:
+  """Raises a `UserError` for a missing or an unknown field, which would be lost in silence."""
+  _check_fields("results", results, Results)
+  for number, row in enumerate(results["splits"]):
+    _check_fields(f"results.splits[{number}]", row, SplitResult)
+  for number, sample in enumerate(results.get("samples") or ()):
+    _check_fields(f"results.samples[{number}]", sample, Sample)
+  for site, weights in (results.get("head_weights") or {}).items():
+    _check_fields(f"results.head_weights[{site!r}]", weights, HeadWeights)
+  if results.get("best"):
+    _check_fields("results.best", results["best"], Best)
+
+
+def _check_fields(where: str, value: Mapping[str, Any], schema: Any) -> None:
+  missing = sorted(schema.__required_keys__ - set(value))
+  check(not missing, f"{where} lacks {', '.join(missing)}; add what the schema requires.")
+  for key in value:
+    check_choice(f"a field of {where}", key, schema.__annotations__)
+
+
+def signatures(results: Results) -> list[tuple[str, str, str]]:
+  """Metric, sacreBLEU signature and the splits that it holds for, each signature once."""
+  found: dict[tuple[str, str], list[str]] = {}
+  for row in results["splits"]:
+    for metric, key in (("BLEU", "signature"), ("chrF", "chrf_signature")):
+      if row.get(key):
+        found.setdefault((metric, str(row[key])), []).append(row["split"])
+  return [(metric, text, ", ".join(splits)) for (metric, text), splits in found.items()]
+
+
+def cells(row: SplitResult, dash: str, between: str) -> dict[str, str]:
+  """The nine cells of a table's row, by column."""
+  low, high = row.get("bleu_low"), row.get("bleu_high")
+  interval = dash
+  if low is not None and high is not None:
+    interval = f"{number('bleu', low)} {between} {number('bleu', high)}"
+  sentences = row.get("sentences")
+  texts = {"split": row["split"], "sentences": dash if sentences is None else f"{sentences:,}"}
+  for metric in METRICS:
+    value = row.get(metric)
+    texts[metric] = dash if value is None else number(metric, value)
+    if metric == "bleu":
+      texts["interval"] = interval
+  return texts
+
+
+def number(metric: str, value: float) -> str:
+  """A score as text, with the digits and the unit that its metric is read with."""
+  if not math.isfinite(value):
+    return "inf" if value > 0 else "-inf" if value < 0 else "nan"
+  if metric == "exact_match":
+    return f"{value:.2f} %"
+  if metric == "loss":
+    return f"{value:.4f}"
+  if "perplexity" in metric:
+    return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.3e}"
+  return f"{value:.2f}"
+
+
+def duration(seconds: float) -> str:
+  """For example "4 min 05 s" or "1 h 03 min"."""
+  minutes, rest = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

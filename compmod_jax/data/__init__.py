@@ -1,0 +1,1 @@
+"""Where sentence pairs come from, and how they become padded batches of token ids."""

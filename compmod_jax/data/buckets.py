@@ -1,0 +1,121 @@
+"""How sentences are padded and batched, and the padded lengths that waste least."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compmod_jax.errors import check
+
+if TYPE_CHECKING:
+  from compmod_jax.data.examples import Examples
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+  """How many sentences make a batch, and the lengths they are padded to."""
+
+  tokens: int = 4096
+  """Padded positions of the longer side in a global batch; rows = tokens // padded length."""
+  buckets: tuple[int, ...] = ()
+  """Padded lengths, ascending, end-of-sentence included; longer pairs are dropped in training.
+  Empty: chosen from the training lengths so that least is padded."""
+  bucket_count: int = 6
+  """Automatic buckets: how many at most. Each is a shape to compile."""
+  ceiling: int = 128
+  """Automatic buckets: the longest sentence kept, in tokens, end-of-sentence included."""
+  bucket_multiple: int = 2
+  """Automatic buckets: padded lengths are multiples of this (8 suits GPUs, 128 TPUs)."""
+  prefetch: int = 16
+  """Batches that a thread prepares ahead."""
+
+  def __post_init__(self) -> None:
+    for field in ("tokens", "bucket_count", "bucket_multiple", "prefetch"):
+      value = getattr(self, field)
+      check(value >= 1, f"{field} is {value}; it must be at least 1.")
+    check(self.ceiling >= 2, f"ceiling is {self.ceiling}; one word and its end need at least 2.")
+    check(
+      all(a < b for a, b in zip((1, *self.buckets), self.buckets, strict=False)),
+      f"buckets is {self.buckets}; give ascending padded lengths, each at least 2.",
+    )
+    check(
+      self.tokens >= self.longest,
+      f"tokens is {self.tokens}, but a sentence may have {self.longest} tokens (the last of"
+      " buckets, or ceiling); a batch must hold at least one: raise tokens, or lower the other.",
+    )
+
+  @property
+  def longest(self) -> int:
+    """Tokens of the longest sentence kept, end included."""
+    return self.buckets[-1] if self.buckets else self.ceiling
+
+  def resolve(self, examples: "Examples") -> "BatchConfig":
+    """The configuration with its automatic buckets filled in from (training) examples.
+
+    Use it to give training and evaluation the same shapes. Fixed buckets stay as they are.
+    """
+    return dataclasses.replace(self, buckets=edges_for(examples.lengths, self))
+
+  def even_buckets(self) -> tuple[int, ...]:
+    """Buckets for when no lengths are known: about equal ratios from 8 to the ceiling."""
+    if self.buckets:
+      return self.buckets
+    edges = np.geomspace(min(8, self.ceiling), self.ceiling, self.bucket_count)[:-1]
+    rounded = np.ceil(edges / self.bucket_multiple - 1e-9).astype(int) * self.bucket_multiple
+    return (*sorted({int(edge) for edge in rounded if edge < self.ceiling}), self.ceiling)
+
+
+def auto_buckets(
+  lengths: np.ndarray, count: int, ceiling: int, *, multiple: int = 1
+) -> tuple[int, ...]:
+  r"""At most `count` padded lengths that minimise the padded positions of these lengths.
+
+  .. math:: \min_{e_1 < \dots < e_n} \sum_i \min \{ e_k : e_k \ge l_i \}
+
+  Solved exactly by dynamic programming over the histogram of lengths.
+
+  Args:
+    lengths: tokens of every example, int [n]; those over `ceiling` do not count.
+    count: most buckets, at least 1.
+    ceiling: no bucket is longer, in tokens.
+    multiple: buckets are multiples of this, except that `ceiling` may be one too.
+
+  Returns:
+    Ascending edges. The last is the least that holds the longest example; (ceiling,) if there are
+    no examples.
+
+  Raises:
+    UserError: `count`, `ceiling` or `multiple` is not positive.
+  """
+  for field, value in (("count", count), ("ceiling", ceiling), ("multiple", multiple)):
+    check(value >= 1, f"{field} is {value}; it must be at least 1.")
+  lengths = np.asarray(lengths, np.int64)
+  lengths = lengths[lengths <= ceiling]
+  if not len(lengths):
+    return (ceiling,)
+  top = -(-int(lengths.max()) // multiple) * multiple
+  edges = np.minimum(np.arange(multiple, top + 1, multiple), ceiling)
+  # below[j]: examples that fit into edges[j - 1]; below[0] = 0.
+  below = np.concatenate([[0], np.searchsorted(np.sort(lengths), edges, side="right")])
+  # cost[j]: least positions for the examples within edges[j - 1] with the buckets used so far.
+  cost = below * np.concatenate([[0], edges])
+  choices = []
+  for _ in range(min(count, len(edges)) - 1):
+    # through[i, j]: the last bucket is edges[j - 1] and holds what edges[i - 1] does not.
+    through = cost[:, None] + (below[None, :] - below[:, None]) * np.append(0, edges)[None, :]
+    through[np.tril_indices(len(cost), -1)] = np.iinfo(np.int64).max
+    choices.append(through.argmin(axis=0))
+    cost = through.min(axis=0)
+  chosen, j = [], len(edges)
+  for choice in [*reversed(choices), np.zeros(len(cost), np.int64)]:
+    if j > 0 and below[j] > below[choice[j]]:
+      chosen.append(int(edges[j - 1]))
+    j = int(choice[j])
+  return tuple(reversed(chosen))
+
+
+def edges_for(lengths: np.ndarray, config: BatchConfig) -> tuple[int, ...]:
+  """The configured buckets, or automatic ones for these lengths (tokens, int [n])."""
+  if config.buckets:
+    return config.buckets
+  return auto_buckets(lengths, config.bucket_count, config.ceiling, multiple=config.bucket_multiple)

@@ -1,0 +1,261 @@
+"""Sentence pairs to batches of few fixed shapes, in an order that can be resumed exactly.
+
+An epoch's batches are planned globally, from (seed, epoch) and the lengths alone; a process then
+reads its rows of every batch. So the number of processes changes nothing, and the position in the
+order is one number.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from compmod_jax.data.buckets import BatchConfig, auto_buckets, edges_for
+from compmod_jax.data.examples import Examples, Ragged, tokenise
+from compmod_jax.data.vocabulary import PAD
+from compmod_jax.errors import UserError, check
+
+__all__ = [
+  "Batch",
+  "BatchConfig",
+  "Examples",
+  "Plan",
+  "Ragged",
+  "auto_buckets",
+  "batch_plan",
+  "batches_per_epoch",
+  "eval_batches",
+  "padding_share",
+  "tokenise",
+  "train_batches",
+]
+
+Batch = dict[str, np.ndarray]
+Plan = list[tuple[int, np.ndarray]]
+
+_ENDLESS = 1 << 62
+
+
+def _rows(bucket: int, config: BatchConfig, multiple: int) -> int:
+  return max(multiple, config.tokens // bucket // multiple * multiple)
+
+
+def _members(lengths: np.ndarray, edges: tuple[int, ...]) -> list[tuple[int, np.ndarray]]:
+  """(bucket, numbers of its examples) for every bucket that has any."""
+  check(
+    lengths.max(initial=0) <= edges[-1],
+    f"An example has {lengths.max(initial=0)} tokens, but the last bucket is {edges[-1]}; the"
+    " examples were tokenised under another configuration: use that one's buckets and ceiling.",
+  )
+  place = np.searchsorted(edges, lengths)
+  members = ((edge, np.flatnonzero(place == i)) for i, edge in enumerate(edges))
+  return [(edge, numbers) for edge, numbers in members if len(numbers)]
+
+
+def batch_plan(
+  lengths: np.ndarray, config: BatchConfig, *, seed: int, epoch: int, multiple: int = 1
+) -> Plan:
+  """An epoch's batches, for all processes together.
+
+  Every example is in exactly one batch. Which examples share a batch and the order of batches are
+  random; their number and shapes are the same in every epoch.
+
+  Args:
+    lengths: tokens of every example's longest side, int [n].
+    config: token budget and buckets.
+    seed: of the run, >= 0.
+    epoch: from 0.
+    multiple: the rows of a batch are a multiple of this (devices times micro-batches).
+
+  Returns:
+    (padded length, example numbers) of every batch; fewer numbers than rows where a bucket ends.
+
+  Raises:
+    UserError: an example is longer than the last bucket.
+  """
+  random = np.random.default_rng([seed, epoch])
+  batches: Plan = []
+  for bucket, numbers in _members(np.asarray(lengths), edges_for(lengths, config)):
+    rows = _rows(bucket, config, multiple)
+    shuffled = random.permutation(numbers)
+    batches += [(bucket, shuffled[i : i + rows]) for i in range(0, len(shuffled), rows)]
+  return [batches[i] for i in random.permutation(len(batches))]
+
+
+def batches_per_epoch(examples: Examples, config: BatchConfig, multiple: int = 1) -> int:
+  """Number of batches in every epoch."""
+  members = _members(examples.lengths, edges_for(examples.lengths, config))
+  return sum(-(-len(numbers) // _rows(bucket, config, multiple)) for bucket, numbers in members)
+
+
+def padding_share(examples: Examples, config: BatchConfig, multiple: int = 1) -> float:
+  """Share of an epoch's positions, over all columns and filler rows, that hold no token: 0 to 1."""
+  members = _members(examples.lengths, edges_for(examples.lengths, config))
+  positions = 0
+  for bucket, numbers in members:
+    rows = _rows(bucket, config, multiple)
+    positions += -(-len(numbers) // rows) * rows * bucket * len(examples.columns)
+  return 1 - sum(examples.tokens.values()) / positions if positions else 0.0
+
+
+def _assemble(examples: Examples, bucket: int, numbers: np.ndarray, rows: int, first: int) -> Batch:
+  """Rows `first` to `first + rows` of a batch; those beyond its examples are filler."""
+  mine = numbers[first : first + rows]
+  index = np.full(rows, -1, np.int32)
+  index[: len(mine)] = examples.index[mine]
+  batch: Batch = {}
+  for name, column in examples.columns.items():
+    batch[name] = np.full((rows, bucket), PAD, np.int32)
+    if len(mine):
+      ids = [column[number] for number in mine.tolist()]
+      held = np.arange(bucket) < np.fromiter(map(len, ids), np.int64, len(ids))[:, None]
+      batch[name][: len(ids)][held] = np.concatenate(ids)
+  return {**batch, "index": index}
+
+
+def _slice_rows(rows: int, process: int, processes: int) -> tuple[int, int]:
+  """(rows of a process, its first row)."""
+  return rows // processes, process * (rows // processes)
+
+
+def _check_processes(multiple: int, process: int, processes: int) -> None:
+  check(
+    0 <= process < processes,
+    f"process is {process} of {processes} processes; they count from 0.",
+  )
+  check(
+    multiple >= 1 and multiple % processes == 0,
+    f"Batches have a multiple of {multiple} rows, which {processes} processes cannot share evenly;"
+    " make it a multiple of the number of processes.",
+  )
+
+
+class _Epochs:
+  """Batch i of an endless sequence of epochs, at random access: what grain iterates over."""
+
+  def __init__(
+    self,
+    examples: Examples,
+    config: BatchConfig,
+    *,
+    seed: int,
+    multiple: int,
+    process: int,
+    processes: int,
+  ):
+    self._examples, self._config, self._seed, self._multiple = examples, config, seed, multiple
+    self._process, self._processes = process, processes
+    self._per_epoch = batches_per_epoch(examples, config, multiple)
+    self._lock = threading.Lock()
+    self._plans: dict[int, Plan] = {}
+
+  def __len__(self) -> int:
+    return _ENDLESS
+
+  def __repr__(self) -> str:
+    return f"batches of {len(self._examples)} examples"
+
+  def __getitem__(self, number: int) -> Batch:
+    epoch, place = divmod(int(number), self._per_epoch)
+    bucket, numbers = self._plan(epoch)[place]
+    rows = _rows(bucket, self._config, self._multiple)
+    rows, first = _slice_rows(rows, self._process, self._processes)
+    return _assemble(self._examples, bucket, numbers, rows, first)
+
+  def _plan(self, epoch: int) -> Plan:
+    with self._lock:
+      if epoch not in self._plans:
+        # Reading goes forwards, so older plans are not needed again.
+        self._plans = {
+          epoch: batch_plan(
+            self._examples.lengths,
+            self._config,
+            seed=self._seed,
+            epoch=epoch,
+            multiple=self._multiple,
+          )
+        }
+      return self._plans[epoch]
+
+
+def train_batches(
+  examples: Examples,
+  config: BatchConfig,
+  *,
+  seed: int,
+  multiple: int = 1,
+  process: int = 0,
+  processes: int = 1,
+) -> Any:
+  """Endless shuffled batches; batch i belongs to epoch i // batches_per_epoch.
+
+  Args:
+    examples: the training examples, all of them in every process.
+    config: token budget and buckets.
+    seed: of the run, >= 0.
+    multiple: rows of a global batch are a multiple of this; itself a multiple of `processes`.
+    process: which process this is, from 0.
+    processes: how many read.
+
+  Returns:
+    A grain `DatasetIterator`. `next` gives {column: int32 [rows, bucket], "index": int32 [rows]} of
+    this process; PAD fills up rows, and rows without an example are all PAD with index -1.
+    `get_state` gives a JSON-able position, the same in every process, and `set_state` goes back to
+    it exactly. A thread prepares batches ahead; `close` ends it.
+
+  Raises:
+    UserError: no examples, or rows that processes cannot share.
+  """
+  import grain
+
+  _check_processes(multiple, process, processes)
+  check(seed >= 0, f"seed is {seed}; it must not be negative.")
+  if not len(examples):
+    raise UserError(
+      f"No training pair is left: {len(examples.dropped)} are over the ceiling of"
+      f" {config.longest} tokens and {len(examples.empty)} have an empty side. Raise the ceiling"
+      " (or the last bucket), or check the data with `python -m train.check_data`."
+    )
+  epochs = _Epochs(
+    examples,
+    config.resolve(examples),
+    seed=seed,
+    multiple=multiple,
+    process=process,
+    processes=processes,
+  )
+  options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=config.prefetch)
+  return iter(grain.MapDataset.source(epochs).to_iter_dataset(options))
+
+
+def eval_batches(
+  examples: Examples,
+  config: BatchConfig,
+  *,
+  multiple: int = 1,
+  process: int = 0,
+  processes: int = 1,
+) -> Iterator[Batch]:
+  """Batches with each example once, longest first, neighbours in length together.
+
+  Examples longer than the last bucket, which only evaluation has, get one further bucket of their
+  own. Arguments and batches are those of `train_batches`; the iterator ends.
+
+  Raises:
+    UserError: rows that processes cannot share.
+  """
+  _check_processes(multiple, process, processes)
+  if not len(examples):
+    return
+  edges = edges_for(examples.lengths, config)
+  top = int(examples.lengths.max())
+  if top > edges[-1]:
+    edges = (*edges, -(-top // 8) * 8)
+  for bucket, numbers in reversed(_members(examples.lengths, edges)):
+    # Stable, so that the order of equal lengths is that of the pairs.
+    ordered = numbers[np.argsort(-examples.lengths[numbers], kind="stable")]
+    rows = _rows(bucket, config, multiple)
+    for start in range(0, len(ordered), rows):
+      mine, first = _slice_rows(rows, process, processes)
+      yield _assemble(examples, bucket, ordered[start : start + rows], mine, first)

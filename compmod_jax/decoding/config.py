@@ -1,0 +1,135 @@
+"""How a model's outputs are decoded, as configuration."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Int
+
+from compmod_jax.decoding.beam import beam_search
+from compmod_jax.decoding.types import Cache, Decoded, Record, Step
+from compmod_jax.decoding.walk import greedy, sample
+from compmod_jax.errors import check, check_choice
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+  """Settings of decoding. A bad value is a `UserError` that names it."""
+
+  method: Literal["beam", "greedy", "sample"] = "beam"
+  """Beam search, the most probable token at every step, or draws from the distribution."""
+  beams: int = 5
+  """Living hypotheses of beam search; the other methods ignore it."""
+  length_penalty: float = 1.0
+  """Scores are log probability / length ** length_penalty; 0 or more."""
+  max_ratio: float = 1.5
+  """An output has at most max_ratio * source length + max_extra tokens."""
+  max_extra: int = 10
+  """See max_ratio."""
+  n_best: int = 1
+  """Hypotheses returned for each source: at most `beams`; one for greedy; the draws of sample."""
+  stop: Literal["filled", "bound"] = "filled"
+  """When beam search ends: once `beams` hypotheses are finished, or once none can improve."""
+  temperature: float = 1.0
+  """Of sample: above 0; below 1 sharpens the distribution."""
+  top_k: int = 0
+  """Of sample: only the k most probable tokens; 0 keeps all."""
+  top_p: float = 1.0
+  """Of sample: only the most probable tokens that reach this probability together; 1 keeps all."""
+
+  def __post_init__(self):
+    check_choice("method", self.method, ("beam", "greedy", "sample"))
+    check_choice("stop", self.stop, ("filled", "bound"))
+    for field in ("beams", "n_best"):
+      value = getattr(self, field)
+      check(value >= 1, f"{field} is {value}; it must be at least 1.")
+    for field in ("length_penalty", "max_ratio", "max_extra", "top_k"):
+      value = getattr(self, field)
+      check(value >= 0, f"{field} is {value}; it must be 0 or more.")
+    check(
+      self.max_ratio > 0 or self.max_extra > 0,
+      "max_ratio and max_extra are both 0; then no output could have a single token. "
+      "Set one of them above 0.",
+    )
+    check(
+      self.temperature > 0,
+      f"temperature is {self.temperature}; it must be above 0. For the most probable tokens "
+      "choose the method 'greedy'.",
+    )
+    check(0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]; 1 keeps all tokens.")
+    most = {"beam": self.beams, "greedy": 1, "sample": self.n_best}[self.method]
+    check(
+      self.n_best <= most,
+      f"n_best is {self.n_best}, but the method {self.method!r} finds {most} (beams is "
+      f"{self.beams}). Lower n_best, or raise beams with the method 'beam'.",
+    )
+
+  @property
+  def width(self) -> int:
+    """Beams that the cache must have: hypotheses carried at once for each example."""
+    return {"beam": self.beams, "greedy": 1, "sample": self.n_best}[self.method]
+
+  def limits(self, source_lengths: ArrayLike, max_length: int) -> Int[Array, " batch"]:
+    """Tokens each output may have: floor(max_ratio * length) + max_extra, at most `max_length`.
+
+    Args:
+      source_lengths: [batch], in tokens; 0 marks a filler row, whose limit is 0.
+      max_length: the ceiling.
+
+    Returns:
+      int32 [batch], at least 1 but for filler rows.
+    """
+    lengths = jnp.asarray(source_lengths)
+    limits = jnp.floor(lengths * self.max_ratio).astype(jnp.int32) + self.max_extra
+    return jnp.where(lengths > 0, jnp.clip(limits, 1, max_length), 0)
+
+
+def decode(
+  step: Step,
+  cache: Cache,
+  config: DecodeConfig,
+  *,
+  batch: int,
+  max_length: int,
+  limit: ArrayLike,
+  bos: int,
+  eos: int,
+  pad: int = 0,
+  forbidden: tuple[int, ...] = (),
+  rng: Array | None = None,
+  record: Record | None = None,
+) -> Decoded:
+  """Decodes by `config.method`; the cache has `config.width` beams.
+
+  Arguments, result and errors as in `beam_search`; `limit` usually comes from `config.limits`.
+  `rng` is needed for the method 'sample' and ignored by the others.
+  """
+  shared: dict[str, Any] = {
+    "batch": batch,
+    "max_length": max_length,
+    "limit": limit,
+    "bos": bos,
+    "eos": eos,
+    "pad": pad,
+    "length_penalty": config.length_penalty,
+    "forbidden": forbidden,
+    "record": record,
+  }
+  if config.method == "greedy":
+    return greedy(step, cache, **shared)
+  if config.method == "beam":
+    return beam_search(
+      step, cache, beams=config.beams, n_best=config.n_best, stop=config.stop, **shared
+    )
+  check(rng is not None, "rng is None; the method 'sample' needs a random key: pass rng.")
+  return sample(
+    step,
+    cache,
+    rng=rng,  # type: ignore[arg-type]
+    n_best=config.n_best,
+    temperature=config.temperature,
+    top_k=config.top_k,
+    top_p=config.top_p,
+    **shared,
+  )

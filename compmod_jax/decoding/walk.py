@@ -1,0 +1,232 @@
+"""Decoding without search: every hypothesis takes one token at a time, greedily or by chance."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from compmod_jax.decoding.top import forbidden_mask, top_candidates
+from compmod_jax.decoding.types import (
+  Cache,
+  Decoded,
+  Record,
+  Step,
+  check_cache,
+  check_search,
+  rows_of_record,
+  start_records,
+  take_beams,
+)
+from compmod_jax.errors import check
+
+_Choose = Callable[[Array, Array], Array]  # (logits, position) -> tokens [batch, beams]
+
+
+class _State(NamedTuple):
+  position: Int[Array, ""]
+  done: Bool[Array, "batch beams"]
+  last: Int[Array, "batch beams"]
+  tokens: Int[Array, "batch beams time"]
+  log_probs: Float[Array, "batch beams"]
+  lengths: Int[Array, "batch beams"]
+  records: Any
+  cache: Cache
+
+
+def greedy(
+  step: Step,
+  cache: Cache,
+  *,
+  batch: int,
+  max_length: int,
+  limit: ArrayLike,
+  bos: int,
+  eos: int,
+  pad: int = 0,
+  length_penalty: float = 1.0,
+  forbidden: tuple[int, ...] = (),
+  record: Record | None = None,
+) -> Decoded:
+  """Takes the most probable token at every step; at an example's limit, the end token.
+
+  Ties go to the lower token. Arguments and errors as in `beam_search`, the cache for one beam.
+
+  Returns:
+    `Decoded` with one hypothesis an example; `length_penalty` matters to its score alone.
+  """
+  return _walk(
+    step,
+    cache,
+    lambda logits, position: top_candidates(logits, jnp.zeros((batch, 1)), 1, forbidden)[2],
+    batch=batch,
+    beams=1,
+    max_length=max_length,
+    limit=limit,
+    bos=bos,
+    eos=eos,
+    pad=pad,
+    length_penalty=length_penalty,
+    forbidden=forbidden,
+    record=record,
+  )
+
+
+def sample(
+  step: Step,
+  cache: Cache,
+  *,
+  rng: Array,
+  batch: int,
+  max_length: int,
+  limit: ArrayLike,
+  bos: int,
+  eos: int,
+  pad: int = 0,
+  temperature: float = 1.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  length_penalty: float = 1.0,
+  n_best: int = 1,
+  forbidden: tuple[int, ...] = (),
+  record: Record | None = None,
+) -> Decoded:
+  r"""Draws `n_best` independent hypotheses of every example, token by token.
+
+  .. math:: y_t \sim \mathrm{softmax}(z / \tau) \text{ restricted and renormalised}
+
+  First the forbidden tokens go, then all but the `top_k` most probable, then all but the smallest
+  set of the most probable whose (renormalised) probability reaches `top_p`; one always stays.
+  At an example's limit the end token is taken.
+
+  Args:
+    rng: key; the same key, cache and shapes give the same hypotheses.
+    temperature: tau, dimensionless, above 0.
+    top_k: 0 keeps all.
+    top_p: in (0, 1]; 1 keeps all.
+    n_best: draws an example; the cache has that many beams.
+    (the others): as in `beam_search`.
+
+  Returns:
+    `Decoded` in descending order of score, which is the model's own (temperature 1, nothing left
+    out). Draws may be equal.
+
+  Raises:
+    UserError: a setting out of range, or a cache leaf of the wrong shape.
+
+  Source: top-k Fan et al. 2018; top-p (nucleus) Holtzman et al. 2020.
+  """
+  check(temperature > 0, f"temperature is {temperature}; it must be above 0, or use greedy search.")
+  check(top_k >= 0, f"top_k is {top_k}; it must be 0 (keep all tokens) or more.")
+  check(0 < top_p <= 1, f"top_p is {top_p}; it must lie in (0, 1], where 1 keeps all tokens.")
+  check(n_best >= 1, f"n_best is {n_best}; it must be at least 1.")
+
+  def choose(logits, position):
+    key = jax.random.fold_in(rng, position)
+    return _draw(key, logits / temperature, top_k, top_p, forbidden)
+
+  found = _walk(
+    step,
+    cache,
+    choose,
+    batch=batch,
+    beams=n_best,
+    max_length=max_length,
+    limit=limit,
+    bos=bos,
+    eos=eos,
+    pad=pad,
+    length_penalty=length_penalty,
+    forbidden=forbidden,
+    record=record,
+  )
+  order = jnp.argsort(-found.scores, axis=1, stable=True)
+  return jax.tree.map(lambda leaf: take_beams(leaf, order), found)
+
+
+def _draw(
+  key: Array, logits: Array, top_k: int, top_p: float, forbidden: tuple[int, ...]
+) -> Int[Array, "batch beams"]:
+  vocab = logits.shape[-1]
+  if forbidden:
+    logits = jnp.where(forbidden_mask(vocab, forbidden)[None, None], -jnp.inf, logits)
+  kept = min(top_k, vocab) if top_k else vocab
+  if kept == vocab and top_p == 1:
+    return jax.random.categorical(key, logits).astype(jnp.int32)
+  logits, types = lax.top_k(logits, kept)
+  if top_p < 1:
+    probabilities = jax.nn.softmax(logits)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    inside = (before < top_p).at[..., 0].set(True)
+    logits = jnp.where(inside, logits, -jnp.inf)
+  place = jax.random.categorical(key, logits)
+  return jnp.take_along_axis(types, place[..., None], axis=-1)[..., 0]
+
+
+def _walk(
+  step: Step,
+  cache: Cache,
+  choose: _Choose,
+  *,
+  batch: int,
+  beams: int,
+  max_length: int,
+  limit: ArrayLike,
+  bos: int,
+  eos: int,
+  pad: int,
+  length_penalty: float,
+  forbidden: tuple[int, ...],
+  record: Record | None,
+) -> Decoded:
+  check_search(
+    batch=batch, max_length=max_length, eos=eos, forbidden=forbidden, length_penalty=length_penalty
+  )
+  check_cache(cache, batch, beams)
+  limit = jnp.minimum(jnp.asarray(limit, jnp.int32), max_length)
+  zeros = jnp.zeros((batch, beams), jnp.int32)
+  state = _State(
+    position=jnp.zeros((), jnp.int32),
+    done=jnp.broadcast_to((limit <= 0)[:, None], (batch, beams)),
+    last=jnp.full((batch, beams), bos, jnp.int32),
+    tokens=jnp.full((batch, beams, max_length), pad, jnp.int32),
+    log_probs=zeros.astype(jnp.float32),
+    lengths=zeros,
+    records=start_records(cache, record, batch, beams),
+    cache=cache,
+  )
+
+  def advance(state: _State) -> _State:
+    logits, cache = step(state.cache, state.last)
+    logits = logits.astype(jnp.float32)
+    last_place = (state.position + 1 >= limit)[:, None]
+    tokens = jnp.where(last_place, eos, choose(logits, state.position))
+    log_probs = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    log_probs = log_probs - jax.nn.logsumexp(logits, axis=-1)
+    ends = (tokens == eos) & ~state.done
+
+    def keep(old, new):
+      return jnp.where(ends.reshape(ends.shape + (1,) * (new.ndim - 2)), new, old)
+
+    return _State(
+      position=state.position + 1,
+      done=state.done | ends,
+      last=tokens,
+      tokens=state.tokens.at[:, :, state.position].set(jnp.where(state.done, pad, tokens)),
+      log_probs=state.log_probs + jnp.where(state.done, 0.0, log_probs),
+      lengths=state.lengths + ~state.done,
+      records=jax.tree.map(keep, state.records, rows_of_record(cache, record, batch, beams)),
+      cache=cache,
+    )
+
+  state = lax.while_loop(lambda s: ~s.done.all(), advance, state)
+  lengths = jnp.maximum(state.lengths, 1).astype(jnp.float32)
+  return Decoded(
+    state.tokens,
+    state.log_probs / lengths**length_penalty,
+    state.lengths,
+    None if record is None else state.records,
+  )

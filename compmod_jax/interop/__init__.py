@@ -1,0 +1,1 @@
+"""Trained models in and out: folders that need nothing but safetensors to be read."""

@@ -1,0 +1,252 @@
+"""A trained model as a folder: parameters, tokenizers and configuration, readable without orbax.
+
+    params.safetensors    one tensor a parameter, named by its path joined with "/"
+    model.json            schema version, meta, and the sha256 of every other file
+    ...                   whatever else the model needs, such as "tokenizer.source.model"
+
+Nothing in a folder is executed or unpickled. A folder is replaced as a whole: the new one is
+written beside the old one, and only two renames separate them. Should the process be killed between
+the two, the old folder lies under its other name, where `load_model_folder` finds it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from compmod_jax.errors import UserError
+
+SCHEMA_VERSION = 1
+PARAMS = "params.safetensors"
+MODEL = "model.json"
+
+# Spelled out because safetensors.numpy reads no bfloat16.
+_DTYPES = {
+  "F64": np.float64,
+  "F32": np.float32,
+  "F16": np.float16,
+  "BF16": ml_dtypes.bfloat16,
+  "I64": np.int64,
+  "I32": np.int32,
+  "I16": np.int16,
+  "I8": np.int8,
+  "U64": np.uint64,
+  "U32": np.uint32,
+  "U16": np.uint16,
+  "U8": np.uint8,
+  "BOOL": np.bool_,
+}
+
+
+def save_model_folder(
+  folder: Path, *, params: Mapping[str, Any], files: Mapping[str, bytes], meta: Mapping[str, Any]
+) -> None:
+  """Writes a model folder, replacing an older one of that name as a whole.
+
+  Killed at any moment, it leaves either the old folder or the new one for `load_model_folder`.
+
+  Args:
+    folder: where the model goes; parents are created.
+    params: nested dictionaries of arrays of any shape; empty dictionaries are not kept.
+    files: further files, by plain file name.
+    meta: anything that JSON can hold, such as the model's configuration.
+
+  Raises:
+    UserError: the disk is full or the place cannot be written; an older folder is untouched.
+    ValueError: a parameter name holds "/", or a file name is reserved or no plain name.
+  """
+  folder = Path(folder)
+  for name in files:
+    if name in ("", PARAMS, MODEL) or name != Path(name).name or name.startswith("."):
+      raise ValueError(f"{name!r} cannot be the name of a file in a model folder")
+  contents = {PARAMS: safetensors.numpy.save(_flatten(params)), **files}
+  record = {
+    "schema": SCHEMA_VERSION,
+    "meta": meta,
+    "meta_sha256": _meta_hash(meta),
+    "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
+  }
+  contents[MODEL] = (json.dumps(record, indent=2) + "\n").encode()
+  try:
+    _replace(folder, contents)
+  except OSError as error:
+    shutil.rmtree(_new(folder), ignore_errors=True)
+    needed = sum(map(len, contents.values())) / 1e6
+    raise UserError(
+      f"model folder {folder}: cannot be written ({error.strerror or error}). It needs "
+      f"{needed:.1f} MB beside any older one: free some space, or choose a place that can be "
+      "written, and run the same command again. An older model there is untouched."
+    ) from error
+
+
+def load_model_folder(folder: Path) -> tuple[dict[str, Any], dict[str, bytes], dict[str, Any]]:
+  """Reads and verifies what `save_model_folder` wrote.
+
+  Returns:
+    (params, files, meta): params as nested dictionaries of numpy arrays in their stored dtypes.
+
+  Raises:
+    UserError: the folder or one of its files is missing or damaged, or a newer version of this
+      program wrote it; the message names the file.
+  """
+  folder = Path(folder)
+  while True:
+    before = _identity(folder)
+    try:
+      return _load(folder if folder.exists() else _previous(folder), folder)
+    except UserError:
+      # A training run may have put a better model in place while this one was being read.
+      if _identity(folder) == before:
+        raise
+
+
+def _load(place: Path, folder: Path) -> tuple[dict[str, Any], dict[str, bytes], dict[str, Any]]:
+  if not place.is_dir():
+    raise UserError(
+      f"model folder {folder}: there is none. Train a model into this place first, or name "
+      f"the folder that holds {MODEL}."
+    )
+  record = _read_record(place / MODEL)
+  contents = {}
+  for name, digest in record["sha256"].items():
+    contents[name] = _read(place / name)
+    if hashlib.sha256(contents[name]).hexdigest() != digest:
+      raise _damaged(place / name, "its contents do not match the checksum taken when written")
+  try:
+    tensors = safetensors.deserialize(contents.pop(PARAMS))
+    params = _unflatten({name: _array(tensor) for name, tensor in tensors})
+  except (KeyError, safetensors.SafetensorError) as error:
+    raise _damaged(place / PARAMS, f"its tensors cannot be read: {error}") from error
+  return params, contents, record["meta"]
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+  try:
+    record = json.loads(_read(path))
+    schema, meta, digests = int(record["schema"]), record["meta"], dict(record["sha256"])
+  except (ValueError, KeyError, TypeError) as error:
+    raise _damaged(path, f"it is no model description ({error})") from error
+  if schema > SCHEMA_VERSION:
+    raise UserError(
+      f"{path}: has schema version {schema}, and this program reads versions up to "
+      f"{SCHEMA_VERSION}. Install the version of compmod_jax that wrote it, or a newer one."
+    )
+  if record.get("meta_sha256") != _meta_hash(meta) or PARAMS not in digests:
+    raise _damaged(path, "its contents do not match the checksum taken when written")
+  for name in digests:
+    if name != Path(name).name:  # a path here could read files outside of the folder
+      raise _damaged(path, f"it names {name!r}, which is no file of the folder")
+  return record
+
+
+def _read(path: Path) -> bytes:
+  try:
+    return path.read_bytes()
+  except FileNotFoundError as error:
+    raise _damaged(path, "it is missing") from error
+  except OSError as error:
+    raise _damaged(path, f"it cannot be read ({error.strerror})") from error
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+  return UserError(
+    f"{path}: {reason}, so the model cannot be used. Copy the folder again from where it came, "
+    "or train again: the same command writes a new one."
+  )
+
+
+def _replace(folder: Path, contents: Mapping[str, bytes]) -> None:
+  new, previous = _new(folder), _previous(folder)
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  if previous.exists():  # a process was killed between the renames below, or just after them
+    if folder.exists():
+      shutil.rmtree(previous)
+    else:
+      previous.rename(folder)
+  if new.exists():
+    shutil.rmtree(new)
+  new.mkdir()
+  for name, data in contents.items():
+    with open(new / name, "xb") as file:
+      file.write(data)
+      file.flush()
+      os.fsync(file.fileno())
+  _sync_directory(new)
+  if folder.exists():
+    folder.rename(previous)
+  try:
+    new.rename(folder)
+  except OSError:
+    if previous.exists():
+      previous.rename(folder)
+    raise
+  _sync_directory(folder.parent)
+  shutil.rmtree(previous, ignore_errors=True)
+
+
+def _new(folder: Path) -> Path:
+  return folder.parent / f".{folder.name}.new"
+
+
+def _previous(folder: Path) -> Path:
+  return folder.parent / f".{folder.name}.previous"
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+  """What tells one folder from another that took its name; None where there is none."""
+  try:
+    status = folder.stat()
+  except FileNotFoundError:
+    return None
+  return status.st_ino, status.st_ctime_ns
+
+
+def _sync_directory(path: Path) -> None:
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
+def _meta_hash(meta: Any) -> str:
+  # Through JSON and back, so that tuples, which JSON turns into lists, hash alike on both sides.
+  return hashlib.sha256(json.dumps(json.loads(json.dumps(meta))).encode()).hexdigest()
+
+
+def _flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+  flat = {}
+  for key, value in params.items():
+    if "/" in key:
+      raise ValueError(f"parameter name {key!r} holds '/', which separates the parts of a path")
+    if isinstance(value, Mapping):
+      flat |= _flatten(value, f"{prefix}{key}/")
+    else:
+      # safetensors takes a dense row-major buffer as it lies in memory; `order="C"` keeps ndim 0.
+      flat[prefix + key] = np.array(value, order="C", copy=None)
+  return flat
+
+
+def _unflatten(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+  params: dict[str, Any] = {}
+  for path, value in flat.items():
+    *parents, name = path.split("/")
+    node = params
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[name] = value
+  return params
+
+
+def _array(tensor: Mapping[str, Any]) -> np.ndarray:
+  # A bytearray makes the array writable, as callers expect of one that they own.
+  data = bytearray(tensor["data"])
+  return np.frombuffer(data, dtype=_DTYPES[tensor["dtype"]]).reshape(tensor["shape"])

@@ -1,0 +1,1 @@
+"""Attention, feed-forward and embedding layers that models are built from."""

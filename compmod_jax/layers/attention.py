@@ -1,0 +1,259 @@
+"""Multi-head attention whose heads may compete for every query position."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from compmod_jax.mechanisms.competition import CompetitionConfig, Router, scale_heads
+from compmod_jax.sharding import logical
+from compmod_jax.sites import OFF, Taps
+
+Cache = dict[str, Any]
+
+# Projections into heads start as in fairseq: Xavier-uniform with gain 1 / sqrt(2).
+_INTO_HEADS = nn.initializers.variance_scaling(
+  0.5, "fan_avg", "uniform", in_axis=0, out_axis=(2, 3), batch_axis=(1,)
+)
+_OUT_OF_HEADS = nn.initializers.variance_scaling(
+  1.0, "fan_avg", "uniform", in_axis=(0, 1), out_axis=2
+)
+
+
+def attend(
+  query: Float[Array, "batch time heads head_dim"],
+  key: Float[Array, "batch keys heads head_dim"],
+  value: Float[Array, "batch keys heads head_dim"],
+  mask: Bool[Array, "#batch #heads #time #keys"] | None,
+  *,
+  causal: bool = False,
+  dropout: Callable[[jax.Array], jax.Array] | None = None,
+  taps: Taps = OFF,
+) -> Float[Array, "batch time heads head_dim"]:
+  r"""Attention, :math:`\mathrm{softmax}(Q K^T / \sqrt{D_h}) V`, each head by itself.
+
+  The site `attention` [batch, heads, time, keys] holds the probabilities; when it is asked for, or
+  when probabilities are dropped, they are formed explicitly, else the fused operation runs.
+
+  Args:
+    query: one row a query position.
+    key: one row a key position.
+    value: one row a key position.
+    mask: true where a query may look.
+    causal: also hide later positions.
+    dropout: applied to the probabilities.
+    taps: sites to read or change.
+  """
+  if dropout is None and not taps.wants("attention"):
+    return jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
+  scores = jnp.einsum("bthd,bshd->bhts", query, key, preferred_element_type=jnp.float32)
+  scores = scores / jnp.sqrt(jnp.float32(query.shape[-1]))
+  if causal:
+    visible = jnp.tril(jnp.ones((1, 1, query.shape[1], key.shape[1]), bool))
+    mask = visible if mask is None else mask & visible
+  if mask is not None:
+    scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+  probabilities = taps("attention", jax.nn.softmax(scores, axis=-1)).astype(value.dtype)
+  if dropout is not None:
+    probabilities = dropout(probabilities)
+  return jnp.einsum("bhts,bshd->bthd", probabilities, value)
+
+
+class IntoHeads(nn.Module):
+  """One matrix product that makes several projections, each split into heads.
+
+  Attributes:
+    projections: how many (3 for query, key and value).
+    heads: number of heads.
+    head_dim: width of a head.
+    dtype: compute type.
+  """
+
+  projections: int
+  heads: int
+  head_dim: int
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, inputs: Float[Array, "batch time embed"]
+  ) -> tuple[Float[Array, "batch time heads head_dim"], ...]:
+    """The projections, in order."""
+    shape = (self.projections, self.heads, self.head_dim)
+    names = ("projections", "heads", "head_dim")
+    kernel = self.param("kernel", logical(_INTO_HEADS, "embed", *names), (inputs.shape[-1], *shape))
+    bias = self.param("bias", logical(nn.initializers.zeros, *names), shape)
+    outputs = jnp.einsum("btd,dphk->btphk", inputs.astype(self.dtype), kernel.astype(self.dtype))
+    outputs = outputs + jnp.expand_dims(bias.astype(self.dtype), (0, 1))
+    return tuple(outputs[:, :, i] for i in range(self.projections))
+
+
+class OutOfHeads(nn.Module):
+  """The output projection: concatenates heads and multiplies by W_O.
+
+  Attributes:
+    dim: model width.
+    dtype: compute type.
+  """
+
+  dim: int
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, heads: Float[Array, "batch time heads head_dim"]
+  ) -> Float[Array, "batch time embed"]:
+    """What the attention module adds to the residual stream."""
+    shape = (*heads.shape[2:], self.dim)
+    kernel = self.param("kernel", logical(_OUT_OF_HEADS, "heads", "head_dim", "embed"), shape)
+    bias = self.param("bias", logical(nn.initializers.zeros, "norm"), (self.dim,))
+    outputs = jnp.einsum("bthk,hkd->btd", heads, kernel.astype(self.dtype))
+    return outputs + jnp.expand_dims(bias.astype(self.dtype), (0, 1))
+
+
+class Attention(nn.Module):
+  """Multi-head attention; with `competition`, its heads compete for every query position.
+
+  Sites: `attention` [batch, heads, time, keys]; `heads` and `heads_scaled`
+  [batch, time, heads, head_dim] before and after the competition (equal without one); with a
+  competition also `router/scores` and `router/weights` [batch, time, heads].
+
+  Attributes:
+    dim: model width, a multiple of `heads`.
+    heads: number of heads.
+    competition: how heads compete; `None` for plain attention.
+    cross: queries come from one sequence, keys and values from another.
+    dropout: rate on attention probabilities.
+    dtype: compute type.
+  """
+
+  dim: int
+  heads: int
+  competition: CompetitionConfig | None = None
+  cross: bool = False
+  dropout: float = 0.0
+  dtype: DTypeLike = jnp.float32
+
+  def setup(self):
+    """Makes the projections and the router."""
+    head_dim = self.dim // self.heads
+    if self.cross:
+      self.query = IntoHeads(1, self.heads, head_dim, dtype=self.dtype)
+      self.key_value = IntoHeads(2, self.heads, head_dim, dtype=self.dtype)
+    else:
+      self.query_key_value = IntoHeads(3, self.heads, head_dim, dtype=self.dtype)
+    self.drop = nn.Dropout(self.dropout)
+    if self.competition is not None:
+      self.router = Router(self.heads, self.competition, dtype=self.dtype)
+    self.output = OutOfHeads(self.dim, dtype=self.dtype)
+
+  def __call__(
+    self,
+    inputs: Float[Array, "batch time embed"],
+    memory: Float[Array, "batch keys embed"] | None = None,
+    *,
+    mask: Bool[Array, "#batch #heads #time #keys"] | None = None,
+    causal: bool = False,
+    deterministic: bool = True,
+    taps: Taps = OFF,
+  ) -> Float[Array, "batch time embed"]:
+    """Attends from `inputs` to `memory` (cross) or to themselves.
+
+    Args:
+      inputs: queries' activations; also keys' and values' in self-attention.
+      memory: keys' and values' activations in cross attention.
+      mask: true where a query may look.
+      causal: hide later positions.
+      deterministic: no dropout.
+      taps: sites to read or change.
+    """
+    if self.cross:
+      (query,), (key, value) = self.query(inputs), self.key_value(memory)
+    else:
+      query, key, value = self.query_key_value(inputs)
+    drop = None
+    if self.dropout > 0 and not deterministic:
+      drop = functools.partial(self.drop, deterministic=False)
+    heads = attend(query, key, value, mask, causal=causal, dropout=drop, taps=taps)
+    own = None if self.cross else value
+    return self._compete(inputs, heads, own, deterministic=deterministic, taps=taps)
+
+  def memory_cache(self, memory: Float[Array, "batch keys embed"]) -> Cache:
+    """Keys and values of a memory, computed once for all steps: leaves [batch, 1, keys, ...]."""
+    key, value = self.key_value(memory)
+    return {"key": key[:, None], "value": value[:, None]}
+
+  def empty_cache(self, batch: int, beams: int, length: int) -> Cache:
+    """Room for `length` steps: leaves [batch, beams, length, heads, head_dim]."""
+    shape = (batch, beams, length, self.heads, self.dim // self.heads)
+    return {"key": jnp.zeros(shape, self.dtype), "value": jnp.zeros(shape, self.dtype)}
+
+  def step_memory(
+    self,
+    inputs: Float[Array, "batch beams embed"],
+    cache: Cache,
+    *,
+    mask: Bool[Array, "batch 1 1 keys"],
+    taps: Taps = OFF,
+  ) -> Float[Array, "batch beams embed"]:
+    """One decoding step of cross attention: the beams of an example are its query positions."""
+    (query,) = self.query(inputs)
+    heads = attend(query, cache["key"][:, 0], cache["value"][:, 0], mask, taps=taps)
+    return self._compete(inputs, heads, None, deterministic=True, taps=taps)
+
+  def step_self(
+    self,
+    inputs: Float[Array, "batch beams embed"],
+    cache: Cache,
+    position: Array,
+    *,
+    taps: Taps = OFF,
+  ) -> tuple[Float[Array, "batch beams embed"], Cache]:
+    """One decoding step of self-attention: adds the newest position to the cache and reads it.
+
+    Args:
+      inputs: activations of the newest position of every beam.
+      cache: keys and values of the positions so far.
+      position: index of the newest position, a scalar.
+      taps: sites to read or change.
+    """
+    query, key, value = self.query_key_value(inputs)
+    start = (0, 0, position, 0, 0)
+    cache = {
+      "key": jax.lax.dynamic_update_slice(cache["key"], key[:, :, None], start),
+      "value": jax.lax.dynamic_update_slice(cache["value"], value[:, :, None], start),
+    }
+    batch, beams, length, heads_n, head_dim = cache["key"].shape
+    flat = (batch * beams, length, heads_n, head_dim)
+    past = jnp.arange(length) <= position
+    heads = attend(
+      query.reshape(batch * beams, 1, heads_n, head_dim),
+      cache["key"].reshape(flat),
+      cache["value"].reshape(flat),
+      past[None, None, None, :],
+      taps=taps,
+    )
+    heads = heads.reshape(batch, beams, heads_n, head_dim)
+    return self._compete(inputs, heads, value, deterministic=True, taps=taps), cache
+
+  def _compete(
+    self,
+    inputs: jax.Array,
+    heads: jax.Array,
+    value: jax.Array | None,
+    *,
+    deterministic: bool,
+    taps: Taps,
+  ) -> jax.Array:
+    """Scales the heads' outputs by the competition's weights and projects them."""
+    heads = taps("heads", heads)
+    if self.competition is not None:
+      selection = self.router(inputs, deterministic=deterministic, taps=taps.scope("router"))
+      fill = value if self.competition.inactive == "value" else None
+      heads = scale_heads(heads, selection, rescale=self.competition.rescale, values=fill)
+    return self.output(taps("heads_scaled", heads))

@@ -1,0 +1,89 @@
+"""Token embeddings and positions."""
+
+import math
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from compmod_jax.sharding import logical
+
+Positions = Literal["sinusoidal", "learned"]
+
+
+def sinusoids(length: int, dim: int) -> Float[np.ndarray, "length dim"]:
+  r"""Fixed positions: sines in the first half of the width, cosines in the second.
+
+  .. math:: p_{t,i} = \sin(t\, 10000^{-i/(D/2-1)}), \quad p_{t,i+D/2} = \cos(\cdot)
+
+  Args:
+    length: number of positions, from 0.
+    dim: width, even.
+
+  Source: Vaswani et al. 2017, section 3.5, in the order that fairseq uses.
+  """
+  half = dim // 2
+  rates = np.exp(np.arange(half) * -(math.log(10000.0) / max(half - 1, 1)))
+  angles = np.arange(length)[:, None] * rates[None, :]
+  return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
+class Embedding(nn.Module):
+  """A table of token vectors, normal with standard deviation 1/sqrt(dim), scaled by sqrt(dim).
+
+  Attributes:
+    vocab: number of tokens.
+    dim: width.
+    dtype: compute type.
+  """
+
+  vocab: int
+  dim: int
+  dtype: DTypeLike = jnp.float32
+
+  def setup(self):
+    """Makes the table."""
+    init = nn.initializers.normal(stddev=self.dim**-0.5)
+    self.table = self.param("table", logical(init, "vocab", "embed"), (self.vocab, self.dim))
+
+  def __call__(self, tokens: Int[Array, "batch time"]) -> Float[Array, "batch time embed"]:
+    """Vectors of tokens, times sqrt(dim)."""
+    return self.table.astype(self.dtype)[tokens] * math.sqrt(self.dim)
+
+  def logits(self, hidden: Float[Array, "batch time embed"]) -> Float[Array, "batch time vocab"]:
+    """Inner products with every token's vector (a tied output layer), float32."""
+    table = self.table.astype(self.dtype)
+    return jnp.einsum("btd,vd->btv", hidden, table, preferred_element_type=jnp.float32)
+
+
+class PositionTable(nn.Module):
+  """Positions added to embeddings: sinusoids, or a learned table.
+
+  Attributes:
+    kind: which.
+    length: most positions.
+    dim: width.
+    dtype: compute type.
+  """
+
+  kind: Positions
+  length: int
+  dim: int
+  dtype: DTypeLike = jnp.float32
+
+  def setup(self):
+    """Makes the table."""
+    if self.kind == "learned":
+      init = nn.initializers.normal(stddev=0.02)
+      shape = (self.length, self.dim)
+      self.table = self.param("table", logical(init, "position", "embed"), shape)
+
+  def __call__(self, start: Array | int, length: int) -> Float[Array, "1 length embed"]:
+    """Vectors of `length` positions from `start`."""
+    table = self.table if self.kind == "learned" else jnp.asarray(sinusoids(self.length, self.dim))
+    rows = jax.lax.dynamic_slice_in_dim(table, start, length)
+    return rows[None].astype(self.dtype)

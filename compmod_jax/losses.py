@@ -1,0 +1,101 @@
+"""Loss terms: additive sums and counts, so that devices and micro-batches add up exactly."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+def ratio(total: Any, count: Any) -> jax.Array:
+  """Sum over count; 0 where nothing was counted."""
+  return total / jnp.maximum(count, 1)
+
+
+class Term(flax.struct.PyTreeNode):
+  """One term of the objective, `weight * finish(sum, count)`.
+
+  `sum` and `count` are added over devices and micro-batches first, so that k micro-batches give
+  exactly the gradient of one big batch. A term that is not a mean over tokens (a load balance, an
+  anchor) puts its additive statistics into `sum` and what it does with them into `finish`.
+
+  Attributes:
+    sum: additive statistics, any pytree.
+    count: what they are counted over; no gradient passes through it.
+    weight: factor in the objective.
+    finish: from the two totals to a scalar.
+  """
+
+  sum: Any
+  count: Any
+  weight: float = flax.struct.field(pytree_node=False, default=1.0)
+  finish: Callable[[Any, Any], jax.Array] = flax.struct.field(pytree_node=False, default=ratio)
+
+  def value(self) -> jax.Array:
+    """The term without its weight."""
+    return self.finish(self.sum, jax.lax.stop_gradient(self.count))
+
+
+def objective(terms: Mapping[str, Term]) -> jax.Array:
+  """The scalar that training lowers: the weighted sum of all terms."""
+  return sum((term.weight * term.value() for term in terms.values()), start=jnp.float32(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy:
+  """Token losses of a batch, each summed over the counted tokens.
+
+  Attributes:
+    smoothed: label-smoothed cross-entropy in nats, what training lowers.
+    nll: negative log-likelihood in nats, what perplexity is made of.
+    correct: tokens whose most probable prediction is right.
+    count: counted tokens.
+  """
+
+  smoothed: jax.Array
+  nll: jax.Array
+  correct: jax.Array
+  count: jax.Array
+
+
+def cross_entropy(
+  logits: Float[Array, "batch time vocab"],
+  labels: Int[Array, "batch time"],
+  mask: Bool[Array, "batch time"],
+  *,
+  label_smoothing: float = 0.0,
+) -> CrossEntropy:
+  r"""Label-smoothed cross-entropy, summed.
+
+  .. math:: -(1-\epsilon) \ln p_y - \frac{\epsilon}{V} \sum_v \ln p_v
+
+  Args:
+    logits: unnormalised log-probabilities.
+    labels: the right tokens.
+    mask: tokens that count.
+    label_smoothing: epsilon.
+
+  Source: Szegedy et al. 2016, section 7.
+  """
+  logits = logits.astype(jnp.float32)
+  normaliser = jax.nn.logsumexp(logits, axis=-1)
+  gold = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+  nll = normaliser - gold
+  smoothed = nll
+  if label_smoothing > 0:
+    uniform = normaliser - jnp.mean(logits, axis=-1)
+    smoothed = (1 - label_smoothing) * nll + label_smoothing * uniform
+  correct = jnp.argmax(logits, axis=-1) == labels
+
+  def total(values: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(mask, values, 0))
+
+  return CrossEntropy(
+    smoothed=total(smoothed),
+    nll=total(nll),
+    correct=total(correct.astype(jnp.float32)),
+    count=jnp.sum(mask).astype(jnp.float32),
+  )

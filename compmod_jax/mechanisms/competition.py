@@ -1,0 +1,275 @@
+r"""Competition: the heads of an attention module compete for every position.
+
+.. math::
+   k_j = \mathrm{InfA}(h_j), \quad s_{ij} = a_i \cdot k_j / \sqrt{D_a}, \quad
+   C_{ij} = \mathrm{softmax}_i(s_{ij} / \tau), \quad o_{ij} = C_{ij}\, \tilde o_{ij}
+
+where :math:`a_i` is the learned signature of head :math:`i` and :math:`\tilde o_{ij}` what the head
+would have put out at query position :math:`j`.
+
+Source: Kolios 2023, section 5.3.2, equation 5.3.
+"""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from compmod_jax import errors
+from compmod_jax.sharding import logical
+from compmod_jax.sites import OFF, Taps
+
+Rule = Literal["soft", "top_k", "threshold"]
+
+# Finite, so that a row with nothing left stays free of NaN; far below any score of a float32 model.
+MASKED = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class CompetitionConfig:
+  """How heads compete (Kolios 2023, sections 5.3.2 and 5.4)."""
+
+  key_dim: int = 24
+  """Width D_a of keys and signatures."""
+  hidden_dim: int = 128
+  """Width D_InfA of the inference network's hidden layer."""
+  rule: Rule = "soft"
+  """Which heads stay: all, the `keep` best, or those whose weight reaches `threshold`."""
+  keep: int | None = None
+  """Heads that stay under `top_k`; one less than the number of heads if not given."""
+  threshold: float = 0.0
+  """Smallest softmax weight that stays under `threshold`; the best head always does."""
+  inactive: Literal["null", "value"] = "null"
+  """What a head that lost puts out: zeros, or its own value vector of the same position."""
+  temperature: float = 1.0
+  """The softmax sees scores divided by this."""
+  scale: bool = True
+  """Divide scores by sqrt(key_dim)."""
+  rescale: bool = False
+  """Multiply weights by the number of heads, so that uniform weights change nothing."""
+  dropout: float = 0.0
+  """Dropout inside the inference network."""
+
+  def __post_init__(self):
+    for field in ("key_dim", "hidden_dim"):
+      value = getattr(self, field)
+      errors.check(value >= 1, f"competition.{field} is {value}; it must be at least 1.")
+    errors.check_choice("competition.rule", self.rule, ("soft", "top_k", "threshold"))
+    errors.check_choice("competition.inactive", self.inactive, ("null", "value"))
+    errors.check(
+      0 <= self.threshold < 1,
+      f"competition.threshold is {self.threshold}; it must be at least 0 and below 1.",
+    )
+    errors.check(
+      self.temperature > 0,
+      f"competition.temperature is {self.temperature}; it must be positive.",
+    )
+    errors.check(
+      0 <= self.dropout < 1,
+      f"competition.dropout is {self.dropout}; it must be at least 0 and below 1.",
+    )
+    errors.check(
+      self.keep is None or self.rule == "top_k",
+      f"competition.keep is {self.keep} but competition.rule is {self.rule!r}; `keep` belongs to"
+      " the rule 'top_k'. Set the rule or leave `keep` out.",
+    )
+    errors.check(
+      self.threshold == 0 or self.rule == "threshold",
+      f"competition.threshold is {self.threshold} but competition.rule is {self.rule!r};"
+      " `threshold` belongs to the rule 'threshold'. Set the rule or leave `threshold` out.",
+    )
+
+  def kept(self, units: int) -> int:
+    """Units that stay at each position under `top_k`, all of them under the other rules.
+
+    Raises:
+      UserError: `keep` is out of range for this many units.
+    """
+    if self.rule != "top_k":
+      return units
+    keep = max(1, units - 1) if self.keep is None else self.keep
+    errors.check(
+      1 <= keep <= units,
+      f"competition.keep is {keep}; with {units} heads it must lie between 1 and {units}.",
+    )
+    return keep
+
+
+class Selection(NamedTuple):
+  """Outcome of a competition.
+
+  Attributes:
+    weights: float32, sum to 1 over the active units, 0 elsewhere.
+    active: which units stayed.
+  """
+
+  weights: Float[Array, "*rows units"]
+  active: Bool[Array, "*rows units"]
+
+
+def score(
+  keys: Float[Array, "*rows key_dim"],
+  signatures: Float[Array, "units key_dim"],
+  *,
+  scale: bool = True,
+) -> Float[Array, "*rows units"]:
+  r"""Compatibility of every unit with every position, in float32.
+
+  .. math:: s_{ij} = a_i \cdot k_j / \sqrt{D_a}
+
+  Args:
+    keys: what the inference network says of each position.
+    signatures: one learned vector a unit.
+    scale: divide by the square root of the key width.
+  """
+  scores = jnp.einsum(
+    "...a,ha->...h", keys, signatures.astype(keys.dtype), preferred_element_type=jnp.float32
+  )
+  return scores / jnp.sqrt(jnp.float32(keys.shape[-1])) if scale else scores
+
+
+def rank(scores: Float[Array, "*rows units"]) -> Float[Array, "*rows units"]:
+  """Number of units that beat each unit; ties go to the lower index, so ranks are distinct.
+
+  Counting needs no sort and is exact on every device.
+  """
+  units = scores.shape[-1]
+  mine, other = scores[..., :, None], scores[..., None, :]
+  earlier = jnp.arange(units)[None, :] < jnp.arange(units)[:, None]
+  earlier = jnp.broadcast_to(earlier, (*scores.shape, units))
+  return jnp.sum((other > mine) | ((other == mine) & earlier), axis=-1).astype(jnp.float32)
+
+
+def _softmax(scores: jax.Array, active: jax.Array) -> jax.Array:
+  """Softmax over the active units; a row without any gives zeros, and zero gradients."""
+  scores = jnp.where(active, scores, MASKED)
+  exponent = scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+  numerator = jnp.where(active, jnp.exp(exponent), 0.0)
+  total = jnp.sum(numerator, axis=-1, keepdims=True)
+  return numerator / jnp.where(total > 0, total, 1.0)
+
+
+def select(
+  scores: Float[Array, "*rows units"],
+  *,
+  rule: Rule = "soft",
+  keep: int | None = None,
+  threshold: float = 0.0,
+  temperature: float = 1.0,
+  mask: Bool[Array, "#*rows units"] | None = None,
+) -> Selection:
+  r"""Weights of the units of every position.
+
+  .. math:: C_{ij} = \mathrm{softmax}_{i \in S_j}(s_{ij} / \tau)
+
+  with S_j all units (`soft`), the `keep` best ones, ties to the lower index (`top_k`), or those
+  whose softmax weight is at least `threshold`, the best one always among them (`threshold`).
+  Gradients reach the surviving scores only.
+
+  Args:
+    scores: compatibilities, dimensionless.
+    rule: which units stay.
+    keep: units that stay under `top_k`; all but one if not given.
+    threshold: smallest weight that stays under `threshold`.
+    temperature: divides the scores.
+    mask: units that may take part; a row without any gives zeros.
+
+  Source: Kolios 2023, equation 5.3, Table 5.3 and section 5.4.
+  """
+  scores = scores.astype(jnp.float32) / temperature
+  allowed = jnp.ones(scores.shape, bool)
+  if mask is not None:
+    allowed = jnp.broadcast_to(mask, scores.shape)
+  active = allowed
+  if rule != "soft":
+    order = rank(jnp.where(allowed, scores, MASKED))
+    if rule == "top_k":
+      keep = max(1, scores.shape[-1] - 1) if keep is None else keep
+      active = allowed & (order < keep)
+    else:
+      active = allowed & ((_softmax(scores, allowed) >= threshold) | (order < 1))
+  return Selection(_softmax(scores, active), active)
+
+
+def scale_heads(
+  heads: Float[Array, "batch time heads head_dim"],
+  selection: Selection,
+  *,
+  rescale: bool = False,
+  values: Float[Array, "batch time heads head_dim"] | None = None,
+) -> Float[Array, "batch time heads head_dim"]:
+  r"""Head outputs times their weights, :math:`o_{ij} = C_{ij} \tilde o_{ij}`.
+
+  Args:
+    heads: what every head would put out at every position.
+    selection: outcome of the competition.
+    rescale: multiply the weights by the number of heads.
+    values: what inactive heads put out instead of zeros, unweighted.
+  """
+  factor = selection.weights * heads.shape[-2] if rescale else selection.weights
+  scaled = factor[..., None].astype(heads.dtype) * heads
+  if values is None:
+    return scaled
+  return jnp.where(selection.active[..., None], scaled, values.astype(heads.dtype))
+
+
+class Router(nn.Module):
+  """Scores units from a position's activation: holds InfA (or InfF) and the signatures.
+
+  Attributes:
+    units: heads or experts that compete.
+    config: how they compete.
+    dtype: compute type; scores are float32 whatever it is.
+  """
+
+  units: int
+  config: CompetitionConfig
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    inputs: Float[Array, "batch time embed"],
+    *,
+    deterministic: bool = True,
+    taps: Taps = OFF,
+  ) -> Selection:
+    """The weights of every unit at every position, [batch, time, units]."""
+    config = self.config
+    gain_two = nn.initializers.variance_scaling(2.0, "fan_avg", "uniform")
+    hidden = nn.Dense(
+      config.hidden_dim,
+      dtype=self.dtype,
+      kernel_init=logical(gain_two, "embed", "router"),
+      name="hidden",
+    )(inputs)
+    hidden = nn.Dropout(config.dropout, deterministic=deterministic)(nn.relu(hidden))
+    keys = nn.Dense(
+      config.key_dim,
+      dtype=self.dtype,
+      kernel_init=logical(gain_two, "router", "key"),
+      name="key",
+    )(hidden)
+    signatures = self.param(
+      "signatures",
+      logical(nn.initializers.xavier_normal(), "units", "key"),
+      (self.units, config.key_dim),
+    )
+    scores = taps("scores", score(keys, signatures, scale=config.scale))
+    selection = select(
+      scores,
+      rule=config.rule,
+      keep=config.kept(self.units),
+      threshold=config.threshold,
+      temperature=config.temperature,
+    )
+    return selection._replace(weights=taps("weights", selection.weights))
+
+
+def routing_parameter(path: str) -> bool:
+  """Whether a parameter (path joined by "/") belongs to a router: inference network, signatures."""
+  return "/router/" in f"/{path}/"

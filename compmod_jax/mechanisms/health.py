@@ -1,0 +1,59 @@
+"""Health of routers: who wins, how evenly, at which positions; sums that add over batches."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+Sums = dict[str, tuple[jax.Array, jax.Array]]
+
+
+def router_statistics(
+  name: str, weights: Float[Array, "batch time units"], rows: Bool[Array, "batch time"]
+) -> Sums:
+  """Health of one router over real tokens, as sums and counts; no gradient passes.
+
+  Args:
+    name: what the router is called.
+    weights: of every unit at every position.
+    rows: true for real tokens.
+
+  Returns:
+    `router/<name>/weight`: mean weight of every unit; `.../wins`: share of tokens in which each
+    unit's weight is the largest; `.../entropy`: of a token's weights, in nats.
+  """
+  weights = jax.lax.stop_gradient(weights)
+  count = jnp.sum(rows).astype(jnp.float32)
+  winner = jax.nn.one_hot(jnp.argmax(weights, axis=-1), weights.shape[-1])
+  entropy = jnp.sum(jax.scipy.special.entr(weights), axis=-1, keepdims=True)
+
+  def total(values: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(rows[..., None], values, 0), axis=(0, 1))
+
+  return {
+    f"router/{name}/weight": (total(weights), count),
+    f"router/{name}/wins": (total(winner), count),
+    f"router/{name}/entropy": (total(entropy)[0], count),
+  }
+
+
+def weights_by_position(
+  weights: Float[Array, "batch time units"], rows: Bool[Array, "batch time"], positions: int
+) -> Sums:
+  """Sums and counts of weights over all real tokens, and over those of each of the first positions.
+
+  Args:
+    weights: of every unit at every position.
+    rows: true for real tokens.
+    positions: how many positions to tell apart.
+
+  Returns:
+    `mean`: ([units], []), and `by_position`: ([positions, units], [positions]).
+  """
+  weights = jnp.where(rows[..., None], weights, 0)
+  room = ((0, max(0, positions - rows.shape[1])), (0, 0))
+  by_position = jnp.pad(jnp.sum(weights, axis=0), room)[:positions]
+  counts = jnp.pad(jnp.sum(rows, axis=0), room[0])[:positions]
+  return {
+    "mean": (jnp.sum(weights, axis=(0, 1)), jnp.sum(rows)),
+    "by_position": (by_position, counts),
+  }

@@ -1,0 +1,1 @@
+"""Models: a configuration and a Linen module a file."""

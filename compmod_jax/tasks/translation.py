@@ -1,0 +1,339 @@
+"""Translation: sentence pairs in, an encoder-decoder Transformer, BLEU or exact match out."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compmod_jax import errors, metrics
+from compmod_jax.data import pipeline
+from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.examples import Examples, tokenise
+from compmod_jax.data.grammar import GrammarData
+from compmod_jax.data.pairs import Pairs
+from compmod_jax.data.scan import ScanData
+from compmod_jax.data.text import TextData
+from compmod_jax.data.tfds import TfdsData
+from compmod_jax.data.tokenizer import BOS, PAD, Tokenizer, TokenizerConfig, pair_tokenizers
+from compmod_jax.decoding import DecodeConfig
+from compmod_jax.losses import Term, cross_entropy
+from compmod_jax.mechanisms.health import router_statistics, weights_by_position
+from compmod_jax.models.transformer import Transformer, TransformerConfig
+from compmod_jax.sites import OFF, Taps
+from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
+from compmod_jax.tasks.translator import Translator
+
+SOURCE_FILE, TARGET_FILE = "source.tokenizer", "target.tokenizer"
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationConfig:
+  """A translation task: data, tokenizers, batches, loss and decoding."""
+
+  data: GrammarData | ScanData | TextData | TfdsData = GrammarData()
+  """Where sentence pairs come from."""
+  tokenizer: TokenizerConfig = TokenizerConfig()
+  """The joint tokenizer, or the source side's where `target_tokenizer` is given."""
+  target_tokenizer: TokenizerConfig | None = None
+  """The target side's tokenizer; none for a joint one."""
+  batch: BatchConfig = BatchConfig()
+  """Token budget and padded lengths."""
+  label_smoothing: float = 0.1
+  """Share of probability spread evenly over the vocabulary."""
+  decode: DecodeConfig = DecodeConfig()
+  """How outputs are searched for."""
+
+  def __post_init__(self):
+    errors.check(
+      0 <= self.label_smoothing < 1,
+      f"task.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 1.",
+    )
+
+  def build(
+    self,
+    model: TransformerConfig,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    cache: Path | None = None,
+  ) -> "Translation":
+    """The task with its tokenizers: those in `files`, else trained on the training split.
+
+    Args:
+      model: the model's configuration.
+      files: what `Translation.files` returned.
+      cache: folder in which trained tokenizers are kept.
+
+    Raises:
+      UserError: data are missing, or `files` lacks a tokenizer.
+    """
+    splits = Splits(self.data)
+    if files is None:
+      train = splits["train"]
+      source, target = pair_tokenizers(
+        train.source, train.target, self.tokenizer, self.target_tokenizer, cache
+      )
+    else:
+      for name in (SOURCE_FILE, TARGET_FILE):
+        errors.check(name in files, f"{name} is missing among the saved files; restore the folder.")
+      source, target = (Tokenizer.from_bytes(files[name]) for name in (SOURCE_FILE, TARGET_FILE))
+    return Translation(self, model, splits, source, target)
+
+
+class Splits:
+  """The splits of a data configuration, each loaded once."""
+
+  def __init__(self, config: GrammarData | ScanData | TextData | TfdsData):
+    self.config = config
+    self._loaded: dict[str, Pairs] = {}
+
+  def __getitem__(self, split: str) -> Pairs:
+    if split not in self._loaded:
+      errors.check_choice("split", split, self.config.splits())
+      self._loaded[split] = self.config.load(split)
+    return self._loaded[split]
+
+
+class Translation:
+  """A translation task; see `TranslationConfig` and the contract in `tasks.base`.
+
+  Attributes:
+    config: the task's configuration.
+    model: the Transformer.
+    splits: the data.
+    source_tokenizer: from text to source tokens.
+    target_tokenizer: from target tokens to text.
+  """
+
+  def __init__(
+    self,
+    config: TranslationConfig,
+    model: TransformerConfig,
+    splits: Splits,
+    source: Tokenizer,
+    target: Tokenizer,
+  ):
+    self.config, self.splits = config, splits
+    self.source_tokenizer, self.target_tokenizer = source, target
+    self.model = Transformer(model, source.vocab_size, target.vocab_size, PAD)
+    errors.check(
+      config.batch.longest <= model.max_length,
+      f"task.batch lets sentences have {config.batch.longest} tokens but model.max_length is"
+      f" {model.max_length}; every token needs a position. Raise model.max_length.",
+    )
+    self._token_losses = jax.jit(self._eval_sums)
+
+  @property
+  def metric(self) -> str:
+    """`bleu` or `exact_match`, as the data say."""
+    return self.config.data.metric
+
+  def files(self) -> dict[str, bytes]:
+    """The tokenizers, serialised."""
+    return {
+      SOURCE_FILE: self.source_tokenizer.to_bytes(),
+      TARGET_FILE: self.target_tokenizer.to_bytes(),
+    }
+
+  def final_splits(self) -> tuple[str, ...]:
+    """Names of the splits that are scored at the end: all but the training split."""
+    return tuple(split for split in self.config.data.splits() if split != "train")
+
+  @functools.cached_property
+  def batch(self) -> BatchConfig:
+    """The batch configuration with its buckets chosen from the training split."""
+    if self.config.batch.buckets:
+      return self.config.batch
+    return self.config.batch.resolve(self.train_examples)
+
+  def resolved_config(self) -> TranslationConfig:
+    """The configuration with the buckets that were chosen, so that no training data are needed."""
+    return dataclasses.replace(self.config, batch=self.batch)
+
+  @functools.cached_property
+  def train_examples(self) -> Examples:
+    """The tokenised training split, without pairs that are too long."""
+    return self.examples("train")
+
+  def examples(self, split: str) -> Examples:
+    """A tokenised split, without pairs that are too long."""
+    pairs = self.splits[split]
+    return tokenise(pairs, self.source_tokenizer, self.target_tokenizer, self.config.batch)
+
+  # Training.
+
+  def init(self, rng: jax.Array) -> Any:
+    """Fresh parameters, boxed with the logical names of their dimensions."""
+    tokens = jnp.ones((1, 2), jnp.int32)
+    return self.model.init(rng, tokens, tokens)["params"]
+
+  def init_carry(self) -> tuple[()]:
+    """Nothing: a Transformer has no recurrent state."""
+    return ()
+
+  def forward(
+    self, params: Any, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+  ) -> jax.Array:
+    """Logits of every target token, [batch, time, vocab]; with dropout if a key is given."""
+    return self.model.apply(
+      {"params": params},
+      batch["source"],
+      shift_right(batch["target"]),
+      deterministic=rng is None,
+      taps=taps,
+      rngs=None if rng is None else {"dropout": rng},
+    )
+
+  def loss(
+    self, params: Any, carry: Any, batch: Batch, context: Context
+  ) -> tuple[dict[str, Term], Any, Metrics]:
+    """Label-smoothed cross-entropy per target token, end of sentence included."""
+    sites = self.model.routing_sites()
+    taps = Taps(capture=frozenset(sites)) if sites else OFF
+    rng = context.rng if context.train else None
+    logits = self.forward(params, batch, taps=taps, rng=rng)
+    target, smoothing = batch["target"], self.config.label_smoothing
+    losses = cross_entropy(logits, target, target != PAD, label_smoothing=smoothing)
+    found: Metrics = {
+      "nll": (losses.nll, losses.count),
+      "accuracy": (losses.correct, losses.count),
+    }
+    for site in sites:
+      name = site.removesuffix("/router/weights")
+      found |= router_statistics(name, taps.captured[site], routed_rows(site, batch))
+    return {"cross_entropy": Term(losses.smoothed, losses.count)}, carry, found
+
+  def train_batches(
+    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
+  ) -> tuple[Any, int]:
+    """An endless iterator over training batches, and how many make an epoch."""
+    errors.check_choice("phase.part", part, ("all",))
+    examples = self.train_examples
+    iterator = pipeline.train_batches(
+      examples, self.batch, seed=seed, multiple=multiple, process=process, processes=processes
+    )
+    return iterator, pipeline.batches_per_epoch(examples, self.batch, multiple)
+
+  def data_notes(self) -> list[str]:
+    """What of the training split was left out, for the log."""
+    return self.train_examples.notes(self.splits["train"])
+
+  # Evaluation and use.
+
+  def evaluate(
+    self,
+    params: Any,
+    split: str,
+    *,
+    sharing: Sharing = Sharing(),
+    decode: bool | int = True,
+    config: DecodeConfig | None = None,
+    status: Status = silent,
+  ) -> Evaluation:
+    """Loss and perplexity of a split, and BLEU and chrF or exact match of its translations.
+
+    Perplexity is e to the mean negative log-likelihood in nats, per target token (end of sentence
+    included), and per word (whitespace words and one end for each sentence). Pairs over the length
+    ceiling are left out of the loss, as in training, and counted; every source is translated.
+
+    Args:
+      params: the model's parameters.
+      split: name of the split.
+      sharing: how batches are laid over devices.
+      decode: translate all sentences, the first n, or none.
+      config: how to search; the task's own way if not given.
+      status: shows progress.
+    """
+    pairs, examples = self.splits[split], self.examples(split)
+    sums = np.zeros(3)
+    batches = list(pipeline.eval_batches(examples, self.batch, multiple=sharing.multiple))
+    for i, batch in enumerate(batches):
+      sums += np.asarray(jax.device_get(self._token_losses(params, sharing.place(batch))))
+      status(f"loss on {split}", i + 1, len(batches))
+    nll, correct, tokens = (float(x) for x in sums)
+    scored = [pairs.target[int(i)] for i in examples.index]
+    words = metrics.count_words(scored) + len(scored)
+    perplexity = metrics.perplexity(nll, int(tokens), words)
+    values: dict[str, Any] = {
+      "sentences": len(pairs),
+      "dropped": len(examples.dropped),
+      "loss": nll / tokens,
+      "perplexity": perplexity.per_token,
+      "word_perplexity": perplexity.per_word,
+      "accuracy": correct / tokens,
+    }
+    count = len(pairs) if decode is True else min(int(decode), len(pairs))
+    sources, references = list(pairs.source[:count]), list(pairs.target[:count])
+    if not count:
+      return Evaluation(values, [], [], [])
+    hypotheses = self.translator(
+      params, sources, config or self.config.decode, sharing=sharing, status=status, name=split
+    )
+    outputs = [best[0].text for best in hypotheses]
+    return Evaluation(values | score_outputs(outputs, references), outputs, references, sources)
+
+  def _eval_sums(self, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+    target = batch["target"]
+    losses = cross_entropy(self.forward(params, batch), target, target != PAD)
+    return losses.nll, losses.correct, losses.count
+
+  @functools.cached_property
+  def translator(self) -> Translator:
+    """Translates sentences; see `Translator`."""
+    return Translator(self.model, self.source_tokenizer, self.target_tokenizer, self.batch)
+
+  def sites_report(
+    self, params: Any, split: str, *, sharing: Sharing = Sharing(), positions: int = 12
+  ) -> dict[str, dict[str, list]]:
+    """Mean weight of every head of every routed module over a split, overall and by position."""
+    if not self.model.routing_sites():
+      return {}
+    part = jax.jit(functools.partial(self._routing_sums, positions=positions))
+    batches = pipeline.eval_batches(self.examples(split), self.batch, multiple=sharing.multiple)
+    parts = [jax.device_get(part(params, sharing.place(batch))) for batch in batches]
+    total = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *parts)
+    return {
+      site: {
+        name: (sums / np.maximum(counts, 1)[..., None]).tolist()
+        for name, (sums, counts) in by_name.items()
+      }
+      for site, by_name in total.items()
+    }
+
+  def _routing_sums(self, params: Any, batch: Batch, *, positions: int) -> dict[str, Any]:
+    taps = Taps(capture=frozenset(self.model.routing_sites()))
+    self.forward(params, batch, taps=taps)
+    return {
+      site: weights_by_position(weights, routed_rows(site, batch), positions)
+      for site, weights in taps.captured.items()
+    }
+
+
+def score_outputs(outputs: list[str], references: list[str]) -> dict[str, Any]:
+  """BLEU with a 95 % bootstrap interval and its signature, chrF and exact match, 0 to 100."""
+  statistics = metrics.sentence_statistics("bleu", outputs, references)
+  interval = metrics.bootstrap_interval(statistics)
+  chrf = metrics.chrf(outputs, references)
+  return {
+    "bleu": interval.value,
+    "bleu_low": interval.low,
+    "bleu_high": interval.high,
+    "chrf": chrf.value,
+    "exact_match": metrics.exact_match(outputs, references).value,
+    "signature": statistics.signature,
+    "chrf_signature": chrf.signature,
+  }
+
+
+def shift_right(target: jax.Array) -> jax.Array:
+  """Decoder input: the start token, then every target token but the last."""
+  return jnp.pad(target, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]
+
+
+def routed_rows(site: str, batch: Batch) -> jax.Array:
+  """Positions that a router's site really routes: source or target tokens, without padding."""
+  return batch["source" if site.startswith("encoder/") else "target"] != PAD

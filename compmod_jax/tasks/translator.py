@@ -1,0 +1,146 @@
+"""From sentences to translations: batching, jitted search, detokenisation."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.examples import Examples
+from compmod_jax.data.pipeline import eval_batches
+from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from compmod_jax.decoding import DecodeConfig, decode
+from compmod_jax.models.transformer import Transformer
+from compmod_jax.tasks.base import Batch, Sharing, Status, silent
+
+
+class Hypothesis(NamedTuple):
+  """One output of decoding.
+
+  Attributes:
+    text: detokenised.
+    score: log-probability in nats over length ** length_penalty.
+    tokens: token numbers without padding, end of sentence included.
+    routing: site -> weights [tokens, heads] of every routed decoder module, if asked for.
+  """
+
+  text: str
+  score: float
+  tokens: np.ndarray
+  routing: dict[str, np.ndarray]
+
+
+class Translator:
+  """Translates sentences with a model; keeps one compiled search for each padded length.
+
+  Attributes:
+    model: the Transformer.
+    source: from text to source tokens.
+    target: from target tokens to text.
+    batch: padded lengths, and padded source positions of a batch.
+  """
+
+  def __init__(self, model: Transformer, source: Tokenizer, target: Tokenizer, batch: BatchConfig):
+    self.model, self.source, self.target, self.batch = model, source, target, batch
+    self._searches: dict[Any, Callable[..., Any]] = {}
+
+  def __call__(
+    self,
+    params: Any,
+    sentences: Sequence[str],
+    config: DecodeConfig,
+    *,
+    sharing: Sharing = Sharing(),
+    routing: bool = False,
+    rng: jax.Array | None = None,
+    status: Status = silent,
+    name: str = "sentences",
+  ) -> list[list[Hypothesis]]:
+    """The n best translations of every sentence, in the sentences' order.
+
+    Sources over the length ceiling are cut there. An empty sentence has one empty hypothesis.
+
+    Args:
+      params: the model's parameters.
+      sentences: raw source text.
+      config: how to search.
+      sharing: how batches are laid over devices.
+      routing: also return the router weights of every step.
+      rng: key for sampling.
+      status: shows progress.
+      name: what the progress display calls the sentences.
+    """
+    rng = jax.random.key(0) if rng is None else rng
+    nothing = Hypothesis("", 0.0, np.zeros(0, np.int32), {})
+    results: list[list[Hypothesis]] = [[nothing] for _ in sentences]
+    done = 0
+    for number, batch in enumerate(self._batches(sentences, sharing.multiple)):
+      search = self._search_for(config, batch["source"].shape[1], routing)
+      key = jax.random.fold_in(rng, number)
+      found = jax.device_get(search(params, sharing.place(batch), key))
+      for row in np.flatnonzero(batch["index"] >= 0):
+        results[batch["index"][row]] = self._hypotheses(found, row)
+        done += 1
+      status(f"translating {name}", done, len(sentences))
+    return results
+
+  def _batches(self, sentences: Sequence[str], multiple: int) -> Iterator[dict[str, np.ndarray]]:
+    """Batches of source sentences; empty ones are left out."""
+    encoded = self.source.encode_batch(list(sentences))
+    kept = [i for i, ids in enumerate(encoded) if ids]
+    limit = self.batch.longest - 1
+    columns = {"source": [np.asarray([*encoded[i][:limit], EOS], np.int32) for i in kept]}
+    examples = Examples(columns=columns, index=np.asarray(kept, np.int32))
+    return eval_batches(examples, self.batch, multiple=multiple)
+
+  def _search_for(self, config: DecodeConfig, bucket: int, routing: bool) -> Callable[..., Any]:
+    """The compiled search for one padded source length."""
+    key = (config, bucket, routing)
+    if key not in self._searches:
+      longest = min(int(config.max_ratio * bucket) + config.max_extra, self.model.config.max_length)
+      search = functools.partial(self._search, config=config, longest=longest, routing=routing)
+      self._searches[key] = jax.jit(search)
+    return self._searches[key]
+
+  def _search(
+    self,
+    params: Any,
+    batch: Batch,
+    rng: jax.Array,
+    *,
+    config: DecodeConfig,
+    longest: int,
+    routing: bool,
+  ) -> Any:
+    source, variables = batch["source"], {"params": params}
+    cache = self.model.apply(
+      variables, source, beams=config.width, length=longest, routing=routing, method="prefill"
+    )
+    return decode(
+      lambda cache, tokens: self.model.apply(variables, cache, tokens, method="step"),
+      cache,
+      config,
+      batch=source.shape[0],
+      max_length=longest,
+      limit=config.limits(jnp.sum(source != PAD, axis=1), longest),
+      bos=BOS,
+      eos=EOS,
+      pad=PAD,
+      forbidden=(PAD, BOS, UNK),
+      rng=rng,
+      record=(lambda cache: cache["routing"]) if routing else None,
+    )
+
+  def _hypotheses(self, found: Any, row: int) -> list[Hypothesis]:
+    """The hypotheses of one row of a decoded batch."""
+    result = []
+    for n, length in enumerate(found.lengths[row]):
+      tokens = found.tokens[row, n, :length]
+      records = found.records or {}
+      routing = {site: kept[row, n, :length] for site, kept in records.items()}
+      text = self.target.decode(tokens.tolist())
+      result.append(Hypothesis(text, float(found.scores[row, n]), tokens, routing))
+    return result

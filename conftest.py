@@ -1,0 +1,1 @@
+"""Puts the repository's root on the path, so that tests can import `train` and `configs`."""

@@ -1,0 +1,18 @@
+"""Eight virtual CPU devices, strict ranks, checked array shapes; set before JAX is imported."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+from jaxtyping import install_import_hook
+
+# Shape annotations of the library are checked while its tests run, and only then.
+install_import_hook(["compmod_jax.mechanisms", "compmod_jax.layers", "compmod_jax.losses",
+                     "compmod_jax.models"], "beartype.beartype")
+
+import jax
+
+jax.config.update("jax_numpy_rank_promotion", "raise")

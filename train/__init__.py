@@ -1,0 +1,1 @@
+"""Programs that train, evaluate and use the models of compmod_jax."""

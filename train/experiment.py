@@ -1,0 +1,153 @@
+"""An experiment: everything that decides a training run, as one frozen dataclass."""
+
+import argparse
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import tyro
+
+from compmod_jax import errors
+from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.sharding import MeshConfig
+from compmod_jax.tasks.translation import TranslationConfig
+from train.optimizer import OptimizerConfig
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """A stretch of training: on which data, which parameters, how long."""
+
+  name: str = "train"
+  """What logs call it."""
+  part: str = "all"
+  """Part of the training data."""
+  trainable: Literal["all", "routing", "rest"] = "all"
+  """Parameters that move: all, the routers' alone, or all but the routers'."""
+  epochs: float = 0
+  """Length in epochs; 0 if it is given in steps."""
+  steps: int = 0
+  """Length in steps; 0 if it is given in epochs."""
+
+  def __post_init__(self):
+    errors.check(
+      (self.epochs > 0) != (self.steps > 0),
+      f"phases.{self.name} has epochs = {self.epochs} and steps = {self.steps}; give exactly one of"
+      " them a positive value.",
+    )
+    errors.check_choice("phases.trainable", self.trainable, ("all", "routing", "rest"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """Task, model, optimizer and schedule of a run."""
+
+  name: str
+  """Short name, used in reports."""
+  task: TranslationConfig
+  """Data, tokenizers, batches, loss and decoding."""
+  model: TransformerConfig
+  """The model."""
+  optimizer: OptimizerConfig = OptimizerConfig()
+  """How parameters move."""
+  phases: tuple[Phase, ...] = (Phase(epochs=15),)
+  """Stretches of training, one after the other; the learning-rate schedule spans them all."""
+  mesh: MeshConfig = MeshConfig()
+  """How devices share the work."""
+  seed: int = 0
+  """Seed of parameters, data order and dropout."""
+  micro_batches: int = 1
+  """Parts of a batch whose gradients are added up, to save memory."""
+  ema: float = 0.0
+  """Decay of the moving average of the parameters that is evaluated and kept; 0 for none."""
+  log_every: int = 20
+  """Steps between lines of the log."""
+  evaluate_every: int = 0
+  """Steps between evaluations on the validation split; 0 for once an epoch."""
+  evaluate_sentences: int = 500
+  """Validation sentences that are translated at each evaluation."""
+  checkpoint_every: int = 0
+  """Steps between checkpoints besides those at evaluations; 0 for none."""
+  keep_last: int = 2
+  """Checkpoints that are kept for resuming."""
+  keep_models: int = 1
+  """Evaluated models that are kept besides the best, newest first, for averaging."""
+  patience: int = 0
+  """Stop after this many evaluations without a better score; 0 for never."""
+  max_nonfinite: int = 5
+  """Stop after this many steps in a row with a non-finite loss or gradient."""
+  time_limit_minutes: float = 0.0
+  """Stop training after this much wall time; 0 for no limit."""
+
+  def __post_init__(self):
+    errors.check(bool(self.phases), "phases is empty; an experiment needs at least one phase.")
+    for field in ("micro_batches", "log_every", "keep_last", "max_nonfinite"):
+      value = getattr(self, field)
+      errors.check(value >= 1, f"{field} is {value}; it must be at least 1.")
+    for field in ("evaluate_every", "checkpoint_every", "patience", "keep_models"):
+      value = getattr(self, field)
+      errors.check(value >= 0, f"{field} is {value}; it must not be negative.")
+    errors.check(0 <= self.ema < 1, f"ema is {self.ema}; it must be at least 0 and below 1.")
+
+
+def load_config(argument: str) -> Experiment:
+  """The experiment of `path.py` or `path.py:variant`: the result of the file's `get_config`.
+
+  Raises:
+    UserError: no such file, it has no `get_config`, or it does not know the variant.
+  """
+  path, _, variant = argument.partition(":")
+  file = Path(path)
+  errors.check(
+    file.is_file(),
+    f"--config is {path!r}, which is not a file. Give the path of a configuration, for example"
+    " configs/nmt_cah.py, with a variant after a colon if you like.",
+  )
+  spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[spec.name] = module
+  spec.loader.exec_module(module)
+  errors.check(
+    hasattr(module, "get_config"),
+    f"{path} has no function get_config(variant); a configuration file defines one.",
+  )
+  return module.get_config(variant)
+
+
+def parse(make_args: type[T], argv: list[str], **defaults: object) -> T:
+  """Parses a command line whose `--config PATH[:VARIANT]` gives the defaults of `config`.
+
+  `--config` is taken off first; every other option is typed and checked against the fields of
+  `make_args`, a dataclass with a field `config: Experiment`.
+  """
+  first = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+  first.add_argument("--config")
+  known, rest = first.parse_known_args(argv)
+  if known.config is None:
+    errors.check(
+      bool({"-h", "--help"} & set(rest)),
+      "--config is missing. Give a configuration, for example --config configs/nmt_cah.py.",
+    )
+    known.config = "configs/nmt_cah.py"
+  return tyro.cli(
+    make_args,
+    default=make_args(config=load_config(known.config), **defaults),
+    args=rest,
+    use_underscores=True,
+    config=(tyro.conf.AvoidSubcommands,),
+  )
+
+
+def load_experiment(argument: str, overrides: list[str]) -> Experiment:
+  """The experiment of `--config argument` with `--config.*` overrides applied."""
+  return parse(_OnlyConfig, ["--config", argument, *overrides]).config
+
+
+@dataclasses.dataclass(frozen=True)
+class _OnlyConfig:
+  config: Experiment

@@ -1,0 +1,126 @@
+"""The end of a run: scores of the best model on every split, samples, pictures, a report."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from compmod_jax.analysis.report import write_report
+from compmod_jax.analysis.results import Results, SplitResult, table
+from compmod_jax.interop.model_folder import load_model_folder
+from compmod_jax.serialise import to_json
+from compmod_jax.tasks.base import Evaluation, Sharing, Task
+from train.loop import History
+from train.run import Run, parameter_shardings, read_config
+from train.writer import Writer
+
+SAMPLES = 5
+
+
+def load_parameters(folder: Path, task: Task, mesh: Any) -> Any:
+  """Parameters of a model folder, placed on the devices."""
+  params, _, _ = load_model_folder(folder)
+  return jax.device_put(params, parameter_shardings(task, mesh))
+
+
+def evaluate_splits(
+  task: Task,
+  params: Any,
+  splits: tuple[str, ...],
+  *,
+  sharing: Sharing,
+  status: Callable[..., None],
+) -> dict[str, Evaluation]:
+  """Every split's scores and outputs."""
+  return {
+    split: task.evaluate(params, split, sharing=sharing, decode=True, status=status)
+    for split in splits
+  }
+
+
+def report_run(run: Run, history: History, writer: Writer, *, command: str) -> None:
+  """Evaluates the best model, prints table and samples, writes `results.json` and the report."""
+  params = load_parameters(run.workdir / "models" / "best", run.task, run.mesh)
+  found = evaluate_splits(
+    run.task,
+    params,
+    run.task.final_splits(),
+    sharing=run.sharing,
+    status=writer.status,
+  )
+  for split, evaluation in found.items():
+    writer.write("final", history.best_step, {"split": split, **evaluation.values})
+  weights = run.task.sites_report(params, "valid", sharing=run.sharing)
+  results = collect(run, history, found, weights, command)
+  writer.status("")
+  writer.say(table(results))
+  for sample in results["samples"]:
+    writer.say(
+      f"\nsource     {sample['source']}\nreference  {sample['reference']}\n"
+      f"output     {sample['output']}"
+    )
+  report = write_report(run.workdir, results, title=run.experiment.name)
+  writer.say(f"\nreport: {report.html}")
+
+
+def collect(
+  run: Run,
+  history: History,
+  found: dict[str, Evaluation],
+  weights: dict[str, Any],
+  command: str,
+) -> Results:
+  """What the report tells."""
+  experiment = run.experiment
+  test = found["test"] if "test" in found else next(iter(found.values()))
+  samples = [
+    {"split": "test", "source": s, "reference": r, "output": o}
+    for s, r, o in zip(test.sources, test.references, test.outputs, strict=True)
+  ]
+  plain = dataclasses.replace(experiment, model=experiment.model.plain())
+  plain_task = plain.task.build(plain.model, files=run.task.files())
+  return {
+    "name": experiment.name,
+    "command": command,
+    "description": describe(run),
+    "parameters": count_parameters(run.task),
+    "plain_parameters": count_parameters(plain_task),
+    "train_seconds": history.seconds,
+    "best": {
+      "step": history.best_step,
+      "metric": run.task.metric,
+      "value": history.best or 0.0,
+    },
+    "splits": [split_result(split, result) for split, result in found.items()],
+    "samples": samples[:SAMPLES],
+    "head_weights": {
+      site.removesuffix("/router/weights"): means for site, means in weights.items()
+    },
+    "configuration": to_json(experiment),
+    "provenance": read_config(run.workdir)["provenance"],
+  }
+
+
+def split_result(split: str, result: Evaluation) -> SplitResult:
+  """The scores of a split that the table shows."""
+  shown = {k: v for k, v in result.values.items() if k in SplitResult.__annotations__}
+  return {"split": split, **shown}
+
+
+def describe(run: Run) -> str:
+  """One sentence on model and data."""
+  model, data = run.experiment.model, run.experiment.task.data
+  places = " and ".join(place.replace("_", " ") for place in model.compete)
+  heads = f"heads compete in {places} attention" if places else "plain attention"
+  return (
+    f"Transformer with {model.encoder_layers} + {model.decoder_layers} layers of width {model.dim}"
+    f" and {model.heads} heads ({heads}), {data.source_language} to {data.target_language}."
+  )
+
+
+def count_parameters(task: Task) -> int:
+  """Number of a model's parameters, from shapes alone."""
+  shapes = jax.eval_shape(task.init, jax.random.key(0))
+  return sum(leaf.size for leaf in jax.tree.leaves(shapes))

@@ -1,0 +1,252 @@
+"""The training loop: phases of steps, with evaluation, checkpoints and a log."""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from compmod_jax import errors
+from compmod_jax.interop.model_folder import save_model_folder
+from compmod_jax.serialise import to_json
+from train import nonfinite
+from train.checkpoint import Checkpointer
+from train.log import Log
+from train.preemption import Preemption
+from train.run import Run, encode_files
+from train.step import TrainState, make_step, trainable_mask
+from train.writer import Writer
+
+
+@dataclasses.dataclass
+class History:
+  """What a run remembers between steps besides its arrays; part of every checkpoint.
+
+  Attributes:
+    step: batches seen.
+    evaluated: step of the last evaluation.
+    best: score of the best evaluation, None before the first.
+    best_step: its step.
+    stale: evaluations since the best one.
+    seconds: wall time spent in training so far, evaluations included.
+    stopped: why training ended before its last step; empty if it did not.
+  """
+
+  step: int = 0
+  evaluated: int = -1
+  best: float | None = None
+  best_step: int = 0
+  stale: int = 0
+  seconds: float = 0.0
+  stopped: str = ""
+
+
+class Loop:
+  """Trains a run from where its workdir stands to its end; see `train`."""
+
+  def __init__(self, run: Run, writer: Writer, preemption: Preemption):
+    self.run, self.writer, self.preemption = run, writer, preemption
+    self.experiment = run.experiment
+    self.history = History()
+    self.checkpoints = Checkpointer(
+      run.workdir / "checkpoints", keep_last=run.experiment.keep_last, report=writer.say
+    )
+    self.files = run.task.files()
+    hashes = json.dumps({k: hashlib.sha256(v).hexdigest() for k, v in self.files.items()})
+    self.tokenizer_hash = hashlib.sha256(hashes.encode()).hexdigest()
+    self.compiled: dict[Any, Any] = {}
+    self.log = Log(run, writer)
+    self.state: TrainState = self._restore()
+    self.iterator_states = [iterator.get_state() for iterator in run.iterators]
+    self.started = time.monotonic() - self.history.seconds
+    self._publish()
+    preemption.save = self.save_held
+
+  # Checkpoints.
+
+  def _restore(self) -> TrainState:
+    restored = self.checkpoints.restore(self.run.abstract_state())
+    if restored is None:
+      self.writer.rewind(0)
+      return self.run.fresh_state()
+    state, meta, step = restored
+    errors.check(
+      meta["tokenizer_hash"] == self.tokenizer_hash,
+      f"The checkpoint of step {step} was made with another tokenizer"
+      f" (hash {meta['tokenizer_hash'][:12]}, here {self.tokenizer_hash[:12]}); its token numbers"
+      " would mean other words. Restore the tokenizers of this workdir or start in a new one.",
+    )
+    self.history = History(**meta["history"])
+    for iterator, saved in zip(self.run.iterators, meta["iterators"], strict=True):
+      iterator.set_state(saved)
+    self.writer.rewind(step)
+    self.writer.say(f"continuing from the checkpoint of step {step}")
+    return state
+
+  def _publish(self) -> None:
+    """Says what a preemption would save: the state after the last completed step."""
+    self.history.seconds = time.monotonic() - self.started
+    held = (self.state, dataclasses.replace(self.history), list(self.iterator_states))
+    self.preemption.hold(self.history.step, held)
+
+  def save_held(self, step: int, held: Any) -> None:
+    """Writes a checkpoint of what was published and waits until it is complete."""
+    self._save(step, *held)
+    self.checkpoints.wait()
+
+  def _save(self, step: int, state: TrainState, history: History, iterators: list[Any]) -> None:
+    meta = {
+      "history": dataclasses.asdict(history),
+      "iterators": iterators,
+      "experiment": to_json(self.experiment),
+      "tokenizers": encode_files(self.files),
+      "tokenizer_hash": self.tokenizer_hash,
+      "seed": self.experiment.seed,
+    }
+    self.checkpoints.save(step, state, meta)
+
+  def save(self) -> None:
+    """Starts writing a checkpoint of the last completed step."""
+    with self.preemption.lock:
+      self._publish()
+      self._save(self.history.step, self.state, self.history, self.iterator_states)
+
+  # Steps.
+
+  def train(self) -> None:
+    """Runs all phases that are left, then writes a last checkpoint."""
+    for number, end in enumerate(self.run.phase_ends):
+      if self.history.step < end and not self.history.stopped:
+        self._phase(number, end)
+    self.log.flush()
+    self._evaluate_if_due(last=True)
+    self.save()
+    self.checkpoints.wait()
+
+  def _phase(self, number: int, end: int) -> None:
+    phase = self.experiment.phases[number]
+    step = make_step(
+      self.run.task,
+      self.run.optimizer,
+      self.run.rate,
+      seed=self.experiment.seed,
+      micro_batches=self.experiment.micro_batches,
+      ema=self.experiment.ema,
+      mask=trainable_mask(self.state.params, phase.trainable),
+    )
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(self.run.state_shardings, None))
+    while self.history.step < end and not self.history.stopped:
+      self._evaluate_if_due()
+      if self.history.stopped:
+        return
+      self._one_step(number, jitted)
+      every = self.experiment.checkpoint_every
+      if every and self.history.step % every == 0:
+        self.save()
+      self._check_time()
+
+  def _one_step(self, number: int, jitted: Callable[..., Any]) -> None:
+    """Takes a batch, steps, and hands the metrics to the log, which reads the step before's."""
+    began = time.monotonic()
+    batch = next(self.run.iterators[number])
+    waited = time.monotonic() - began
+    placed = self.run.sharing.place(batch)
+    compiled = self._compile(number, jitted, placed)
+    # The lock keeps a preemption from reading buffers that the step is about to reuse.
+    with self.preemption.lock:
+      self.state, metrics = compiled(self.state, placed)
+      self.history.step += 1
+      self.iterator_states[number] = self.run.iterators[number].get_state()
+      self._publish()
+    self.log.add(
+      self.history.step,
+      metrics,
+      batch,
+      waited=waited,
+      epoch=self.history.step / self.run.batches_per_epoch[number],
+      flops=self.compiled[number, _shapes(batch)][1],
+    )
+    nonfinite.watch(self, self.log.last)
+
+  def _compile(self, number: int, jitted: Callable[..., Any], batch: Any) -> Any:
+    """The step's program for these shapes; compiled apart, so that the lock is free meanwhile."""
+    key = (number, _shapes(batch))
+    if key not in self.compiled:
+      widest = max((shape for _, shape in key[1]), key=len)
+      self.writer.status(f"compiling the step for batches of {' x '.join(map(str, widest))}")
+      program = jitted.lower(self.state, batch).compile()
+      flops = (program.cost_analysis() or {}).get("flops", 0.0)
+      self.compiled[key] = (program, flops)
+    return self.compiled[key][0]
+
+  def _check_time(self) -> None:
+    limit = self.experiment.time_limit_minutes
+    if limit and time.monotonic() - self.started > limit * 60:
+      self.history.stopped = f"the time limit of {limit:g} minutes was reached"
+      self.writer.say(f"stopping: {self.history.stopped}")
+
+  # Evaluation.
+
+  def _evaluate_if_due(self, last: bool = False) -> None:
+    step, history = self.history.step, self.history
+    every = self.experiment.evaluate_every or self.run.batches_per_epoch[0]
+    if step == history.evaluated or step == 0 or (step % every and not last):
+      return
+    self.log.flush()
+    result = self.run.task.evaluate(
+      self.state.weights,
+      "valid",
+      sharing=self.run.sharing,
+      decode=self.experiment.evaluate_sentences,
+      status=self.writer.status,
+    )
+    self.writer.write("eval", step, {"split": "valid", **result.values})
+    score = result.values[self.run.task.metric]
+    self._keep(score)
+    history.evaluated = step
+    if self.experiment.patience and history.stale >= self.experiment.patience:
+      history.stopped = f"no better {self.run.task.metric} in {history.stale} evaluations"
+      self.writer.say(f"stopping: {history.stopped}")
+    self.save()
+
+  def _keep(self, score: float) -> None:
+    """Writes the evaluated model, and replaces the best one if this is better."""
+    history, models = self.history, self.run.workdir / "models"
+    better = history.best is None or score > history.best
+    if better:
+      history.best, history.best_step, history.stale = score, history.step, 0
+      self._save_model(models / "best", score)
+    else:
+      history.stale += 1
+    if self.experiment.keep_models:
+      self._save_model(models / f"step-{history.step:08d}", score)
+      kept = sorted(models.glob("step-*"))
+      for folder in kept[: -self.experiment.keep_models]:
+        remove_model(folder)
+
+  def _save_model(self, folder: Any, score: float) -> None:
+    meta = {
+      "task": to_json(self.run.task.resolved_config()),
+      "model": to_json(self.experiment.model),
+      "name": self.experiment.name,
+      "step": self.history.step,
+      "metric": self.run.task.metric,
+      "score": score,
+    }
+    params = jax.tree.map(np.asarray, jax.device_get(self.state.weights))
+    save_model_folder(folder, params=params, files=self.files, meta=meta)
+
+
+def remove_model(folder: Any) -> None:
+  """Deletes a model folder."""
+  for file in folder.iterdir():
+    file.unlink()
+  folder.rmdir()
+
+
+def _shapes(batch: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
+  return tuple((name, tuple(value.shape)) for name, value in sorted(batch.items()))

@@ -1,0 +1,48 @@
+"""Trains an experiment, evaluates what it kept as best, and writes a report.
+
+    python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
+
+`--config PATH[:VARIANT]` names a file with `get_config(variant)`; `--config.FIELD=VALUE` overrides
+any field of it. The same command continues a run that was interrupted.
+"""
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+from train import cli
+from train.experiment import Experiment, parse
+from train.preemption import Preemption
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  """Arguments of the training program."""
+
+  config: Experiment
+  """The experiment."""
+  workdir: Path = Path("runs/default")
+  """Folder of the run; made if it does not exist, continued if it does."""
+
+
+def main(argv: list[str]) -> None:
+  """Trains, evaluates and reports."""
+  with Preemption() as preemption:
+    args = parse(Args, argv)
+    # What follows takes seconds to import; mistakes on the command line are told before.
+    from train import finish
+    from train.loop import Loop
+    from train.run import set_up, use_compile_cache
+    from train.writer import Writer
+
+    use_compile_cache()
+    command = shlex.join(["python", "-m", "train.main", *argv])
+    run = set_up(args.config, args.workdir, command=command)
+    with Writer(args.workdir, total_steps=run.total_steps) as writer:
+      loop = Loop(run, writer, preemption)
+      loop.train()
+      finish.report_run(run, loop.history, writer, command=command)
+
+
+if __name__ == "__main__":
+  cli.run(main)

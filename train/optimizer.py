@@ -1,0 +1,106 @@
+"""Optimizers and learning-rate schedules, from optax."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from compmod_jax import errors
+
+Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """How parameters move; the defaults are the translation recipe's."""
+
+  name: Literal["adam", "adamw", "sgd"] = "adamw"
+  """adamw decouples weight decay from the gradient; adam and sgd take none."""
+  learning_rate: float = 5e-4
+  """Largest learning rate, reached at the end of the warm-up."""
+  schedule: Schedule = "inverse_sqrt"
+  """How the rate falls after the warm-up; all but inverse_sqrt end at the last step."""
+  warmup_steps: int = 4000
+  """Steps over which the rate rises linearly from 0."""
+  final_fraction: float = 0.0
+  """Rate at the last step, as a fraction of the largest (cosine, linear)."""
+  b1: float = 0.9
+  """Decay of Adam's first moment."""
+  b2: float = 0.98
+  """Decay of Adam's second moment."""
+  eps: float = 1e-8
+  """Adam's epsilon."""
+  weight_decay: float = 0.0
+  """Decoupled weight decay, per unit of learning rate, on matrices only."""
+  momentum: float = 0.0
+  """Momentum of sgd."""
+  clip: float = 0.0
+  """Largest global gradient norm; 0 means no clipping."""
+
+  def __post_init__(self):
+    errors.check_choice("optimizer.name", self.name, ("adam", "adamw", "sgd"))
+    errors.check_choice("optimizer.schedule", self.schedule, SCHEDULES)
+    for field in ("warmup_steps", "final_fraction", "weight_decay", "momentum", "clip"):
+      value = getattr(self, field)
+      errors.check(value >= 0, f"optimizer.{field} is {value}; it must not be negative.")
+    errors.check(
+      self.learning_rate > 0,
+      f"optimizer.learning_rate is {self.learning_rate}; it must be positive.",
+    )
+    errors.check(
+      self.weight_decay == 0 or self.name == "adamw",
+      f"optimizer.weight_decay is {self.weight_decay} but optimizer.name is {self.name!r}, which"
+      " takes none. Use adamw or set weight_decay to 0.",
+    )
+
+
+SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
+
+
+def learning_rate(config: OptimizerConfig, total_steps: int) -> Callable[[Any], jax.Array]:
+  """Learning rate as a function of the number of updates made so far.
+
+  The first update uses step 1's rate, so that a warm-up never starts with an update of zero.
+  """
+  peak, warmup = config.learning_rate, config.warmup_steps
+
+  def rate(count: Any) -> jax.Array:
+    step = jnp.asarray(count, jnp.float32) + 1
+    rising = step / max(warmup, 1)
+    left = max(total_steps - warmup, 1)
+    progress = jnp.clip((step - warmup) / left, 0, 1)
+    low = config.final_fraction
+    if config.schedule == "inverse_sqrt":
+      falling = jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1)))
+    elif config.schedule == "cosine":
+      falling = low + (1 - low) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+    elif config.schedule == "linear":
+      falling = 1 - (1 - low) * progress
+    else:
+      falling = jnp.float32(1)
+    return peak * jnp.where(step < warmup, rising, falling)
+
+  return rate
+
+
+def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+  """The optimizer of a configuration, its schedule running over `total_steps` updates."""
+  rate = learning_rate(config, total_steps)
+  chain: list[optax.GradientTransformation] = []
+  if config.clip > 0:
+    chain.append(optax.clip_by_global_norm(config.clip))
+  if config.name == "sgd":
+    chain.append(optax.trace(config.momentum) if config.momentum else optax.identity())
+  else:
+    chain.append(optax.scale_by_adam(config.b1, config.b2, config.eps))
+  if config.weight_decay > 0:
+
+    def matrices(params: Any) -> Any:
+      return jax.tree.map(lambda p: p.ndim > 1, params)
+
+    chain.append(optax.add_decayed_weights(config.weight_decay, mask=matrices))
+  chain.append(optax.scale_by_learning_rate(rate))
+  return optax.chain(*chain)

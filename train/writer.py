@@ -1,0 +1,202 @@
+"""What a run leaves to read: metrics.jsonl, TensorBoard, progress, and where it all came from.
+
+`metrics.jsonl` is the truth: one JSON object a line, written line by line, with `kind`, mostly
+`step`, and values. TensorBoard shows the same scalars.
+"""
+
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from compmod_jax.errors import UserError
+from train.progress import Progress
+from train.provenance import provenance
+
+__all__ = ["Writer", "provenance"]
+
+METRICS = "metrics.jsonl"
+
+
+class Writer:
+  """Writes a run's metrics and shows its progress.
+
+  Args:
+    workdir: where metrics.jsonl and the folder tensorboard go; made when first needed. None keeps
+      nothing, as processes other than the first want it.
+    total_steps: steps of the whole run, for the estimate of the time left.
+    quiet: shows nothing.
+    stream: where progress goes, stderr unless told.
+    tensorboard: whether to write event files.
+
+  Raises:
+    UserError: from any method that writes: metrics.jsonl cannot be written.
+  """
+
+  def __init__(
+    self,
+    workdir: Path | None,
+    *,
+    total_steps: int,
+    quiet: bool = False,
+    stream: TextIO | None = None,
+    tensorboard: bool = True,
+  ):
+    self._workdir = None if workdir is None else Path(workdir)
+    self._progress = Progress(total_steps, quiet=quiet or workdir is None, stream=stream)
+    self._file: io.FileIO | None = None
+    self._use_tensorboard = tensorboard
+    self._events: Any = None
+    self._purge_step: int | None = None
+
+  def write(self, kind: str, step: int | None, values: Mapping[str, Any]) -> None:
+    """Appends a line to metrics.jsonl and shows it.
+
+    Args:
+      kind: "start", "train", "eval", "final" or whatever a reader will look for.
+      step: completed steps, or None where the line belongs to none.
+      values: by name: numbers, strings, arrays (lists in the file), nested dictionaries. NaN and
+        infinities become null. Floats also go to TensorBoard, under kind/split/name.
+    """
+    head = {"kind": kind} | ({} if step is None else {"step": int(step)})
+    values = {name: _plain(value) for name, value in values.items()}
+    if self._workdir is not None:
+      with _told(self._workdir / METRICS):
+        self._append(json.dumps(head | values, allow_nan=False) + "\n")
+      if step is not None:
+        self._write_events(kind, int(step), values)
+    self._progress.show(kind, step, values)
+
+  def status(self, text: str, done: int | None = None, total: int | None = None) -> None:
+    """Shows what goes on besides training steps, such as ("evaluating valid", 3, 12)."""
+    self._progress.status(text, done, total)
+
+  def say(self, text: str) -> None:
+    """Shows a line that stays."""
+    self._progress.say(text)
+
+  def rewind(self, step: int) -> None:
+    """Drops what was written beyond a step, as a run that resumes there writes it again."""
+    self._progress.rewind()
+    self._purge_step = step + 1
+    if self._workdir is None or not (self._workdir / METRICS).exists():
+      return
+    self.close_files()
+    path = self._workdir / METRICS
+    with _told(path):
+      kept = [line for line in _whole_lines(path) if _step_of(line) <= step]
+      temporary = path.with_name(f".{METRICS}.new")
+      with open(temporary, "wb") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
+      temporary.replace(path)
+
+  def close_files(self) -> None:
+    """Flushes and closes the files; the next `write` opens them again."""
+    if self._file is not None:
+      self._file.close()
+      self._file = None
+    if self._events is not None:
+      self._events.close()
+      self._events = None
+
+  def close(self) -> None:
+    """Closes the files and takes the progress display off the terminal."""
+    self.close_files()
+    self._progress.close()
+
+  def __enter__(self) -> "Writer":
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
+  def _append(self, line: str) -> None:
+    # Unbuffered: the line is out at once, and after an error none is left to be tried again.
+    data, file = line.encode(), self._open()
+    while data:
+      data = data[file.write(data) :]
+
+  def _open(self) -> io.FileIO:
+    if self._file is None:
+      assert self._workdir is not None
+      self._workdir.mkdir(parents=True, exist_ok=True)
+      path = self._workdir / METRICS
+      if path.is_file():  # a kill may have torn the last line; nothing may be glued to it
+        size = sum(map(len, _whole_lines(path)))
+        if size < path.stat().st_size:
+          os.truncate(path, size)
+      self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+    return self._file
+
+  def _write_events(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+    floats = {name: value for name, value in values.items() if isinstance(value, float)}
+    if not self._use_tensorboard or not floats:
+      return
+    if self._events is None:
+      from tensorboardX import SummaryWriter
+
+      # `purge_step` makes TensorBoard forget what was written before a resume and undone by it.
+      self._events = SummaryWriter(
+        str(self._workdir / "tensorboard") if self._workdir else None,
+        purge_step=self._purge_step,
+        flush_secs=20,
+        filename_suffix=f".{time.time_ns()}",  # two within a second would share a file
+      )
+    prefix = "/".join([kind, *(str(values[key]) for key in ("split",) if key in values)])
+    for name, value in floats.items():
+      self._events.add_scalar(f"{prefix}/{name}", value, step)
+
+
+class _told:
+  """Turns an `OSError` about a file into a `UserError`."""
+
+  def __init__(self, path: Path):
+    self._path = path
+
+  def __enter__(self) -> None: ...
+
+  def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    if isinstance(error, OSError):
+      raise UserError(
+        f"{self._path}: cannot be written ({error.strerror or error}). Free some space or make "
+        "the place writable, and run the same command again; it continues from the last checkpoint."
+      ) from error
+
+
+def _plain(value: Any) -> Any:
+  """A value as JSON can hold it."""
+  if isinstance(value, Mapping):
+    return {str(key): _plain(inner) for key, inner in value.items()}
+  if isinstance(value, str | bool | int) or value is None:
+    return value
+  if hasattr(value, "tolist"):  # numpy and jax, scalars too
+    value = value.tolist()
+  if isinstance(value, list | tuple):
+    return [_plain(inner) for inner in value]
+  if isinstance(value, float):
+    return value if math.isfinite(value) else None
+  return value if isinstance(value, str | bool | int) else str(value)
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+  """The lines up to the first that is torn or no JSON object."""
+  whole = []
+  for line in path.read_bytes().splitlines(keepends=True):
+    try:
+      good = line.endswith(b"\n") and isinstance(json.loads(line), dict)
+    except ValueError:
+      good = False
+    if not good:
+      break
+    whole.append(line)
+  return whole
+
+
+def _step_of(line: bytes) -> float:
+  return json.loads(line).get("step", -1)

@@ -1,54 +1,121 @@
 """Configurations to plain JSON and back, strictly: unknown fields and wrong types are errors."""
 
+import dataclasses
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, TypeVar
-
-import attrs
-import cattrs
-from cattrs.strategies import configure_tagged_union
 
 from compmod_jax import errors
 
 T = TypeVar("T")
 
-
-def _converter() -> cattrs.Converter:
-  converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
-
-  def literal_union(kind: Any) -> bool:
-    members = typing.get_args(kind)
-    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return is_union and sum(attrs.has(m) or hasattr(m, "__dataclass_fields__") for m in members) > 1
-
-  def hook(kind: Any) -> Any:
-    configure_tagged_union(kind, converter, tag_name="kind")
-    return converter.get_structure_hook(kind, cache_result=False)
-
-  def unhook(kind: Any) -> Any:
-    configure_tagged_union(kind, converter, tag_name="kind")
-    return converter.get_unstructure_hook(kind, cache_result=False)
-
-  converter.register_structure_hook_factory(literal_union, hook)
-  converter.register_unstructure_hook_factory(literal_union, unhook)
-  return converter
+# Names the class of a field that may hold one of several.
+TAG = "kind"
 
 
 def to_json(config: Any) -> dict[str, Any]:
-  """A configuration as nested dictionaries, lists, strings and numbers."""
-  return _converter().unstructure(config)
+  """A configuration (a dataclass) as nested dictionaries, lists, strings and numbers."""
+  return _write(type(config), config)
 
 
 def from_json(kind: type[T], data: Any) -> T:
-  """The configuration of class `kind` that `to_json` made `data` from.
+  """The configuration of class `kind` that `to_json` made `data` from; defaults fill what is left.
 
   Raises:
     UserError: a field that the class does not have, a missing one, or a bad value.
   """
   try:
-    return _converter().structure(data, kind)
-  except errors.UserError:
-    raise
-  except Exception as error:
-    reasons = "; ".join(cattrs.transform_error(error))
-    raise errors.UserError(f"The saved {kind.__name__} cannot be read: {reasons}.") from error
+    return _read(kind, data, "")
+  except errors.UserError as error:
+    raise errors.UserError(f"The saved {kind.__name__} cannot be read: {error}") from error
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+  """The types of a union; of any other type, itself."""
+  union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+  return typing.get_args(kind) if union else (kind,)
+
+
+def _classes(kind: Any) -> dict[str, Any]:
+  """The dataclasses of a union, by name."""
+  return {
+    m.__name__: m for m in _members(kind) if isinstance(m, type) and dataclasses.is_dataclass(m)
+  }
+
+
+def _write(kind: Any, value: Any) -> Any:
+  if dataclasses.is_dataclass(value):
+    hints = typing.get_type_hints(type(value))
+    fields = dataclasses.fields(value)
+    written = {f.name: _write(hints[f.name], getattr(value, f.name)) for f in fields}
+    return written | ({TAG: type(value).__name__} if len(_classes(kind)) > 1 else {})
+  if isinstance(value, tuple):
+    return [_write(inner, item) for inner, item in zip(_items(kind, value), value, strict=True)]
+  return value
+
+
+def _items(kind: Any, values: Any) -> list[Any]:
+  """The type of every item of a tuple: `tuple[X, ...]` or `tuple[X, Y]`, `None` allowed beside."""
+  for member in _members(kind):
+    inner = typing.get_args(member)
+    if typing.get_origin(member) is tuple:
+      return [inner[0]] * len(values) if inner[-1] is ... else list(inner)
+  return [object] * len(values)
+
+
+def _read(kind: Any, data: Any, path: str) -> Any:
+  members, classes = _members(kind), _classes(kind)
+  if data is None and type(None) in members:
+    return None
+  if classes:
+    return _read_class(classes, data, path)
+  if typing.get_origin(kind) is typing.Literal:
+    choices = typing.get_args(kind)
+    errors.check(data in choices, f"{path} is {data!r}; it must be one of: {_words(choices)}.")
+    return data
+  if any(typing.get_origin(member) is tuple for member in members):
+    return _read_tuple(kind, data, path)
+  return _read_scalar(members, data, path)
+
+
+def _read_tuple(kind: Any, data: Any, path: str) -> tuple[Any, ...]:
+  errors.check(isinstance(data, list | tuple), f"{path} is {data!r}; it must be a list.")
+  inner = _items(kind, data)
+  errors.check(len(inner) == len(data), f"{path} is {data!r}; it must have {len(inner)} items.")
+  pairs = enumerate(zip(inner, data, strict=True))
+  return tuple(_read(kind, item, f"{path}.{i}") for i, (kind, item) in pairs)
+
+
+def _read_scalar(members: tuple[Any, ...], data: Any, path: str) -> Any:
+  if type(data) in members:
+    return data
+  if float in members and type(data) is int:
+    return float(data)
+  names = _words("none" if m is type(None) else m.__name__ for m in members)
+  raise errors.UserError(f"{path} is {data!r}; it must be of type {names}.")
+
+
+def _read_class(classes: dict[str, Any], data: Any, path: str) -> Any:
+  where = path or "the configuration"
+  errors.check(isinstance(data, Mapping), f"{where} is {data!r}; it must be a table of fields.")
+  data = dict(data)
+  name = data.pop(TAG, None) if len(classes) > 1 else next(iter(classes))
+  errors.check(name is not None, f"{where} has no {TAG!r}; it must be one of: {_words(classes)}.")
+  errors.check_choice(f"{path}.{TAG}", str(name), classes)
+  chosen: Any = classes[str(name)]
+  fields = {field.name: field for field in dataclasses.fields(chosen)}
+  prefix = f"{path}." if path else ""
+  for field in data:
+    errors.check_choice(f"a field of {where}", field, fields)
+  for field in fields.values():
+    needed = field.default is field.default_factory is dataclasses.MISSING
+    errors.check(
+      field.name in data or not needed, f"{prefix}{field.name} is missing and has no default."
+    )
+  hints = typing.get_type_hints(chosen)
+  return chosen(**{k: _read(hints[k], value, f"{prefix}{k}") for k, value in data.items()})
+
+
+def _words(names: Any) -> str:
+  return ", ".join(str(name) for name in names)

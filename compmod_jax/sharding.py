@@ -5,7 +5,7 @@ says which mesh axis each is split over. A dimension that its mesh axis does not
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -55,7 +55,7 @@ class MeshConfig:
     )
 
 
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
   """The mesh of a configuration over all devices.
 
   Raises:
@@ -72,8 +72,9 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     f"mesh is {sizes}, which needs {max(total, fixed)} devices or a multiple, but there are"
     f" {len(devices)}; its axes must multiply to the number of devices. Change --config.mesh.*.",
   )
+  automatic = (AxisType.Auto,) * len(shape)
   return jax.make_mesh(
-    tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape), devices=devices
+    tuple(shape.values()), tuple(shape), axis_types=automatic, devices=tuple(devices)
   )
 
 

@@ -57,9 +57,14 @@ class Taps:
     capture = None if self.capture is None else self.capture | frozenset(names)
     return Taps(capture=capture, edits=self.edits, prefix=self.prefix)
 
+  def editing(self, edits: Mapping[str, Edit]) -> "Taps":
+    """The same requests and record with further edits; those that are here already prevail."""
+    return dataclasses.replace(self, edits={**edits, **self.edits}) if edits else self
+
   def wants(self, *names: str) -> bool:
     """Whether any of these sites of this module is read or changed."""
     full = [self._full(name) for name in names]
+    self.seen.update(full)
     return self.capture is None or any(name in self.capture or name in self.edits for name in full)
 
   def __call__(self, name: str, value: jax.Array) -> jax.Array:
@@ -99,6 +104,9 @@ class _Off(Taps):
   def merge(self, captured: Mapping[str, jax.Array], seen: Iterable[str]) -> None:
     pass
 
+  def editing(self, edits: Mapping[str, Edit]) -> Taps:
+    return Taps(edits=edits) if edits else self
+
   def wants(self, *names: str) -> bool:
     return False
 
@@ -133,6 +141,31 @@ def run(
   result = function(*args, taps=taps, **kwargs)
   taps.check_all_met()
   return result, taps.captured
+
+
+def after(function: Callable[..., Any], site: str) -> Callable[..., Any]:
+  """The pure function from the activation at a site to the result of `function`.
+
+  Everything that does not depend on the activation is computed from the other arguments as usual
+  (a residual stream passes most sites by).
+
+      rest = after(model.apply, "encoder/layer_0/ffn/hidden")
+      logits = rest(activation, variables, source, target)
+      gradient = jax.grad(lambda a: loss(rest(a, variables, source, target)))(activation)
+
+  Args:
+    function: takes `taps`, for example a bound `model.apply`.
+    site: full name of the site.
+
+  Returns:
+    A function of the activation and then of the arguments of `function`; it raises a `UserError`
+    for a site that is not met, or an activation of another shape.
+  """
+
+  def rest(activation: jax.Array, *args: Any, **kwargs: Any) -> Any:
+    return run(function, *args, edits={site: lambda _: activation}, **kwargs)[0]
+
+  return rest
 
 
 def zero_units(*units: int, axis: int = -1) -> Edit:

@@ -1,11 +1,22 @@
 """German to English with competitive attention heads (Kolios 2023, section 5.3.2).
 
 Run:      python -m train.main --config configs/nmt_cah.py
+Variants: (none)      the project's own grammar, 5 minutes on 2 CPU cores
+          tatoeba     $COMPMOD_DATA/tatoeba_en_de, an hour on 2 CPU cores
+          multi30k    $COMPMOD_DATA/multi30k
+          iwslt14     data/iwslt14, the thesis's model and recipe (a GPU)
+          wmt14       wmt14_translate/de-en from TensorFlow Datasets, the same model
+Plain:    add --config.model.compete (nothing after it): no heads compete
 """
 
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.tokenizer import TokenizerConfig
+import dataclasses
+
+from compmod_jax import errors
 from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.grammar import GrammarData
+from compmod_jax.data.text import TextData
+from compmod_jax.data.tfds import TfdsData
+from compmod_jax.data.tokenizer import TokenizerConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from train.experiment import Experiment, Phase
@@ -13,17 +24,29 @@ from train.optimizer import OptimizerConfig
 
 
 def get_config(variant: str) -> Experiment:
+  variants = {
+    "": grammar,
+    "tatoeba": tatoeba,
+    "multi30k": multi30k,
+    "iwslt14": iwslt14,
+    "wmt14": wmt14,
+  }
+  errors.check_choice("variant", variant, variants)
+  return variants[variant]()
+
+
+def grammar() -> Experiment:
   return Experiment(
-    name="nmt_cah on the grammar",
+    name="competitive heads on the grammar",
     task=TranslationConfig(
       data=GrammarData(),
-      tokenizer=TokenizerConfig(kind="bpe", vocab_size=1500),
+      tokenizer=TokenizerConfig(vocab_size=4000),
       batch=BatchConfig(tokens=2048, ceiling=64, bucket_count=4),
     ),
     model=TransformerConfig(
-      encoder_layers=3,
-      decoder_layers=3,
-      dim=192,
+      encoder_layers=2,
+      decoder_layers=2,
+      dim=128,
       heads=4,
       ffn_dim=512,
       norm="pre",
@@ -31,6 +54,79 @@ def get_config(variant: str) -> Experiment:
       share_embeddings="all",
       compete=("encoder_self",),
     ),
-    optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=200),
+    optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=200, clip=1.0),
     phases=(Phase(steps=1500),),
+    evaluate_every=300,
+    evaluate_sentences=200,
+    time_limit_minutes=5,
+  )
+
+
+def tatoeba() -> Experiment:
+  return Experiment(
+    name="competitive heads on Tatoeba, German to English",
+    task=TranslationConfig(
+      data=TextData(folder="$COMPMOD_DATA/tatoeba_en_de", unseen=True),
+      tokenizer=TokenizerConfig(vocab_size=8000),
+      batch=BatchConfig(tokens=4096, ceiling=64, bucket_count=6),
+    ),
+    model=TransformerConfig(
+      encoder_layers=3,
+      decoder_layers=3,
+      dim=256,
+      heads=4,
+      ffn_dim=1024,
+      norm="pre",
+      dropout=0.1,
+      share_embeddings="all",
+      compete=("encoder_self",),
+    ),
+    optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=400, clip=1.0),
+    phases=(Phase(steps=3000),),
+    evaluate_every=500,
+    evaluate_sentences=300,
+  )
+
+
+def multi30k() -> Experiment:
+  base = tatoeba()
+  tests = ("test_2016_flickr", "test_2017_flickr")
+  data = TextData(folder="$COMPMOD_DATA/multi30k", valid="val", tests=tests)
+  task = dataclasses.replace(base.task, data=data)
+  return dataclasses.replace(base, name="competitive heads on Multi30k", task=task)
+
+
+def iwslt14() -> Experiment:
+  """The recipe of Kolios 2023 (fairseq's for this data set), its 41 M parameters."""
+  return Experiment(
+    name="competitive heads on IWSLT14, German to English",
+    task=TranslationConfig(
+      data=TextData(folder="data/iwslt14", lowercase=True),
+      tokenizer=TokenizerConfig(vocab_size=8848),
+      target_tokenizer=TokenizerConfig(vocab_size=6632),
+      batch=BatchConfig(tokens=4096, ceiling=175, bucket_count=8, bucket_multiple=8),
+    ),
+    model=TransformerConfig(compete=("encoder_self",)),
+    optimizer=OptimizerConfig(weight_decay=1e-4),
+    phases=(Phase(epochs=15),),
+    evaluate_sentences=1000,
+  )
+
+
+def wmt14() -> Experiment:
+  base = iwslt14()
+  task = dataclasses.replace(
+    base.task,
+    data=TfdsData(name="wmt14_translate/de-en"),
+    tokenizer=TokenizerConfig(vocab_size=32000),
+    target_tokenizer=None,
+    batch=dataclasses.replace(base.task.batch, tokens=16384),
+  )
+  return dataclasses.replace(
+    base,
+    name="competitive heads on WMT14, German to English",
+    task=task,
+    model=dataclasses.replace(base.model, share_embeddings="all", dropout=0.1),
+    phases=(Phase(steps=100_000),),
+    evaluate_every=5000,
   )

@@ -10,8 +10,10 @@ os.environ["XLA_FLAGS"] = (
 from jaxtyping import install_import_hook
 
 # Shape annotations of the library are checked while its tests run, and only then.
-install_import_hook(["compmod_jax.mechanisms", "compmod_jax.layers", "compmod_jax.losses",
-                     "compmod_jax.models"], "beartype.beartype")
+install_import_hook(
+  ["compmod_jax.mechanisms", "compmod_jax.layers", "compmod_jax.losses", "compmod_jax.models"],
+  "beartype.beartype",
+)
 
 import jax
 

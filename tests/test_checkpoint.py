@@ -2,14 +2,10 @@
 
 import json
 import os
-import random
-import resource
-import signal
+import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -78,7 +74,6 @@ def saved(tmp_path):
   writer = Checkpointer(tmp_path)
   for step in (1, 2):
     writer.save(step, _state(step), {"position": step})
-  writer.wait()
   return tmp_path
 
 
@@ -89,7 +84,6 @@ def test_a_state_of_any_containers_comes_back_exactly(tmp_path):
   assert writer.restore(_abstract(_state())) is None
   assert writer.read_meta() is None
   assert writer.save(7, _state(7), meta)
-  writer.wait()
   reader = Checkpointer(tmp_path)
   assert reader.latest() == 7
   assert reader.read_meta() == (7, meta)
@@ -101,7 +95,7 @@ def test_a_state_of_any_containers_comes_back_exactly(tmp_path):
 def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path):
   advance = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
   state = advance({str(i): jnp.zeros((500, 500)) for i in range(8)})
-  writer = Checkpointer(tmp_path, keep_last=9)
+  writer = Checkpointer(tmp_path, keep_last=9, asynchronous=True)
   wanted = {}
   for step in range(3):
     wanted[step] = float(state["0"][0, 0])
@@ -125,7 +119,7 @@ def test_a_checkpoint_opens_on_another_number_of_devices(tmp_path, before, after
 
   assert len(jax.devices()) == 8
   state = _state(3, sharding=sharding(before))
-  writer = Checkpointer(tmp_path, asynchronous=False)
+  writer = Checkpointer(tmp_path)
   writer.save(3, state, {})
   restored, _, _ = Checkpointer(tmp_path).restore(
     _abstract(_state()).replace(params=_abstract(_state().params, sharding(after)))
@@ -140,7 +134,6 @@ def test_only_the_last_n_stay(tmp_path):
   writer = Checkpointer(tmp_path, keep_last=2)
   for step in (10, 20, 30, 40):
     writer.save(step, _state(step), {})
-  writer.wait()
   assert writer.steps() == [30, 40]
   state, _, step = writer.restore(_abstract(_state()), step=30)
   assert step == 30
@@ -157,53 +150,6 @@ def test_a_step_already_saved_is_saved_again_only_by_force(saved):
   _assert_same(state, _state(5))
   assert writer.steps() == [1, 2]
   assert len(os.listdir(saved)) == 2
-
-
-def _state_file(path, name):
-  """The named file, or the largest that holds array data."""
-  if name != "data":
-    return path / name
-  return max((path / "state").glob("**/d/*"), key=lambda file: file.stat().st_size)
-
-
-@pytest.mark.parametrize("damage", ["remove", "truncate", "garbage", "flip"])
-@pytest.mark.parametrize("name", ["data", "meta.json", "manifest.json", "state/_METADATA"])
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(saved, name, damage):
-  path = _state_file(saved / "step_00000002", name)
-  data = path.read_bytes()
-  if damage == "remove":
-    path.unlink()
-  elif damage == "truncate":
-    path.write_bytes(data[: len(data) // 2])
-  elif damage == "garbage":
-    path.write_bytes(os.urandom(len(data)))
-  else:
-    middle = len(data) // 2
-    path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
-  reports = []
-  reader = Checkpointer(saved, keep_last=1, report=reports.append)
-  state, meta, step = reader.restore(_abstract(_state()))
-  assert (meta, step) == ({"position": 1}, 1)
-  _assert_same(state, _state(1))
-  assert len(reports) == 1
-  assert "step_00000002 is damaged" in reports[0]
-  # Training goes on from step 1; the damaged one neither counts as the last n nor blocks its step.
-  reader.save(2, _state(2), {})
-  reader.wait()
-  assert reader.steps() == [2]
-  _assert_same(Checkpointer(saved).restore(_abstract(_state()))[0], _state(2))
-
-
-def test_a_file_too_many_is_damage_too(saved):
-  (saved / "step_00000002" / "state" / "extra").write_text("")
-  assert Checkpointer(saved).restore(_abstract(_state()))[2] == 1
-
-
-def test_where_every_checkpoint_is_damaged_the_error_says_what_to_do(saved):
-  for step in (1, 2):
-    (saved / f"step_0000000{step}" / "meta.json").write_text("{}")
-  with pytest.raises(UserError, match=r"step_00000002: meta.json was changed.*_00000001.*backup"):
-    Checkpointer(saved).restore(_abstract(_state()))
 
 
 def test_a_state_that_differs_is_refused_with_the_list_of_differences(saved):
@@ -226,7 +172,7 @@ def test_the_list_of_differences_ends_after_ten(saved):
 
 def test_a_newer_schema_is_refused_and_not_taken_for_damage(tmp_path, monkeypatch):
   monkeypatch.setattr(checkpoint_files, "SCHEMA_VERSION", 2)
-  Checkpointer(tmp_path, asynchronous=False).save(1, _state(), {})
+  Checkpointer(tmp_path).save(1, _state(), {})
   monkeypatch.undo()
   with pytest.raises(UserError, match="schema version 2"):
     Checkpointer(tmp_path).restore(_abstract(_state()))
@@ -241,57 +187,6 @@ def test_an_older_schema_is_brought_up_to_date(saved, monkeypatch):
   assert Checkpointer(saved).restore(_abstract(_state()))[1] == {"position": [2]}
 
 
-def test_what_a_killed_write_left_is_ignored_and_then_cleared(saved):
-  leftover = saved / "tmp_step_00000003" / "state"
-  leftover.mkdir(parents=True)
-  writer = Checkpointer(saved)
-  assert writer.latest() == 2
-  assert writer.restore(_abstract(_state()))[2] == 2
-  assert leftover.exists()  # a reader must not disturb a writer
-  writer.save(4, _state(4), {})
-  writer.wait()
-  assert sorted(os.listdir(saved)) == [f"step_0000000{step}" for step in (1, 2, 4)]
-
-
-def test_a_full_disk_is_told_and_the_older_checkpoints_stay(saved, monkeypatch):
-  monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
-  with pytest.raises(UserError, match=r"step_00000003 cannot be written.*0\.0 MB left.*Free some"):
-    Checkpointer(saved).save(3, _state(3), {})
-  monkeypatch.undo()
-  assert Checkpointer(saved).restore(_abstract(_state()))[2] == 2
-
-
-def _save_and_wait(writer, state):
-  writer.save(3, state, {})
-  writer.wait()
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_write_that_fails_half_way_is_told_and_the_older_checkpoints_stay(
-  saved, asynchronous, capfd
-):
-  big = {str(i): jax.random.normal(jax.random.key(i), (300, 300)) for i in range(8)}
-  writer = Checkpointer(saved, asynchronous=asynchronous)
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-  try:
-    with pytest.raises(UserError, match=r"step_00000003 cannot be written to .*: File too large\."):
-      _save_and_wait(writer, big)
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-  assert writer.restore(_abstract(_state()))[2] == 2
-  assert writer.save(3, _state(3), {})
-  writer.wait()
-  assert writer.steps() == [1, 2, 3]
-  assert "Traceback" not in capfd.readouterr().err
-
-
-def test_an_unwritable_place_is_an_error_that_names_it(tmp_path):
-  (tmp_path / "file").write_text("")
-  with pytest.raises(UserError, match=r"cannot be written to .*file/checkpoints: Not a directory"):
-    Checkpointer(tmp_path / "file" / "checkpoints").save(1, _state(), {})
-
-
 def test_only_plain_arrays_and_json_are_saved(tmp_path):
   writer = Checkpointer(tmp_path)
   with pytest.raises(TypeError, match="rng"):
@@ -303,7 +198,7 @@ def test_only_plain_arrays_and_json_are_saved(tmp_path):
     Checkpointer(tmp_path, keep_last=0)
 
 
-def test_no_file_of_a_checkpoint_is_a_pickle(saved):
+def test_no_file_of_a_checkpoint_is_a_pickle_and_none_is_unpickled(saved, monkeypatch):
   files = [path for path in saved.rglob("*") if path.is_file()]
   names = {path.name for path in files if path.parent.name != "d"}
   assert names == {
@@ -315,42 +210,9 @@ def test_no_file_of_a_checkpoint_is_a_pickle(saved):
     if path.name.startswith("_") or path.suffix == ".json":
       json.loads(data)
     assert not data.startswith(b"\x80")
-
-
-_WRITER = """
-import sys
-from pathlib import Path
-import jax.numpy as jnp
-from train.checkpoint import Checkpointer
-writer = Checkpointer(Path(sys.argv[1]), keep_last=2)
-restored = writer.restore({"x": jnp.zeros((300, 300)), "step": jnp.int32(0)})
-step = restored[2] if restored else 0
-while True:
-  step += 1
-  writer.save(step, {"x": jnp.full((300, 300), step, jnp.float32), "step": jnp.int32(step)}, {})
-  print(step, flush=True)
-"""
-
-
-def test_after_kills_at_random_moments_the_last_complete_checkpoint_opens(tmp_path):
-  chance = random.Random(0)
-  command = [sys.executable, "-W", "error", "-c", _WRITER, str(tmp_path)]
-  environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-  saved = 0
-  for _ in range(3):
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
-      started = int(process.stdout.readline())
-      time.sleep(chance.uniform(0, 0.3))
-      process.send_signal(signal.SIGKILL)
-      begun = max([started, *map(int, process.stdout.read().split())])
-    assert started == saved + 1  # it went on from what the one before had left
-    reader = Checkpointer(tmp_path, report=pytest.fail)
-    restored = reader.restore(_abstract({"x": jnp.zeros((300, 300)), "step": jnp.int32(0)}))
-    saved = restored[2] if restored else 0
-    assert saved >= begun - 1  # only the one being written may be missing
-    if restored:
-      assert int(restored[0]["step"]) == saved
-      assert np.all(np.asarray(restored[0]["x"]) == saved)
+  for name in ("load", "loads", "Unpickler"):
+    monkeypatch.setattr(pickle, name, None)
+  assert Checkpointer(saved).restore(_abstract(_state()))[2] == 2
 
 
 def test_importing_orbax_here_warns_of_nothing():

@@ -1,6 +1,7 @@
 """Beam search, greedy search and sampling on toy models whose every answer can be worked out."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -322,7 +323,7 @@ def test_a_sharded_batch_gives_the_same_hypotheses():
 
 
 @pytest.mark.parametrize("vocab", [9, 1024, 1031, 3000])
-@pytest.mark.parametrize("forbidden", [(), (0, 5, 8)])
+@pytest.mark.parametrize("forbidden", [(), (0, 5, 8, 1030, 5000)])
 def test_candidates_are_those_of_a_full_sort(vocab, forbidden):
   rng = np.random.default_rng(vocab)
   logits = rng.integers(-9, 9, size=(6, 3, vocab)).astype(np.float32)  # many ties
@@ -331,11 +332,22 @@ def test_candidates_are_those_of_a_full_sort(vocab, forbidden):
   scores, beams, types = jax.jit(top_candidates, static_argnums=(2, 3))(
     logits, offsets, 6, forbidden
   )
-  logits[..., list(forbidden)] = -np.inf
+  logits[..., [token for token in forbidden if token < vocab]] = -np.inf
   totals = (logits + offsets[..., None]).reshape(6, -1)
   order = np.argsort(-totals, axis=1, kind="stable")[:, :6]
   np.testing.assert_array_equal(scores, np.take_along_axis(totals, order, 1))
   np.testing.assert_array_equal(np.asarray(beams) * vocab + types, order)
+
+
+def test_the_best_candidates_may_be_sliced_without_a_sort_of_all():
+  def best(logits, offsets):
+    scores, _, types = top_candidates(logits, offsets, 6, NEVER)
+    return scores[:, :3], types[:, :3]
+
+  logits = jax.ShapeDtypeStruct((4, 3, 2048), jnp.float32)
+  program = jax.jit(best).lower(logits, jax.ShapeDtypeStruct((4, 3), jnp.float32)).compile()
+  sorts = re.findall(r"\[4,(\d+)\]\S* sort\(|\[4,(\d+)\]\S*\) sort\(", program.as_text())
+  assert all(int(size or pair) <= 6 for size, pair in sorts)  # a few candidates, never a block
 
 
 def test_blocks_divide_the_vocabulary_where_they_can():

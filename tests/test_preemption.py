@@ -27,7 +27,7 @@ preemption = Preemption()
 import jax, jax.numpy as jnp
 from train.checkpoint import Checkpointer
 phase, directory = sys.argv[1:]
-checkpointer = Checkpointer(Path(directory))
+checkpointer = Checkpointer(Path(directory), asynchronous=True)
 
 def save(step, state):
   checkpointer.save(step, state, {"step": step})

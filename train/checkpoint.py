@@ -11,10 +11,7 @@ anything is interpreted, and nothing is unpickled.
 """
 
 import json
-import logging
-import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +22,7 @@ import numpy as np
 
 from compmod_jax.errors import UserError
 from train import checkpoint_files as files
+from train.orbax_guard import quiet_orbax
 
 
 class Checkpointer:
@@ -34,8 +32,9 @@ class Checkpointer:
     directory: where the checkpoints lie; made by the first save.
     keep_last: how many of the newest checkpoints stay, >= 1.
     asynchronous: `save` returns once the state is copied off the devices; the rest happens in
-      threads. The next `save` or `wait` waits for it and raises its error. Either way a program
-      calls `wait` before it ends.
+      threads, and the next `save` or `wait` waits for it and raises its error. Only inside of
+      `with Checkpointer(...)`: at the end of a program Python starts no more threads, so that a
+      save under way could not end, nor could the program.
     report: is told, in one sentence, of each damaged checkpoint that restoring steps over.
   """
 
@@ -44,14 +43,14 @@ class Checkpointer:
     directory: Path,
     keep_last: int = 3,
     *,
-    asynchronous: bool = True,
+    asynchronous: bool = False,
     report: Callable[[str], None] = lambda text: None,
   ):
     import orbax.checkpoint as ocp
 
     if keep_last < 1:
       raise UserError(f"keep_last is {keep_last}; it must be at least 1. Leave it out for 3.")
-    _quiet_orbax()
+    quiet_orbax()
     self._ocp = ocp
     self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
     self._directory = Path(directory).absolute()
@@ -63,6 +62,17 @@ class Checkpointer:
     self._error: BaseException | None = None
     self._good: set[Path] = set()  # written or verified by this process
     self._damaged: set[Path] = set()
+
+  def __enter__(self) -> "Checkpointer":
+    return self
+
+  def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    try:
+      self.wait()
+    except Exception as late:
+      if error is None:
+        raise
+      self._report(str(late))  # the error that ends the program is the one to show
 
   def steps(self) -> list[int]:
     """The steps of which there is a checkpoint, oldest first, damaged ones included."""
@@ -254,7 +264,7 @@ class Checkpointer:
     if not isinstance(error, OSError) and "os_error_code" not in str(error):
       return error
     shutil.rmtree(temporary, ignore_errors=True)
-    reason = getattr(error, "strerror", None) or str(error).split(" [os_error")[0].split(": ")[-1]
+    reason = getattr(error, "strerror", None) or str(error).split(" [")[0].split(": ")[-1]
     return UserError(
       f"checkpoint {temporary.name.removeprefix('tmp_')} cannot be written to {self._directory}: "
       f"{reason}. Free some space there (fewer checkpoints: keep_last is "
@@ -266,24 +276,3 @@ class Checkpointer:
 def _sharding(leaf: Any) -> jax.sharding.Sharding:
   sharding = getattr(leaf, "sharding", None)
   return sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-
-def _not_from_orbax(record: logging.LogRecord) -> bool:
-  return f"{os.sep}orbax{os.sep}" not in record.pathname
-
-
-def _quiet_orbax() -> None:
-  """Keeps the tracebacks of a failed write, which becomes one error here, off the terminal."""
-  logger = logging.getLogger("absl")
-  if _not_from_orbax in logger.filters:
-    return
-  logger.addFilter(_not_from_orbax)
-  inner = sys.unraisablehook
-
-  def hook(unraisable):
-    # The writes still under way when one fails find their event loop gone, and each says so.
-    closed = isinstance(unraisable.exc_value, RuntimeError)
-    if not closed or str(unraisable.exc_value) != "Event loop is closed":
-      inner(unraisable)
-
-  sys.unraisablehook = hook

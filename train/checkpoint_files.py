@@ -45,7 +45,7 @@ def leaves_by_path(tree: Any) -> dict[str, Any]:
   if len(leaves) != len(flat):
     raise ValueError("two leaves of the state have the same path once joined with '/'")
   for path, leaf in leaves.items():
-    if not hasattr(leaf, "dtype") or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+    if not hasattr(leaf, "dtype") or jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended):
       raise TypeError(f"state leaf {path!r} is {leaf!r}; a checkpoint holds plain arrays")
   return leaves
 

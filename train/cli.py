@@ -1,11 +1,22 @@
-"""What every program shares: the exit status and the message of a mistake."""
+"""What every program shares: typed options, and the message and exit status of a mistake."""
 
+import contextlib
+import dataclasses
+import difflib
 import errno
+import io
+import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import tyro
 
 from compmod_jax.errors import UserError
+
+T = TypeVar("T")
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -16,12 +27,14 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     status = main([argument for argument in argv if argument != "--debug"])
   except UserError as error:
     _fail(str(error), debug)
+  except BrokenPipeError:
+    # The reader has seen enough; what is still held for it must not be written at exit either.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    status = 0
   except OSError as error:
     if error.errno != errno.ENOSPC:
       raise
     _fail(f"The disk is full ({error.filename}). Free some space and run it again.", debug)
-  except BrokenPipeError:
-    status = 0
   sys.exit(status or 0)
 
 
@@ -30,3 +43,60 @@ def _fail(message: str, debug: bool) -> None:
     traceback.print_exc()
   print(f"error: {message}", file=sys.stderr)
   sys.exit(2)
+
+
+def options(make_args: Callable[..., T], argv: list[str], *, default: Any = None) -> T:
+  """Parses typed options into `make_args`, a dataclass; `default` holds what is not given.
+
+  Raises:
+    UserError: an option that does not exist (the nearest one is named) or a bad value.
+    SystemExit: help was asked for and printed.
+  """
+  known = {} if default is None else {"default": default}
+  printed = io.StringIO()
+  parse: Any = tyro.cli
+  try:
+    with contextlib.redirect_stderr(printed):
+      args, unknown = parse(
+        make_args,
+        args=argv,
+        return_unknown_args=True,
+        use_underscores=True,
+        config=(tyro.conf.AvoidSubcommands,),
+        **known,
+      )
+  except SystemExit as stop:
+    if not stop.code:
+      raise
+    raise _mistake(stop, printed.getvalue()) from stop
+  if unknown:
+    name = next((token for token in unknown if token.startswith("-")), unknown[0]).split("=")[0]
+    names = _option_names(make_args if default is None else default, "--")
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise UserError(f"{name} is not an option.{hint} Run with --help for a list of all.")
+  return args
+
+
+def _mistake(stop: BaseException, printed: str) -> UserError:
+  """The mistake behind tyro's exit: a configuration's own, else what tyro printed, unboxed."""
+  cause: BaseException | None = stop
+  while cause is not None:
+    if isinstance(cause, UserError):
+      return UserError(str(cause))
+    cause = cause.__context__
+  lines = [re.sub(r"[\u2500-\u257f]+", " ", line).strip() for line in printed.splitlines()[1:]]
+  text = " ".join(line for line in lines if line)
+  return UserError(re.sub(r"\s*(Argument helptext|For full helptext).*", "", text))
+
+
+def _option_names(holder: Any, prefix: str) -> Iterator[str]:
+  """Names of the options that set the fields of a dataclass and of those inside it."""
+  if dataclasses.is_dataclass(holder):
+    for field in dataclasses.fields(holder):
+      yield from _option_names(getattr(holder, field.name, None), f"{prefix}.{field.name}")
+  elif isinstance(holder, tuple) and any(dataclasses.is_dataclass(item) for item in holder):
+    for number, item in enumerate(holder):
+      yield from _option_names(item, f"{prefix}.{number}")
+  else:
+    yield prefix.replace("--.", "--")

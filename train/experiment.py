@@ -1,18 +1,20 @@
 """An experiment: everything that decides a training run, as one frozen dataclass."""
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import sys
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
-
-import tyro
 
 from compmod_jax import errors
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.sharding import MeshConfig
 from compmod_jax.tasks.translation import TranslationConfig
+from train.cli import options
 from train.optimizer import OptimizerConfig
 
 T = TypeVar("T")
@@ -108,39 +110,62 @@ def load_config(argument: str) -> Experiment:
     " configs/nmt_cah.py, with a variant after a colon if you like.",
   )
   spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
-  assert spec is not None and spec.loader is not None
+  if spec is None or spec.loader is None:
+    raise errors.UserError(f"--config {path} is not a Python file; a configuration ends in .py.")
   module = importlib.util.module_from_spec(spec)
   sys.modules[spec.name] = module
-  spec.loader.exec_module(module)
+  with _mistakes_in(file):
+    spec.loader.exec_module(module)
   errors.check(
     hasattr(module, "get_config"),
     f"{path} has no function get_config(variant); a configuration file defines one.",
   )
-  return module.get_config(variant)
+  with _mistakes_in(file):
+    experiment = module.get_config(variant)
+  errors.check(
+    isinstance(experiment, Experiment),
+    f"get_config of {path} returns {experiment!r}; it must return an Experiment.",
+  )
+  return experiment
 
 
-def parse(make_args: type[T], argv: list[str], **defaults: object) -> T:
+@contextlib.contextmanager
+def _mistakes_in(file: Path) -> Iterator[None]:
+  """Turns what goes wrong in a configuration file into a `UserError` that names the line."""
+  try:
+    yield
+  except errors.UserError:
+    raise
+  except Exception as error:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
+    line = lines[-1] if lines else getattr(error, "lineno", None)
+    raise errors.UserError(
+      f"{file}{f':{line}' if line else ''} is not a valid configuration:"
+      f" {type(error).__name__}: {error}. Mend the file; --debug shows where it comes from."
+    ) from error
+
+
+def parse(make_args: Callable[..., T], argv: list[str], **defaults: object) -> T:
   """Parses a command line whose `--config PATH[:VARIANT]` gives the defaults of `config`.
 
   `--config` is taken off first; every other option is typed and checked against the fields of
   `make_args`, a dataclass with a field `config: Experiment`.
   """
-  first = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+  first = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
   first.add_argument("--config")
-  known, rest = first.parse_known_args(argv)
+  try:
+    known, rest = first.parse_known_args(argv)
+  except argparse.ArgumentError as error:
+    raise errors.UserError(f"--config: {error.message}. Give the path of a file.") from error
   if known.config is None:
     errors.check(
       bool({"-h", "--help"} & set(rest)),
       "--config is missing. Give a configuration, for example --config configs/nmt_cah.py.",
     )
     known.config = "configs/nmt_cah.py"
-  return tyro.cli(
-    make_args,
-    default=make_args(config=load_config(known.config), **defaults),
-    args=rest,
-    use_underscores=True,
-    config=(tyro.conf.AvoidSubcommands,),
-  )
+  default = make_args(config=load_config(known.config), **defaults)
+  return options(make_args, rest, default=default)
 
 
 def load_experiment(argument: str, overrides: list[str]) -> Experiment:

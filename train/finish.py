@@ -3,17 +3,19 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 
 from compmod_jax.analysis.report import write_report
-from compmod_jax.analysis.results import Results, SplitResult, table
+from compmod_jax.analysis.results import Results, Sample, SplitResult, table
 from compmod_jax.interop.model_folder import load_model_folder
 from compmod_jax.serialise import to_json
 from compmod_jax.tasks.base import Evaluation, Sharing, Task
+from train import describe
 from train.loop import History
-from train.run import Run, parameter_shardings, read_config
+from train.run import Run, parameter_shardings
+from train.workdir import read_config
 from train.writer import Writer
 
 SAMPLES = 5
@@ -52,11 +54,11 @@ def report_run(run: Run, history: History, writer: Writer, *, command: str) -> N
   )
   for split, evaluation in found.items():
     writer.write("final", history.best_step, {"split": split, **evaluation.values})
-  weights = run.task.sites_report(params, "valid", sharing=run.sharing)
+  weights = run.task.routing_report(params, "valid", sharing=run.sharing)
   results = collect(run, history, found, weights, command)
   writer.status("")
   writer.say(table(results))
-  for sample in results["samples"]:
+  for sample in results.get("samples", ()):
     writer.say(
       f"\nsource     {sample['source']}\nreference  {sample['reference']}\n"
       f"output     {sample['output']}"
@@ -75,7 +77,7 @@ def collect(
   """What the report tells."""
   experiment = run.experiment
   test = found["test"] if "test" in found else next(iter(found.values()))
-  samples = [
+  samples: list[Sample] = [
     {"split": "test", "source": s, "reference": r, "output": o}
     for s, r, o in zip(test.sources, test.references, test.outputs, strict=True)
   ]
@@ -84,9 +86,9 @@ def collect(
   return {
     "name": experiment.name,
     "command": command,
-    "description": describe(run),
-    "parameters": count_parameters(run.task),
-    "plain_parameters": count_parameters(plain_task),
+    "description": describe.sentence(run),
+    "parameters": describe.count_parameters(run.task),
+    "plain_parameters": describe.count_parameters(plain_task),
     "train_seconds": history.seconds,
     "best": {
       "step": history.best_step,
@@ -106,21 +108,4 @@ def collect(
 def split_result(split: str, result: Evaluation) -> SplitResult:
   """The scores of a split that the table shows."""
   shown = {k: v for k, v in result.values.items() if k in SplitResult.__annotations__}
-  return {"split": split, **shown}
-
-
-def describe(run: Run) -> str:
-  """One sentence on model and data."""
-  model, data = run.experiment.model, run.experiment.task.data
-  places = " and ".join(place.replace("_", " ") for place in model.compete)
-  heads = f"heads compete in {places} attention" if places else "plain attention"
-  return (
-    f"Transformer with {model.encoder_layers} + {model.decoder_layers} layers of width {model.dim}"
-    f" and {model.heads} heads ({heads}), {data.source_language} to {data.target_language}."
-  )
-
-
-def count_parameters(task: Task) -> int:
-  """Number of a model's parameters, from shapes alone."""
-  shapes = jax.eval_shape(task.init, jax.random.key(0))
-  return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+  return cast(SplitResult, {"split": split, **shown})

@@ -1,8 +1,10 @@
 """From the metrics of single steps to lines of the log."""
 
+import dataclasses
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.monitoring
@@ -36,94 +38,184 @@ class Compilations:
     jax.monitoring.register_event_duration_secs_listener(self._duration)
     jax.monitoring.register_event_listener(self._event)
 
-  def _duration(self, name: str, seconds: float, **_: Any) -> None:
-    if name == "/jax/core/compile/backend_compile_duration":
+  def _duration(self, event: str, duration_secs: float, **kwargs: Any) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
       self.count += 1
-      self.seconds += seconds
+      self.seconds += duration_secs
 
-  def _event(self, name: str, **_: Any) -> None:
-    if name == "/jax/compilation_cache/cache_hits":
+  def _event(self, event: str, **kwargs: Any) -> None:
+    if event == "/jax/compilation_cache/cache_hits":
       self.hits += 1
+
+
+class Step(NamedTuple):
+  """What a step leaves to be read once it is done.
+
+  Attributes:
+    number: batches seen, this one included.
+    metrics: what the step returned, on the devices.
+    batch: what it was given, on the host.
+    epoch: position in the data.
+    waited: seconds lost to input.
+    flops: operations of the step's program, 0 where not known.
+  """
+
+  number: int
+  metrics: Any
+  batch: Any
+  epoch: float
+  waited: float
+  flops: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+  """Sums over the steps since the last line. Never changed, so it can be kept and saved.
+
+  Attributes:
+    sums: name -> (sum, count), float64.
+    steps: how many.
+    flops: their operations.
+    waited: seconds lost to input.
+    seconds: time they took, evaluations and pauses left out.
+  """
+
+  sums: Mapping[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
+  steps: int = 0
+  flops: float = 0.0
+  waited: float = 0.0
+  seconds: float = 0.0
+
+  def plus(self, step: Step, host: Mapping[str, Any]) -> "Window":
+    """The window with one more step, whose metrics are `host`; bad steps add no sums."""
+    sums = dict(self.sums)
+    named = {f"loss/{name}": pair for name, pair in host["terms"].items()} | host["task"]
+    if np.isfinite(host["objective"]) and np.isfinite(host["gradient_norm"]):
+      for name, pair in named.items():
+        old = sums.get(name, (0.0, 0.0))
+        total, count = (np.asarray(value, np.float64) for value in pair)
+        sums[name] = old[0] + total, old[1] + count
+    return dataclasses.replace(
+      self,
+      sums=sums,
+      steps=self.steps + 1,
+      flops=self.flops + step.flops,
+      waited=self.waited + step.waited,
+    )
+
+  def to_json(self) -> dict[str, Any]:
+    """Lists and numbers that `from_json` takes."""
+    sums = {name: [np.asarray(x).tolist() for x in pair] for name, pair in self.sums.items()}
+    return dataclasses.asdict(dataclasses.replace(self, sums={})) | {"sums": sums}
+
+  @classmethod
+  def from_json(cls, data: Mapping[str, Any]) -> "Window":
+    """The window that `to_json` wrote, exactly."""
+    sums = {
+      name: (np.asarray(total, np.float64), np.asarray(count, np.float64))
+      for name, (total, count) in data["sums"].items()
+    }
+    return cls(**{**data, "sums": sums})
 
 
 class Log:
   """Adds up the steps' sums and counts and writes a line every `log_every` steps.
 
   A step's metrics are read after the next step has been dispatched, so that reading them never
-  keeps the device waiting.
+  keeps the device waiting. What is added up between two lines is part of every checkpoint, so that
+  a run that was interrupted writes the lines of one that was not.
 
   Attributes:
     last: metrics and batch of the step read last: (step, host metrics, batch), or None.
   """
+
+  EMPTY: ClassVar[dict[str, Any]] = {"window": {"sums": {}}, "lines": []}
 
   def __init__(self, run: Run, writer: Writer):
     self.writer, self.every = writer, run.experiment.log_every
     self.compilations = Compilations()
     kind = jax.devices()[0].device_kind
     self.peak = PEAK_FLOPS.get(kind, 0.0) * jax.device_count()
-    self.pending: deque[Any] = deque()
+    self.pending: deque[Step] = deque()
+    self.window = Window()
+    self.began: float | None = None
     self.last: Any = None
-    self._reset()
 
-  def _reset(self) -> None:
-    self.sums: dict[str, Any] = {}
-    self.steps = 0
-    self.flops = self.waited = 0.0
-    self.began = time.monotonic()
+  def add(self, step: Step) -> None:
+    """Takes a step just dispatched; waits for nothing."""
+    if self.began is None:
+      self.began = time.monotonic()
+    self.pending.append(step)
 
-  def add(
-    self, step: int, metrics: Any, batch: Any, *, waited: float, epoch: float, flops: float
-  ) -> None:
-    """Takes the metrics of a step just dispatched and reads those of the step before."""
-    self.pending.append((step, metrics, batch, waited, epoch, flops))
-    if len(self.pending) > 1:
+  def read(self) -> None:
+    """Reads the metrics of the steps before the last one added."""
+    while len(self.pending) > 1:
       self._read()
 
   def flush(self) -> None:
-    """Reads what is left and forgets the time that passes until the next step."""
+    """Reads what is left and stops the clock until the next step."""
     while self.pending:
       self._read()
-    self.sums, self.steps = {}, 0
-    self._reset()
+    self.window, self.began = self._timed(), None
+
+  def held(self) -> Any:
+    """What `saved` needs, and no later step changes. Waits for nothing."""
+    return self._timed(), tuple(self.pending)
+
+  def saved(self, held: Any) -> dict[str, Any]:
+    """What to keep in a checkpoint: the sums so far, and lines that are not written yet."""
+    window, pending = held
+    lines = []
+    for step in pending:
+      host = jax.device_get(step.metrics)
+      window = window.plus(step, host)
+      if step.number % self.every == 0:
+        lines.append([step.number, self._line(window, step, host)])
+        window = Window()
+    return {"window": window.to_json(), "lines": lines}
+
+  def restore(self, saved: Mapping[str, Any]) -> None:
+    """Goes on from what a checkpoint kept; writes the lines that were left."""
+    self.window = Window.from_json(saved["window"])
+    for number, values in saved["lines"]:
+      self.writer.write("train", number, values)
+
+  def _timed(self) -> Window:
+    passed = 0.0 if self.began is None else time.monotonic() - self.began
+    return dataclasses.replace(self.window, seconds=self.window.seconds + passed)
 
   def _read(self) -> None:
-    step, metrics, batch, waited, epoch, flops = self.pending.popleft()
-    host = jax.device_get(metrics)
-    self.last = (step, host, batch)
-    named = {f"loss/{name}": pair for name, pair in host["terms"].items()} | host["task"]
-    if np.isfinite(host["objective"]) and np.isfinite(host["gradient_norm"]):
-      for name, pair in named.items():
-        old = self.sums.get(name, (0.0, 0.0))
-        self.sums[name] = tuple(np.add(a, b) for a, b in zip(old, pair, strict=True))
-    self.steps += 1
-    self.flops += flops
-    self.waited += waited
-    if step % self.every == 0:
-      self._write(step, host, epoch)
+    step = self.pending.popleft()
+    host = jax.device_get(step.metrics)
+    self.last = (step.number, host, step.batch)
+    self.window = self.window.plus(step, host)
+    if step.number % self.every == 0:
+      self.writer.write("train", step.number, self._line(self._timed(), step, host))
+      self.window, self.began = Window(), time.monotonic()
 
-  def _write(self, step: int, host: Any, epoch: float) -> None:
-    seconds = max(time.monotonic() - self.began, 1e-9)
-    values: dict[str, Any] = {"epoch": round(epoch, 4)}
-    for name, (total, count) in self.sums.items():
-      values |= _flat(name, np.asarray(total) / np.maximum(count, 1))
+  def _line(self, window: Window, step: Step, host: Mapping[str, Any]) -> dict[str, Any]:
+    seconds = max(window.seconds, 1e-9)
+    values: dict[str, Any] = {"epoch": round(step.epoch, 4)}
+    for name, (total, count) in window.sums.items():
+      values |= _flat(name, total / np.maximum(count, 1))
     if "nll" in values:
       values["loss"] = values.pop("nll")
-      values["perplexity"] = float(np.exp(values["loss"]))
-      values["tokens_per_second"] = float(self.sums["nll"][1] / seconds)
+      with np.errstate(over="ignore"):
+        values["perplexity"] = float(np.exp(values["loss"]))
+      values["tokens_per_second"] = float(window.sums["nll"][1] / seconds)
     values |= {
       "learning_rate": float(host["learning_rate"]),
       "gradient_norm": float(host["gradient_norm"]),
-      "steps_per_second": self.steps / seconds,
-      "input_seconds": self.waited,
+      "steps_per_second": window.steps / seconds,
+      "input_seconds": window.waited,
       "compilations": self.compilations.count,
       "compile_seconds": self.compilations.seconds,
       "compile_cache_hits": self.compilations.hits,
       "skipped": int(host["skipped"]),
     }
-    if self.peak and self.flops:
-      values["mfu"] = self.flops / seconds / self.peak
-    self.writer.write("train", step, values)
-    self._reset()
+    if self.peak and window.flops:
+      values["mfu"] = window.flops / seconds / self.peak
+    return values
 
 
 def _flat(name: str, value: np.ndarray) -> dict[str, float]:

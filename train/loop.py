@@ -13,9 +13,9 @@ import numpy as np
 from compmod_jax import errors
 from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.serialise import to_json
-from train import nonfinite
+from train import describe, nonfinite
 from train.checkpoint import Checkpointer
-from train.log import Log
+from train.log import Log, Step
 from train.preemption import Preemption
 from train.run import Run, encode_files
 from train.step import TrainState, make_step, trainable_mask
@@ -34,6 +34,7 @@ class History:
     stale: evaluations since the best one.
     seconds: wall time spent in training so far, evaluations included.
     stopped: why training ended before its last step; empty if it did not.
+    log: what the log has added up since its last line.
   """
 
   step: int = 0
@@ -43,6 +44,10 @@ class History:
   stale: int = 0
   seconds: float = 0.0
   stopped: str = ""
+  log: dict[str, Any] = dataclasses.field(default_factory=lambda: Log.EMPTY)
+
+
+TIME_UP = "the time limit was reached"
 
 
 class Loop:
@@ -53,7 +58,10 @@ class Loop:
     self.experiment = run.experiment
     self.history = History()
     self.checkpoints = Checkpointer(
-      run.workdir / "checkpoints", keep_last=run.experiment.keep_last, report=writer.say
+      run.workdir / "checkpoints",
+      keep_last=run.experiment.keep_last,
+      asynchronous=True,
+      report=writer.say,
     )
     self.files = run.task.files()
     hashes = json.dumps({k: hashlib.sha256(v).hexdigest() for k, v in self.files.items()})
@@ -69,38 +77,53 @@ class Loop:
   # Checkpoints.
 
   def _restore(self) -> TrainState:
-    restored = self.checkpoints.restore(self.run.abstract_state())
-    if restored is None:
-      self.writer.rewind(0)
+    found = self.checkpoints.read_meta()
+    if found is None:
+      self.writer.rewind(0, {"final": -1})
       return self.run.fresh_state()
-    state, meta, step = restored
+    step, meta = found
     errors.check(
       meta["tokenizer_hash"] == self.tokenizer_hash,
       f"The checkpoint of step {step} was made with another tokenizer"
       f" (hash {meta['tokenizer_hash'][:12]}, here {self.tokenizer_hash[:12]}); its token numbers"
       " would mean other words. Restore the tokenizers of this workdir or start in a new one.",
     )
-    self.history = History(**meta["history"])
+    restored = self.checkpoints.restore(self.run.abstract_state())
+    assert restored is not None
+    self.history = history = History(**meta["history"])
     for iterator, saved in zip(self.run.iterators, meta["iterators"], strict=True):
       iterator.set_state(saved)
-    self.writer.rewind(step)
+    self._rewind(step)
+    limit = self.experiment.time_limit_minutes
+    if history.stopped == TIME_UP and (not limit or history.seconds < limit * 60):
+      history.stopped = ""
     self.writer.say(f"continuing from the checkpoint of step {step}")
-    return state
+    return restored[0]
+
+  def _rewind(self, step: int) -> None:
+    """Takes back the lines of the log that are going to be written again."""
+    log = self.history.log
+    unwritten = [number for number, _ in log["lines"]]
+    ends = {"eval": self.history.evaluated, "final": -1}
+    self.writer.rewind(step, ends | ({"train": unwritten[0] - 1} if unwritten else {}))
+    self.log.restore(log)
 
   def _publish(self) -> None:
     """Says what a preemption would save: the state after the last completed step."""
     self.history.seconds = time.monotonic() - self.started
-    held = (self.state, dataclasses.replace(self.history), list(self.iterator_states))
-    self.preemption.hold(self.history.step, held)
+    history, iterators = dataclasses.replace(self.history), list(self.iterator_states)
+    self.preemption.hold(history.step, (self.state, history, iterators, self.log.held()))
 
   def save_held(self, step: int, held: Any) -> None:
     """Writes a checkpoint of what was published and waits until it is complete."""
     self._save(step, *held)
     self.checkpoints.wait()
 
-  def _save(self, step: int, state: TrainState, history: History, iterators: list[Any]) -> None:
+  def _save(
+    self, step: int, state: TrainState, history: History, iterators: list[Any], log: Any
+  ) -> None:
     meta = {
-      "history": dataclasses.asdict(history),
+      "history": dataclasses.asdict(dataclasses.replace(history, log=self.log.saved(log))),
       "iterators": iterators,
       "experiment": to_json(self.experiment),
       "tokenizers": encode_files(self.files),
@@ -113,19 +136,22 @@ class Loop:
     """Starts writing a checkpoint of the last completed step."""
     with self.preemption.lock:
       self._publish()
-      self._save(self.history.step, self.state, self.history, self.iterator_states)
+      log = self.log.held()
+      self._save(self.history.step, self.state, self.history, self.iterator_states, log)
 
   # Steps.
 
   def train(self) -> None:
     """Runs all phases that are left, then writes a last checkpoint."""
-    for number, end in enumerate(self.run.phase_ends):
-      if self.history.step < end and not self.history.stopped:
-        self._phase(number, end)
-    self.log.flush()
-    self._evaluate_if_due(last=True)
-    self.save()
-    self.checkpoints.wait()
+    for line in describe.opening_lines(self.run):
+      self.writer.say(line)
+    with self.checkpoints:
+      for number, end in enumerate(self.run.phase_ends):
+        if self.history.step < end and not self.history.stopped:
+          self._phase(number, end)
+      self._read_log()
+      self._evaluate_if_due()
+      self.save()
 
   def _phase(self, number: int, end: int) -> None:
     phase = self.experiment.phases[number]
@@ -144,10 +170,11 @@ class Loop:
       if self.history.stopped:
         return
       self._one_step(number, jitted)
-      every = self.experiment.checkpoint_every
-      if every and self.history.step % every == 0:
-        self.save()
       self._check_time()
+      every = self.experiment.checkpoint_every
+      # Where an evaluation is due, it saves once it knows its result.
+      if every and self.history.step % every == 0 and not self._evaluation_due():
+        self.save()
 
   def _one_step(self, number: int, jitted: Callable[..., Any]) -> None:
     """Takes a batch, steps, and hands the metrics to the log, which reads the step before's."""
@@ -155,21 +182,21 @@ class Loop:
     batch = next(self.run.iterators[number])
     waited = time.monotonic() - began
     placed = self.run.sharing.place(batch)
-    compiled = self._compile(number, jitted, placed)
+    compiled, flops = self._compile(number, jitted, placed)
     # The lock keeps a preemption from reading buffers that the step is about to reuse.
     with self.preemption.lock:
       self.state, metrics = compiled(self.state, placed)
       self.history.step += 1
       self.iterator_states[number] = self.run.iterators[number].get_state()
+      epoch = self.history.step / self.run.batches_per_epoch[number]
+      self.log.add(Step(self.history.step, metrics, batch, epoch, waited, flops))
       self._publish()
-    self.log.add(
-      self.history.step,
-      metrics,
-      batch,
-      waited=waited,
-      epoch=self.history.step / self.run.batches_per_epoch[number],
-      flops=self.compiled[number, _shapes(batch)][1],
-    )
+    self.log.read()
+    nonfinite.watch(self, self.log.last)
+
+  def _read_log(self) -> None:
+    """Waits for the last step and has its metrics logged."""
+    self.log.flush()
     nonfinite.watch(self, self.log.last)
 
   def _compile(self, number: int, jitted: Callable[..., Any], batch: Any) -> Any:
@@ -181,22 +208,28 @@ class Loop:
       program = jitted.lower(self.state, batch).compile()
       flops = (program.cost_analysis() or {}).get("flops", 0.0)
       self.compiled[key] = (program, flops)
-    return self.compiled[key][0]
+    return self.compiled[key]
 
   def _check_time(self) -> None:
     limit = self.experiment.time_limit_minutes
     if limit and time.monotonic() - self.started > limit * 60:
-      self.history.stopped = f"the time limit of {limit:g} minutes was reached"
-      self.writer.say(f"stopping: {self.history.stopped}")
+      self.history.stopped = TIME_UP
+      self.writer.say(f"stopping: {TIME_UP} ({limit:g} minutes)")
 
   # Evaluation.
 
-  def _evaluate_if_due(self, last: bool = False) -> None:
+  def _evaluation_due(self) -> bool:
     step, history = self.history.step, self.history
-    every = self.experiment.evaluate_every or self.run.batches_per_epoch[0]
-    if step == history.evaluated or step == 0 or (step % every and not last):
+    if step in (0, history.evaluated):
+      return False
+    last = step == self.run.total_steps or bool(history.stopped)
+    return last or step % (self.experiment.evaluate_every or self.run.batches_per_epoch[0]) == 0
+
+  def _evaluate_if_due(self) -> None:
+    if not self._evaluation_due():
       return
-    self.log.flush()
+    self._read_log()
+    step, history = self.history.step, self.history
     result = self.run.task.evaluate(
       self.state.weights,
       "valid",

@@ -39,6 +39,8 @@ def main(argv: list[str]) -> None:
     command = shlex.join(["python", "-m", "train.main", *argv])
     run = set_up(args.config, args.workdir, command=command)
     with Writer(args.workdir, total_steps=run.total_steps) as writer:
+      for note in run.notes:
+        writer.say(f"note: {note}")
       loop = Loop(run, writer, preemption)
       loop.train()
       finish.report_run(run, loop.history, writer, command=command)

@@ -33,12 +33,13 @@ def watch(loop: Any, last: Any) -> None:
   limit = loop.experiment.max_nonfinite
   if metrics["bad_run"] < limit:
     return
+  loop.save()
   where = locate(loop.run.task, loop.state, loop.run.sharing.place(batch), loop.experiment.seed)
   raise errors.UserError(
     f"Training stopped at step {step}: the loss or its gradient was not finite in {limit} steps in"
     f" a row (max_nonfinite). {where} The batches are in {path.parent}. Lower the learning rate,"
-    " clip gradients (optimizer.clip), or look at the batch; the parameters are still those before"
-    " the first bad step."
+    " clip gradients (optimizer.clip), or look at the batch; the last checkpoint holds the"
+    " parameters as they were before the first bad step."
   )
 
 
@@ -47,7 +48,8 @@ def save_batch(workdir: Path, step: int, batch: Any) -> Path:
   folder = workdir / "nonfinite"
   folder.mkdir(exist_ok=True)
   path = folder / f"step-{step:08d}.npz"
-  np.savez(path, **{name: np.asarray(value) for name, value in batch.items()})
+  arrays: Any = {name: np.asarray(value) for name, value in batch.items()}
+  np.savez(path, **arrays)
   return path
 
 

@@ -55,6 +55,23 @@ class OptimizerConfig:
       f"optimizer.weight_decay is {self.weight_decay} but optimizer.name is {self.name!r}, which"
       " takes none. Use adamw or set weight_decay to 0.",
     )
+    errors.check(
+      self.momentum == 0 or self.name == "sgd",
+      f"optimizer.momentum is {self.momentum} but optimizer.name is {self.name!r}, whose momentum"
+      " is b1. Use sgd or set momentum to 0.",
+    )
+    errors.check(
+      self.final_fraction == 0 or self.schedule in ("cosine", "linear"),
+      f"optimizer.final_fraction is {self.final_fraction} but optimizer.schedule is"
+      f" {self.schedule!r}, which has no final rate. Use cosine or linear, or set final_fraction"
+      " to 0.",
+    )
+    for field in ("b1", "b2", "momentum"):
+      value = getattr(self, field)
+      errors.check(
+        0 <= value < 1, f"optimizer.{field} is {value}; it must be at least 0 and below 1."
+      )
+    errors.check(self.eps > 0, f"optimizer.eps is {self.eps}; it must be positive.")
 
 
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
@@ -86,6 +103,13 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> Callable[[Any], 
   return rate
 
 
+def decayed(params: Any) -> Any:
+  """True for every parameter that weight decay shrinks: matrices, not biases of any shape."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: leaf.ndim > 1 and path[-1] != jax.tree_util.DictKey("bias"), params
+  )
+
+
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
   """The optimizer of a configuration, its schedule running over `total_steps` updates."""
   rate = learning_rate(config, total_steps)
@@ -97,10 +121,6 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
   else:
     chain.append(optax.scale_by_adam(config.b1, config.b2, config.eps))
   if config.weight_decay > 0:
-
-    def matrices(params: Any) -> Any:
-      return jax.tree.map(lambda p: p.ndim > 1, params)
-
-    chain.append(optax.add_decayed_weights(config.weight_decay, mask=matrices))
+    chain.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
   chain.append(optax.scale_by_learning_rate(rate))
   return optax.chain(*chain)

@@ -36,7 +36,7 @@ def provenance() -> dict[str, Any]:
     "devices": _devices(),
     "host": {
       "cpu": cpu_name(),
-      "cores": len(os.sched_getaffinity(0)),
+      "cores": os.cpu_count(),
       "system": platform.platform(),
     },
   }

@@ -1,14 +1,10 @@
-"""A run's parts, assembled: task, mesh, optimizer, state and the folder they live in.
-
-A workdir holds `config.json` (the resolved experiment and its provenance), `metrics.jsonl`,
-`checkpoints/` (to continue), `models/` (to use: `best`, and the last evaluated ones), `report/`.
-"""
+"""A run's parts, assembled: task, mesh, optimizer, state and the folder they live in."""
 
 import base64
 import dataclasses
 import functools
-import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +14,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from compmod_jax import errors, sharding
+from compmod_jax import sharding
 from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
-from compmod_jax.serialise import from_json, to_json
 from compmod_jax.tasks.base import Sharing, Task
 from train.experiment import Experiment
 from train.optimizer import learning_rate, make_optimizer
 from train.step import TrainState, init_state
-from train.provenance import provenance
+from train.workdir import CONFIG, claim, compare, make_folder, read_config
 
 
 def cache_folder() -> Path:
@@ -52,6 +47,7 @@ class Run:
     sharing: how batches are laid over the devices.
     iterators: training batches of each phase.
     batches_per_epoch: of each phase.
+    notes: what the user may want to know, a sentence each.
   """
 
   experiment: Experiment
@@ -61,6 +57,7 @@ class Run:
   sharing: Sharing
   iterators: list[Any]
   batches_per_epoch: list[int]
+  notes: list[str]
 
   @functools.cached_property
   def phase_ends(self) -> list[int]:
@@ -92,9 +89,9 @@ class Run:
     return init_state(params, carry, self.optimizer, self.experiment.ema)
 
   @functools.cached_property
-  def state_shardings(self) -> TrainState:
+  def state_shardings(self) -> Any:
     """Sharding of every array of the state: optimizer and average like their parameters."""
-    whole = sharding.replicated(self.mesh)
+    whole: Any = sharding.replicated(self.mesh)
     params = parameter_shardings(self.task, self.mesh)
     shapes = jax.eval_shape(self._init)
     moments = optax.tree.map_params(
@@ -133,39 +130,58 @@ def parameter_shardings(task: Task, mesh: Mesh) -> Any:
 
 
 def sharing_of(mesh: Mesh, micro_batches: int = 1) -> Sharing:
-  """How batches are laid over a mesh."""
+  """How batches are laid over a mesh; rows that it cannot share evenly get filler rows."""
+  multiple = sharding.batch_multiple(mesh) * micro_batches
+  part = max(1, multiple // jax.process_count())
   return Sharing(
-    place=lambda batch: sharding.place_batch(batch, mesh),
-    multiple=sharding.batch_multiple(mesh) * micro_batches,
+    place=lambda batch: sharding.place_batch(fill_up(batch, part), mesh), multiple=multiple
   )
+
+
+def fill_up(batch: Mapping[str, np.ndarray], multiple: int) -> dict[str, np.ndarray]:
+  """A batch with a multiple of so many rows; the rows added are filler (zeros, index -1)."""
+  filled = {}
+  for name, value in batch.items():
+    more = -len(value) % multiple
+    filling = np.full((more, *value.shape[1:]), -1 if name == "index" else 0, value.dtype)
+    filled[name] = np.concatenate([value, filling]) if more else value
+  return filled
 
 
 def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
   """Makes or reopens a workdir and assembles the run.
 
+  A workdir gets its configuration only once everything fits, so that a mistake can be mended.
+
   Raises:
     UserError: the workdir belongs to another configuration, or any part is wrong.
   """
-  claim(workdir, experiment, command)
+  make_folder(workdir)
+  notes = compare(workdir, experiment)
   mesh = sharding.make_mesh(experiment.mesh)
   sharing = sharing_of(mesh, experiment.micro_batches)
-  files = None
+  multiple, files = sharing.multiple, None
+  if (workdir / CONFIG).exists():
+    # Batches stay what they were, whatever the devices: the same sentences, in the same order.
+    multiple = read_config(workdir).get("batch_multiple", multiple)
   if (workdir / "tokenizers").is_dir():
     files = load_model_folder(workdir / "tokenizers")[1]
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
-  if files is None:
-    meta = {"holds": "tokenizers"}
-    save_model_folder(workdir / "tokenizers", params={}, files=task.files(), meta=meta)
   made = [
     task.train_batches(
       part=phase.part,
       seed=experiment.seed,
-      multiple=sharing.multiple,
+      multiple=multiple,
       process=jax.process_index(),
       processes=jax.process_count(),
     )
     for phase in experiment.phases
   ]
+  if not (workdir / CONFIG).exists():
+    claim(workdir, experiment, command=command, multiple=multiple)
+  if files is None:
+    meta = {"holds": "tokenizers"}
+    save_model_folder(workdir / "tokenizers", params={}, files=task.files(), meta=meta)
   return Run(
     experiment=experiment,
     workdir=workdir,
@@ -174,72 +190,8 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     sharing=sharing,
     iterators=[iterator for iterator, _ in made],
     batches_per_epoch=[count for _, count in made],
+    notes=notes,
   )
-
-
-def claim(workdir: Path, experiment: Experiment, command: str) -> None:
-  """Writes `config.json`, or checks that the one that is there says the same.
-
-  Raises:
-    UserError: the workdir belongs to another configuration; the message lists what differs.
-  """
-  path, mine = workdir / "config.json", to_json(experiment)
-  if path.exists():
-    theirs = read_config(workdir)["experiment"]
-    lines = differences(theirs, mine)
-    errors.check(
-      not lines,
-      f"{workdir} belongs to another configuration: {'; '.join(lines[:12])}. Continue it with its"
-      " own configuration, or choose another --workdir.",
-    )
-    return
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    record = {"experiment": mine, "command": command, "provenance": provenance()}
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(record, indent=2) + "\n")
-    temporary.replace(path)
-  except OSError as error:
-    raise errors.UserError(
-      f"--workdir {workdir} cannot be written: {error.strerror}. Choose another folder."
-    ) from error
-
-
-def read_config(workdir: Path) -> dict[str, Any]:
-  """What `config.json` of a workdir holds.
-
-  Raises:
-    UserError: it is missing or not readable.
-  """
-  path = workdir / "config.json"
-  try:
-    return json.loads(path.read_text())
-  except OSError as error:
-    raise errors.UserError(
-      f"{path} cannot be read: {error.strerror}. Give the --workdir of a training run."
-    ) from error
-  except json.JSONDecodeError as error:
-    raise errors.UserError(f"{path} is damaged: {error}.") from error
-
-
-def saved_experiment(workdir: Path) -> Experiment:
-  """The experiment of a workdir."""
-  return from_json(Experiment, read_config(workdir)["experiment"])
-
-
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-  """Where two nested configurations differ, a line each: `model.heads: 4 there, 8 here`."""
-  if isinstance(old, dict) and isinstance(new, dict):
-    keys = [*old, *(key for key in new if key not in old)]
-    return [
-      line
-      for key in keys
-      for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    ]
-  if isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
-    pairs = enumerate(zip(old, new, strict=True))
-    return [line for i, (a, b) in pairs for line in differences(a, b, f"{path}.{i}")]
-  return [] if old == new else [f"{path}: {old!r} there, {new!r} here"]
 
 
 def encode_files(files: dict[str, bytes]) -> dict[str, str]:

@@ -108,7 +108,7 @@ def gradients(
 
   terms, carries, found = jax.lax.map(statistics, (numbers, parts))
   terms, found = total(terms), total(found)
-  value, cotangent = jax.value_and_grad(losses.objective)(terms)
+  value, cotangent = jax.value_and_grad(losses.objective, allow_int=True)(terms)
 
   def add(grads: Any, number_part: Any) -> tuple[Any, None]:
     _, pull = jax.vjp(lambda p: part_loss(p, *number_part)[0], params)
@@ -145,7 +145,7 @@ def make_step(
       task, state.params, state.carry, batch, context, micro_batches
     )
     grads = choose(mask, grads, jax.tree.map(jnp.zeros_like, grads))
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = choose(mask, optax.apply_updates(state.params, updates), state.params)
     moves = optax.tree.map_params(
@@ -156,7 +156,7 @@ def make_step(
     if ema:
       # The average forgets its start faster than its decay says, as long as few steps are in it.
       decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
-      average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, state.ema, params)
+      average = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, params)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     moved = (params, opt_state, average, carry)
     old = (state.params, state.opt_state, state.ema, state.carry)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from compmod_jax.errors import UserError
@@ -79,8 +80,13 @@ class Writer:
     """Shows a line that stays."""
     self._progress.say(text)
 
-  def rewind(self, step: int) -> None:
-    """Drops what was written beyond a step, as a run that resumes there writes it again."""
+  def rewind(self, step: int, ends: Mapping[str, int] = MappingProxyType({})) -> None:
+    """Drops what was written beyond a step, as a run that resumes there writes it again.
+
+    Args:
+      step: the last step that stays.
+      ends: other last steps for lines of some kinds, -1 for none.
+    """
     self._progress.rewind()
     self._purge_step = step + 1
     if self._workdir is None or not (self._workdir / METRICS).exists():
@@ -88,7 +94,7 @@ class Writer:
     self.close_files()
     path = self._workdir / METRICS
     with _told(path):
-      kept = [line for line in _whole_lines(path) if _step_of(line) <= step]
+      kept = [line for line in _whole_lines(path) if _stays(json.loads(line), step, ends)]
       temporary = path.with_name(f".{METRICS}.new")
       with open(temporary, "wb") as file:
         file.writelines(kept)
@@ -198,5 +204,6 @@ def _whole_lines(path: Path) -> list[bytes]:
   return whole
 
 
-def _step_of(line: bytes) -> float:
-  return json.loads(line).get("step", -1)
+def _stays(line: Mapping[str, Any], step: int, ends: Mapping[str, int]) -> bool:
+  """Whether a line is kept; one without a step always is."""
+  return line.get("step", -1) <= ends.get(line.get("kind", ""), step)

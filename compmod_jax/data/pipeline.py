@@ -7,7 +7,7 @@ order is one number.
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -226,7 +226,7 @@ def train_batches(
     processes=processes,
   )
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=config.prefetch)
-  return iter(grain.MapDataset.source(epochs).to_iter_dataset(options))
+  return iter(grain.MapDataset.source(cast(Any, epochs)).to_iter_dataset(options))
 
 
 def eval_batches(

@@ -8,7 +8,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from compmod_jax.decoding.top import top_candidates
+from compmod_jax.decoding.top import top_candidates, top_k
 from compmod_jax.decoding.types import (
   Cache,
   Decoded,
@@ -161,7 +161,7 @@ def _advance(state: _State, settings: _Settings) -> _State:
   ending = jnp.where(ends & ~state.done[:, None], scores, -jnp.inf)[:, :beams]
   finished = _finish(state, settings, ending, parents[:, :beams], records)
 
-  log_probs, chosen = lax.top_k(jnp.where(ends, -jnp.inf, scores), beams)
+  log_probs, chosen = top_k(jnp.where(ends, -jnp.inf, scores), beams)
   parents = jnp.take_along_axis(parents, chosen, axis=1)
   tokens = jnp.take_along_axis(tokens, chosen, axis=1)
   living = _Living(
@@ -209,7 +209,7 @@ def _finish(
   old, beams = state.finished, parents.shape[1]
   length = state.position + 1
   scores = ending / length.astype(jnp.float32) ** settings.length_penalty
-  scores, index = lax.top_k(jnp.concatenate([old.scores, scores], axis=1), beams)
+  scores, index = top_k(jnp.concatenate([old.scores, scores], axis=1), beams)
   valid = scores > -jnp.inf
   new = (index >= beams) & valid
   # Row of [old rows, rows of the living] that each kept hypothesis comes from.

@@ -9,7 +9,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from compmod_jax.decoding.top import forbidden_mask, top_candidates
+from compmod_jax.decoding import top
 from compmod_jax.decoding.types import (
   Cache,
   Decoded,
@@ -61,7 +61,7 @@ def greedy(
   return _walk(
     step,
     cache,
-    lambda logits, position: top_candidates(logits, jnp.zeros((batch, 1)), 1, forbidden)[2],
+    lambda logits, position: top.top_candidates(logits, jnp.zeros((batch, 1)), 1, forbidden)[2],
     batch=batch,
     beams=1,
     max_length=max_length,
@@ -152,11 +152,11 @@ def _draw(
 ) -> Int[Array, "batch beams"]:
   vocab = logits.shape[-1]
   if forbidden:
-    logits = jnp.where(forbidden_mask(vocab, forbidden)[None, None], -jnp.inf, logits)
+    logits = jnp.where(top.forbidden_mask(vocab, forbidden)[None, None], -jnp.inf, logits)
   kept = min(top_k, vocab) if top_k else vocab
   if kept == vocab and top_p == 1:
     return jax.random.categorical(key, logits).astype(jnp.int32)
-  logits, types = lax.top_k(logits, kept)
+  logits, types = top.top_k(logits, kept)
   if top_p < 1:
     probabilities = jax.nn.softmax(logits)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities

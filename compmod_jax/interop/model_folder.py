@@ -22,7 +22,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from compmod_jax.errors import UserError
+from compmod_jax.errors import UserError, check, check_choice
 
 SCHEMA_VERSION = 1
 PARAMS = "params.safetensors"
@@ -85,6 +85,37 @@ def save_model_folder(
       f"{needed:.1f} MB beside any older one: free some space, or choose a place that can be "
       "written, and run the same command again. An older model there is untouched."
     ) from error
+
+
+def find_model(folder: Path, model: str | None = None) -> Path:
+  """The model folder that `folder` is or that it holds, as the workdir of a training run.
+
+  Args:
+    folder: a model folder, or a folder with model folders in its `models`.
+    model: which of those; None for `best`.
+
+  Raises:
+    UserError: there is none, none of that name, or `model` is given for a model folder.
+  """
+  if (folder / MODEL).is_file() or _previous(folder).is_dir():
+    check(
+      model is None,
+      f"model is {model!r}, but {folder} is itself a model's folder. Leave model out, or give the"
+      " workdir that holds several.",
+    )
+    return folder
+  models = folder / "models"
+  found = {path.name for path in models.iterdir()} if models.is_dir() else set()
+  # A model that is just being replaced has only its other name for a moment.
+  names = {name.removesuffix(".previous").lstrip(".") for name in found if ".new" not in name}
+  if not names:
+    check(folder.is_dir(), f"There is no folder {folder}. Give the workdir of a training run.")
+    raise UserError(
+      f"{folder} holds no trained model: it is neither a model folder with {MODEL}, nor the workdir"
+      " of a training run that has been evaluated at least once. Give one of those."
+    )
+  check_choice("model", model or "best", names)
+  return models / (model or "best")
 
 
 def load_model_folder(folder: Path) -> tuple[dict[str, Any], dict[str, bytes], dict[str, Any]]:

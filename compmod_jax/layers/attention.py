@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.mechanisms.competition import CompetitionConfig, Router, scale_heads
 from compmod_jax.sharding import logical
@@ -62,6 +62,26 @@ def attend(
   if dropout is not None:
     probabilities = dropout(probabilities)
   return jnp.einsum("bhts,bshd->bthd", probabilities, value)
+
+
+def ancestor_mask(
+  ancestry: Int[Array, "batch beams length"], position: Array
+) -> Bool[Array, "batch 1 beams keys"]:
+  """Which cached keys each beam may see: those of its own past, up to the newest position.
+
+  Args:
+    ancestry: number of the beam that wrote each position of each hypothesis.
+    position: index of the newest position.
+  """
+  batch, beams, length = ancestry.shape
+  past = (jnp.arange(length) <= position)[None, None, :, None]
+  mine = ancestry[..., None] == jnp.arange(beams)[None, None, None, :]
+  return (mine & past).reshape(batch, 1, beams, length * beams)
+
+
+def _heads_first(x: jax.Array) -> jax.Array:
+  """[batch, time, heads, head_dim] to a cache leaf [batch, 1, heads, time, head_dim]."""
+  return jnp.swapaxes(x, 1, 2)[:, None]
 
 
 class IntoHeads(nn.Module):
@@ -172,7 +192,7 @@ class Attention(nn.Module):
       deterministic: no dropout.
       taps: sites to read or change.
     """
-    if self.cross:
+    if memory is not None:
       (query,), (key, value) = self.query(inputs), self.key_value(memory)
     else:
       query, key, value = self.query_key_value(inputs)
@@ -184,32 +204,37 @@ class Attention(nn.Module):
     return self._compete(inputs, heads, own, deterministic=deterministic, taps=taps)
 
   def memory_cache(self, memory: Float[Array, "batch keys embed"]) -> Cache:
-    """Keys and values of a memory, computed once for all steps: leaves [batch, 1, keys, ...]."""
+    """Keys and values of a memory, computed once for all steps: [batch, 1, heads, keys, dim]."""
     key, value = self.key_value(memory)
-    return {"key": key[:, None], "value": value[:, None]}
+    return {"key": _heads_first(key), "value": _heads_first(value)}
 
   def empty_cache(self, batch: int, beams: int, length: int) -> Cache:
-    """Room for `length` steps: leaves [batch, beams, length, heads, head_dim]."""
-    shape = (batch, beams, length, self.heads, self.dim // self.heads)
+    """Room for `length` steps of all beams: leaves [batch, 1, heads, length * beams, head_dim].
+
+    What a beam wrote stays where it is when beams change places; `ancestor_mask` says which of it
+    belongs to whom.
+    """
+    shape = (batch, 1, self.heads, length * beams, self.dim // self.heads)
     return {"key": jnp.zeros(shape, self.dtype), "value": jnp.zeros(shape, self.dtype)}
 
   def step_memory(
     self,
     inputs: Float[Array, "batch beams embed"],
     cache: Cache,
+    mask: Bool[Array, "batch 1 #beams keys"],
     *,
-    mask: Bool[Array, "batch 1 1 keys"],
     taps: Taps = OFF,
   ) -> Float[Array, "batch beams embed"]:
     """One decoding step of cross attention: the beams of an example are its query positions."""
     (query,) = self.query(inputs)
-    heads = attend(query, cache["key"][:, 0], cache["value"][:, 0], mask, taps=taps)
+    heads = self._attend_cache(query, cache, mask, taps)
     return self._compete(inputs, heads, None, deterministic=True, taps=taps)
 
   def step_self(
     self,
     inputs: Float[Array, "batch beams embed"],
     cache: Cache,
+    mask: Bool[Array, "batch 1 beams keys"],
     position: Array,
     *,
     taps: Taps = OFF,
@@ -218,28 +243,23 @@ class Attention(nn.Module):
 
     Args:
       inputs: activations of the newest position of every beam.
-      cache: keys and values of the positions so far.
+      cache: keys and values that all beams wrote at the positions so far.
+      mask: which of them each beam descends from; see `ancestor_mask`.
       position: index of the newest position, a scalar.
       taps: sites to read or change.
     """
     query, key, value = self.query_key_value(inputs)
-    start = (0, 0, position, 0, 0)
+    start = (0, 0, 0, position * inputs.shape[1], 0)
     cache = {
-      "key": jax.lax.dynamic_update_slice(cache["key"], key[:, :, None], start),
-      "value": jax.lax.dynamic_update_slice(cache["value"], value[:, :, None], start),
+      "key": jax.lax.dynamic_update_slice(cache["key"], _heads_first(key), start),
+      "value": jax.lax.dynamic_update_slice(cache["value"], _heads_first(value), start),
     }
-    batch, beams, length, heads_n, head_dim = cache["key"].shape
-    flat = (batch * beams, length, heads_n, head_dim)
-    past = jnp.arange(length) <= position
-    heads = attend(
-      query.reshape(batch * beams, 1, heads_n, head_dim),
-      cache["key"].reshape(flat),
-      cache["value"].reshape(flat),
-      past[None, None, None, :],
-      taps=taps,
-    )
-    heads = heads.reshape(batch, beams, heads_n, head_dim)
+    heads = self._attend_cache(query, cache, mask, taps)
     return self._compete(inputs, heads, value, deterministic=True, taps=taps), cache
+
+  def _attend_cache(self, query: jax.Array, cache: Cache, mask: jax.Array, taps: Taps) -> jax.Array:
+    key, value = (jnp.swapaxes(cache[name][:, 0], 1, 2) for name in ("key", "value"))
+    return attend(query, key, value, mask, taps=taps)
 
   def _compete(
     self,

@@ -126,9 +126,7 @@ def score(
     signatures: one learned vector a unit.
     scale: divide by the square root of the key width.
   """
-  scores = jnp.einsum(
-    "...a,ha->...h", keys, signatures.astype(keys.dtype), preferred_element_type=jnp.float32
-  )
+  scores = jnp.einsum("...a,ha->...h", keys.astype(jnp.float32), signatures.astype(jnp.float32))
   return scores / jnp.sqrt(jnp.float32(keys.shape[-1])) if scale else scores
 
 

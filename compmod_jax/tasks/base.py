@@ -52,9 +52,13 @@ class TrainIterator(Protocol):
 
   def __next__(self) -> Mapping[str, np.ndarray]: ...
 
-  def get_state(self) -> Any: ...
+  def get_state(self) -> Any:
+    """The position, as JSON can hold it."""
+    ...
 
-  def set_state(self, state: Any) -> None: ...
+  def set_state(self, state: Any) -> None:
+    """Goes to a position that `get_state` gave."""
+    ...
 
 
 class Evaluation(NamedTuple):
@@ -79,6 +83,22 @@ class Task(Protocol):
   @property
   def metric(self) -> str:
     """Name of the score by which checkpoints are compared; higher is better unless a loss."""
+    ...
+
+  def final_splits(self) -> tuple[str, ...]:
+    """Names of the splits that are scored at the end."""
+    ...
+
+  def resolved_config(self) -> Any:
+    """The task's configuration with everything in it that was chosen from the training data."""
+    ...
+
+  def data_notes(self) -> list[str]:
+    """Sentences on what of the training data was left out."""
+    ...
+
+  def objective(self) -> dict[str, float]:
+    """The active terms of the objective and their weights."""
     ...
 
   def files(self) -> dict[str, bytes]:
@@ -119,4 +139,10 @@ class Task(Protocol):
 
   def forward(self, params: Any, batch: Batch, *, taps: Taps = OFF) -> jax.Array:
     """The model's logits on a batch, without dropout."""
+    ...
+
+  def routing_report(
+    self, params: Any, split: str, *, sharing: Sharing = Sharing()
+  ) -> dict[str, dict[str, Any]]:
+    """Mean weights of every router over a split, overall and by position, for the report."""
     ...

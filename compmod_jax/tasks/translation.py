@@ -24,7 +24,7 @@ from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term, cross_entropy
 from compmod_jax.mechanisms.health import router_statistics, weights_by_position
 from compmod_jax.models.transformer import Transformer, TransformerConfig
-from compmod_jax.sites import OFF, Taps
+from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
 from compmod_jax.tasks.translator import Translator
 
@@ -107,6 +107,7 @@ class Translation:
     splits: the data.
     source_tokenizer: from text to source tokens.
     target_tokenizer: from target tokens to text.
+    edits: site -> change of that activation, wherever the model runs.
   """
 
   def __init__(
@@ -116,8 +117,9 @@ class Translation:
     splits: Splits,
     source: Tokenizer,
     target: Tokenizer,
+    edits: Mapping[str, Edit] | None = None,
   ):
-    self.config, self.splits = config, splits
+    self.config, self.splits, self.edits = config, splits, dict(edits or {})
     self.source_tokenizer, self.target_tokenizer = source, target
     self.model = Transformer(model, source.vocab_size, target.vocab_size, PAD)
     errors.check(
@@ -126,6 +128,17 @@ class Translation:
       f" {model.max_length}; every token needs a position. Raise model.max_length.",
     )
     self._token_losses = jax.jit(self._eval_sums)
+
+  def edited(self, edits: Mapping[str, Edit]) -> "Translation":
+    """The same task with activations changed at these sites besides those of `self.edits`."""
+    return Translation(
+      self.config,
+      self.model.config,
+      self.splits,
+      self.source_tokenizer,
+      self.target_tokenizer,
+      {**self.edits, **edits},
+    )
 
   @property
   def metric(self) -> str:
@@ -162,7 +175,9 @@ class Translation:
   def examples(self, split: str) -> Examples:
     """A tokenised split, without pairs that are too long."""
     pairs = self.splits[split]
-    return tokenise(pairs, self.source_tokenizer, self.target_tokenizer, self.config.batch)
+    # Other splits have the ceiling that the buckets set, so that a saved model counts the same.
+    batch = self.config.batch if split == "train" else self.batch
+    return tokenise(pairs, self.source_tokenizer, self.target_tokenizer, batch)
 
   # Training.
 
@@ -179,14 +194,19 @@ class Translation:
     self, params: Any, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
   ) -> jax.Array:
     """Logits of every target token, [batch, time, vocab]; with dropout if a key is given."""
-    return self.model.apply(
+    logits: Any = self.model.apply(
       {"params": params},
       batch["source"],
       shift_right(batch["target"]),
       deterministic=rng is None,
-      taps=taps,
+      taps=taps.editing(self.edits),
       rngs=None if rng is None else {"dropout": rng},
     )
+    return logits
+
+  def objective(self) -> dict[str, float]:
+    """One term: label-smoothed cross-entropy."""
+    return {"cross_entropy": 1.0}
 
   def loss(
     self, params: Any, carry: Any, batch: Batch, context: Context
@@ -284,9 +304,11 @@ class Translation:
   @functools.cached_property
   def translator(self) -> Translator:
     """Translates sentences; see `Translator`."""
-    return Translator(self.model, self.source_tokenizer, self.target_tokenizer, self.batch)
+    return Translator(
+      self.model, self.source_tokenizer, self.target_tokenizer, self.batch, self.edits
+    )
 
-  def sites_report(
+  def routing_report(
     self, params: Any, split: str, *, sharing: Sharing = Sharing(), positions: int = 12
   ) -> dict[str, dict[str, list]]:
     """Mean weight of every head of every routed module over a split, overall and by position."""

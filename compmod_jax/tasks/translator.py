@@ -1,7 +1,7 @@
 """From sentences to translations: batching, jitted search, detokenisation."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from compmod_jax.decoding import DecodeConfig, decode
 from compmod_jax.models.transformer import Transformer
+from compmod_jax.sites import OFF, Edit
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 
 
@@ -41,10 +42,19 @@ class Translator:
     source: from text to source tokens.
     target: from target tokens to text.
     batch: padded lengths, and padded source positions of a batch.
+    taps: the edits under which the model runs; decoder sites hold one step of all beams.
   """
 
-  def __init__(self, model: Transformer, source: Tokenizer, target: Tokenizer, batch: BatchConfig):
+  def __init__(
+    self,
+    model: Transformer,
+    source: Tokenizer,
+    target: Tokenizer,
+    batch: BatchConfig,
+    edits: Mapping[str, Edit] | None = None,
+  ):
     self.model, self.source, self.target, self.batch = model, source, target, batch
+    self.taps = OFF.editing(edits or {})
     self._searches: dict[Any, Callable[..., Any]] = {}
 
   def __call__(
@@ -61,7 +71,7 @@ class Translator:
   ) -> list[list[Hypothesis]]:
     """The n best translations of every sentence, in the sentences' order.
 
-    Sources over the length ceiling are cut there. An empty sentence has one empty hypothesis.
+    Sources over the length ceiling are cut there. A blank sentence has one empty hypothesis.
 
     Args:
       params: the model's parameters.
@@ -81,16 +91,16 @@ class Translator:
       search = self._search_for(config, batch["source"].shape[1], routing)
       key = jax.random.fold_in(rng, number)
       found = jax.device_get(search(params, sharing.place(batch), key))
-      for row in np.flatnonzero(batch["index"] >= 0):
+      for row in np.flatnonzero(batch["index"] >= 0).tolist():
         results[batch["index"][row]] = self._hypotheses(found, row)
         done += 1
       status(f"translating {name}", done, len(sentences))
     return results
 
   def _batches(self, sentences: Sequence[str], multiple: int) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of source sentences; empty ones are left out."""
+    """Batches of source sentences; blank ones are left out."""
     encoded = self.source.encode_batch(list(sentences))
-    kept = [i for i, ids in enumerate(encoded) if ids]
+    kept = [i for i, ids in enumerate(encoded) if ids and not sentences[i].isspace()]
     limit = self.batch.longest - 1
     columns = {"source": [np.asarray([*encoded[i][:limit], EOS], np.int32) for i in kept]}
     examples = Examples(columns=columns, index=np.asarray(kept, np.int32))
@@ -115,12 +125,17 @@ class Translator:
     longest: int,
     routing: bool,
   ) -> Any:
-    source, variables = batch["source"], {"params": params}
-    cache = self.model.apply(
-      variables, source, beams=config.width, length=longest, routing=routing, method="prefill"
+    source, apply = batch["source"], functools.partial(self.model.apply, {"params": params})
+    cache = apply(
+      source,
+      beams=config.width,
+      length=longest,
+      routing=routing,
+      taps=self.taps.apart(),
+      method="prefill",
     )
     return decode(
-      lambda cache, tokens: self.model.apply(variables, cache, tokens, method="step"),
+      lambda cache, tokens: apply(cache, tokens, taps=self.taps.apart(), method="step"),
       cache,
       config,
       batch=source.shape[0],

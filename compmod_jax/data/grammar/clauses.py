@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from compmod_jax.data.grammar import inflect
 from compmod_jax.data.grammar.inflect import HE, THEY, Token, Tokens
-from compmod_jax.data.grammar.lexicon import NOUNS, VERBS
+from compmod_jax.data.grammar.lexicon import NOUNS
 from compmod_jax.data.grammar.phrases import Phrase, PhraseComposer
 from compmod_jax.data.grammar.tables import (
   ADJECTIVES_OF,
@@ -21,11 +21,12 @@ from compmod_jax.data.grammar.tables import (
   TENSES,
   TIMES,
 )
+from compmod_jax.data.grammar.verbs import VERBS
 
 COMMA: Token = (",", "punct")
 _NOT = (("nicht", "neg"), ("not", "neg"))
 _CANNOT = (("cannot", "aux"),)
-_FRAMES = "transitive transitive transitive intransitive motion dative ditransitive copula".split()
+_FRAMES = [*["transitive"] * 3, "intransitive", "motion", "dative", "ditransitive", "copula"]
 _Sides = tuple[Tokens, Tokens]
 _NOTHING: _Sides = ((), ())
 
@@ -67,7 +68,7 @@ def _middle(clause: Clause) -> Tokens:
 
 
 def german_main(clause: Clause, front: Tokens | None = None, person: int | None = None) -> Tokens:
-  """Verb second; with a `front` the subject follows the verb, with an empty one it is a question."""
+  """Verb second; behind a `front` the verb precedes the subject, an empty one makes a question."""
   group = clause.group(person)
   subject = clause.subject.german
   start = (*subject, group.finite) if front is None else (*front, group.finite, *subject)
@@ -161,13 +162,13 @@ class Composer(PhraseComposer):
     if chance < 0.16 and not negative:
       clause.negated = True
     elif chance < 0.4 and not negative:
-      clause.adverb = self.pick(ADVERBS)
+      clause.adverb = self.pick(ADVERBS[:6] if clause.verb is None else ADVERBS)
     if clause.verb is None:
       return
     frame = VERBS[clause.verb].frame
     if frame in ("transitive", "dative", "ditransitive") and not gap:
       self._objects(clause, frame, depth, not (chance < 0.4 or negative))
-    if clause.closed:
+    if clause.closed or frame == "complement":
       return
     if frame == "motion":
       if random() < 0.8:

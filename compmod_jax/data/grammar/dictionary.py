@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Literal
 
 from compmod_jax.data.grammar import inflect, lexicon
-from compmod_jax.data.grammar.inflect import HE, THEY, I
-from compmod_jax.data.grammar.lexicon import ADJECTIVES, NOUNS, VERBS
+from compmod_jax.data.grammar.inflect import HE, ME, THEY
+from compmod_jax.data.grammar.lexicon import ADJECTIVES, NOUNS
 from compmod_jax.data.grammar.tables import TIMES
+from compmod_jax.data.grammar.verbs import VERBS
 
 _WORD = re.compile(r"\w+")
 Direction = Literal["de-en", "en-de"]
@@ -17,12 +18,12 @@ Direction = Literal["de-en", "en-de"]
 _SMALL = """ich I, er he, wir we, sie she, sie they, mich me, mir me, ihn him, ihm him, uns us,
   wer who, wen whom, wem whom, denen whom, die which, der who, warum why, wann when, wo where,
   nicht not, dass that, es it, und and, aber but, oder or, mit with, ohne without, neben next,
-  hinter behind, aus from, vor front, für for, in in, zu to, durch through, in into, im in, ins into,
-  zum to, zur to, am in, von of, hat has, haben have, habe have, hatte had, hatten had, ist is,
-  sind are, bin am, war was, waren were, wird will, werden will, werde will, kann can, kann cannot,
-  können can, muss must, müssen must, will wants, wollen want, darf may, dürfen may, soll should,
-  sollen should, tut does, tun do, tat did, auf up, an on, ab off, ein in, weg away, fest tight,
-  zurück back, bei by, ein an, in at, letzte last, nächste next"""
+  hinter behind, aus from, vor front, für for, in in, zu to, durch through, in into, im in, ins
+  into, zum to, zur to, am in, von of, hat has, haben have, habe have, hatte had, hatten had, ist
+  is, sind are, bin am, war was, waren were, wird will, werden will, werde will, kann can, kann
+  cannot, können can, muss must, müssen must, will wants, wollen want, darf may, dürfen may, soll
+  should, sollen should, tut does, tun do, tat did, auf up, an on, ab off, ein in, weg away, fest
+  tight, zurück back, bei by, ein an, in at, letzte last, nächste next"""
 
 
 def _pairs() -> Iterator[tuple[str, str]]:
@@ -33,10 +34,9 @@ def _pairs() -> Iterator[tuple[str, str]]:
         for case in inflect.CASES:
           form = inflect.DETERMINER[stem, gender, case][0][0][0]
           yield form, (plural if gender == "p" else singular) or plural or singular
-  for german, _, english in (item.strip().partition(" ") for item in _SMALL.split(",")):
+  for german, english in (item.split() for item in _SMALL.split(",")):
     yield german, english
-  for pair in (*lexicon.ADVERBS, *lexicon.NUMERALS, *lexicon.CONJUNCTIONS):
-    yield pair
+  yield from (*lexicon.ADVERBS, *lexicon.NUMERALS, *lexicon.CONJUNCTIONS)
   for i, noun in enumerate(NOUNS):
     for plural in (False, True):
       for case in inflect.CASES:
@@ -59,7 +59,7 @@ def _verb_pairs(separable: bool) -> Iterator[tuple[str, str]]:
       base, past, participle = verb.english
       yield verb.particle + verb.infinitive, base
       yield verb.participle, participle
-      for person in (HE, THEY, I):
+      for person in (HE, THEY, ME):
         for tense, english in (
           ("present", inflect.third_person(base) if person == HE else base),
           ("past", past),

@@ -6,27 +6,15 @@ A token is a pair (word, tag); phrases are sequences of tokens.
 import functools
 from typing import NamedTuple
 
-from compmod_jax.data.grammar.lexicon import ADJECTIVES, NOUNS, Noun, Verb
+from compmod_jax.data.grammar.lexicon import ADJECTIVES, NOUNS, Noun
+from compmod_jax.data.grammar.verbs import Verb
 
 Token = tuple[str, str]
 Tokens = tuple[Token, ...]
 
 CASES = ("nom", "acc", "dat")
 # Who the subject is, for the verb; the odd ones are plural.
-HE, THEY, I, WE = range(4)
-
-TENSES = (
-  "present",
-  "past",
-  "perfect",
-  "pluperfect",
-  "future",
-  "can",
-  "must",
-  "want",
-  "may",
-  "ought",
-)
+HE, THEY, ME, WE = range(4)
 
 
 def tokens(text: str, tag: str) -> Tokens:
@@ -199,7 +187,7 @@ def _english(verb: Verb, tense: str, person: int) -> tuple[tuple[Token | None, T
 
 @functools.cache
 def verb_group(verb: Verb, tense: str, person: int) -> Group:
-  """The verb forms for a tense of TENSES and a subject HE, THEY, I or WE."""
+  """The verb forms for a tense of `tables.TENSES` and a subject HE, THEY, ME or WE."""
   plain, (auxiliary, rest) = _english(verb, tense, person)
   assert auxiliary is not None
   return Group(*_german(verb, tense, person), plain, (auxiliary, rest))

@@ -161,7 +161,7 @@ class PhraseComposer:
     if relative and depth < self.limit:
       nesting = 0.12
       if self.nest:
-        nesting = 0.7 if depth == self.depth else 0.0
+        nesting = 0.9 if depth == self.depth else 0.0
     if chance < nesting:
       return self.relative(noun, plural, depth + 1), True
     if chance < nesting + 0.1:

@@ -14,9 +14,10 @@ from compmod_jax.data.grammar.clauses import (
   german_main,
 )
 from compmod_jax.data.grammar.inflect import HE, THEY, Token, Tokens
-from compmod_jax.data.grammar.lexicon import CONJUNCTIONS, COORDINATIONS, VERBS
+from compmod_jax.data.grammar.lexicon import CONJUNCTIONS, COORDINATIONS
 from compmod_jax.data.grammar.phrases import Phrase
 from compmod_jax.data.grammar.tables import DOES, FRAMES, NOUN_PREPOSITIONS
+from compmod_jax.data.grammar.verbs import VERBS
 
 _STOP: Token = (".", "punct")
 _QUESTION: Token = ("?", "punct")
@@ -113,12 +114,12 @@ def _cleft(composer: Composer) -> Sentence:
 def _shared(composer: Composer) -> Sentence:
   """One subject, two verbs joined by `und`: `Der Mann lacht und schläft .`"""
   first = composer.clause(_PLAIN_VERBS, time=False)
-  if first.closed:
+  fitting = [DOES[frame, first.subject.kind] for frame in ("transitive", "intransitive")]
+  verb = composer.pick(composer.pick(fitting))
+  if first.closed or verb == first.verb:
     return _closing("statement", german_main(first), english_statement(first), first)
   first.tense = composer.era
   first.negated = False
-  fitting = [DOES[frame, first.subject.kind] for frame in ("transitive", "intransitive")]
-  verb = composer.pick(composer.pick(fitting))
   composer.verbs.add(verb)
   second = Clause(first.subject._replace(german=(), english=()), first.tense, verb)
   composer.complete(second, 0)
@@ -180,7 +181,6 @@ def _sub_first(composer: Composer) -> Sentence:
 def _complement(composer: Composer) -> Sentence:
   """`Der Mann sagt , dass ...`; one in ten is a question."""
   clause = composer.clause(FRAMES["complement"], time=False)
-  clause.place = ((), ())
   other = composer.clause()
   question = composer.random() < 0.15
   german = german_main(clause, () if question else None)
@@ -207,13 +207,13 @@ def _closing(kind: str, german: Tokens, english: Tokens, clause: Clause) -> Sent
 
 # How often each kind is drawn, in hundredths.
 _KINDS: list[Callable[[Composer], Sentence]] = [
-  *[_simple] * 18,
+  *[_simple] * 24,
   *[_cleft] * 10,
   *[_shared] * 6,
   *[_yes_no] * 10,
   *[_wh] * 6,
-  *[_sub_last] * 16,
-  *[_sub_first] * 14,
+  *[_sub_last] * 13,
+  *[_sub_first] * 11,
   *[_complement] * 12,
   *[_coordinated] * 8,
 ]

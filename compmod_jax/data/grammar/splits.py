@@ -8,8 +8,9 @@ import zlib
 from typing import Any, Literal
 
 from compmod_jax.data.grammar.clauses import Composer
-from compmod_jax.data.grammar.lexicon import ADJECTIVES, NOUNS, VERBS
+from compmod_jax.data.grammar.lexicon import ADJECTIVES, NOUNS
 from compmod_jax.data.grammar.sentences import Sentence, attracted, long, nested, ordinary, render
+from compmod_jax.data.grammar.verbs import VERBS
 from compmod_jax.data.pairs import Pairs
 from compmod_jax.errors import check, check_choice
 
@@ -76,9 +77,9 @@ class GrammarData:
 
   Splits: `train`, `valid` and `test` have one distribution, and a hash of the sentence says which
   of them may hold it, for every seed. Out of distribution: `length`, both sides longer than any
-  training sentence, at most twice as long; `depth`, one relative clause more in each other than trained; `combination`,
-  with an adjective and its noun, or a verb and its object, that share no training sentence;
-  `attractor`, `index % 4` nouns of the other number between the subject and its verb.
+  training sentence, at most twice as long; `depth`, one relative clause more in each other than
+  trained; `combination`, with an adjective and its noun, or a verb and its object, that share no
+  training sentence; `attractor`, `index % 4` nouns of the other number between subject and verb.
 
   Annotations (`Pairs.info`): `pos_source`, `pos_target`, one tag a word (noun, name, verb, aux,
   adj, adv, det, num, pron, prep, conj, neg, part); `number`, sg or pl, of the main clause's
@@ -205,7 +206,7 @@ class _Draw:
     return {"length": long, "depth": nested}.get(self.split, ordinary)(self.composer)
 
   def _fits(self, sentence: Sentence, index: int) -> bool:
-    """Whether the words are right for the split; what only training may not hold, nor may others."""
+    """Whether the words are right for the split: only `combination` may hold held-out pairs."""
     composer = self.composer
     if self.split == "combination":
       return _combines(composer)
@@ -219,7 +220,7 @@ class _Draw:
     longest = self.config.words
     if self.split == "length":
       return longest < min(german, english) and max(german, english) <= 2 * longest
-    return _SHORTEST <= min(german, english) and max(german, english) <= longest
+    return min(german, english) >= _SHORTEST and max(german, english) <= longest
 
   def _belongs(self, german: str) -> bool:
     """Eight tenths of all sentences are for training, a tenth each for validation and tests."""

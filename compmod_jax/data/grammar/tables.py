@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from compmod_jax.data.grammar import inflect, lexicon
-from compmod_jax.data.grammar.inflect import HE, THEY, WE, I, Tokens
-from compmod_jax.data.grammar.lexicon import ADJECTIVES, NOUNS, VERBS
+from compmod_jax.data.grammar.inflect import HE, ME, THEY, WE, Tokens
+from compmod_jax.data.grammar.lexicon import ADJECTIVES, NOUNS
+from compmod_jax.data.grammar.verbs import VERBS
 
 _CLASSES = "patl"
 
@@ -60,7 +61,7 @@ ENGLISH_NOUN = [tuple((form, "noun") for form in noun.english) for noun in NOUNS
 ENGLISH_ADJECTIVE = [(adjective.english, "adj") for adjective in ADJECTIVES]
 ADVERBS = [((german, "adv"), (english, "adv")) for german, english in lexicon.ADVERBS]
 SUBJECT_PRONOUNS = [
-  ("ich", "I", I),
+  ("ich", "I", ME),
   ("er", "he", HE),
   ("wir", "we", WE),
   ("sie", "she", HE),
@@ -81,7 +82,7 @@ TIMES = {
 # One row a sentence: the tenses of all its clauses.
 TENSES = {
   "past": ["past", "past", "past", "perfect", "perfect", "perfect", "pluperfect"],
-  "present": "present present present future can must want may ought".split(),
+  "present": [*["present"] * 3, "future", "can", "must", "want", "may", "ought"],
 }
 
 

@@ -1,0 +1,57 @@
+# make run    sets everything up and does the main job: trains, evaluates, reports (CPU: 10 minutes)
+# make test   sets everything up and runs the tests
+PYTHON ?= python3
+VENV ?= .venv
+PEERS ?= .venv-peers
+PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
+FAST = not slow and not peers
+
+.PHONY: run test test-peers test-slow lint types wheel clean
+
+run: $(VENV)/.run
+	$(VENV)/bin/python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
+
+test: $(VENV)/.test lint types
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "$(FAST)"
+
+# Compares with PyTorch and Hugging Face; their wheels are large, so they get a place of their own.
+test-peers: $(PEERS)/.peers
+	$(PEERS)/bin/python -m pytest -m peers tests/peers
+
+# Minutes to an hour: repeated kills, statistics over many draws.
+test-slow: $(VENV)/.test
+	$(VENV)/bin/python -m pytest -m slow
+
+lint: $(VENV)/.test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.test
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+wheel: $(VENV)/.run
+	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info
+
+$(VENV)/bin/python:
+	@echo "making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing compmod_jax and what it needs (about a minute)"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	@echo "installing what the tests need"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[test]'
+	@touch $@
+
+$(PEERS)/.peers: pyproject.toml constraints.txt
+	@echo "installing PyTorch and transformers in $(PEERS)"
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/pip install $(PIP_FLAGS) torch==2.13.0
+	@$(PEERS)/bin/pip install $(PIP_FLAGS) --editable '.[test,peers]'
+	@touch $@

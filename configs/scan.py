@@ -1,0 +1,47 @@
+"""SCAN commands to actions (Lake & Baroni 2018): does a model compose what it has learned?
+
+Run:      python -m train.main --config configs/scan.py:simple
+Variants: simple, length, addprim_jump, addprim_turn_left, template_right,
+          template_opposite_right, template_around_right, template_jump_around_right
+"""
+
+from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.scan import ScanData
+from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.decoding import DecodeConfig
+from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.tasks.translation import TranslationConfig
+from train.experiment import Experiment, Phase
+from train.optimizer import OptimizerConfig
+
+
+def get_config(variant: str) -> Experiment:
+  return Experiment(
+    name=f"SCAN, {variant or 'simple'} split",
+    task=TranslationConfig(
+      data=ScanData(split=variant or "simple"),
+      tokenizer=TokenizerConfig(kind="words"),
+      target_tokenizer=TokenizerConfig(kind="words"),
+      batch=BatchConfig(tokens=4096, ceiling=64, bucket_count=4),
+      label_smoothing=0.0,
+      # An action sequence is up to eight times as long as its command.
+      decode=DecodeConfig(method="greedy", max_ratio=8, max_extra=4),
+    ),
+    model=TransformerConfig(
+      encoder_layers=2,
+      decoder_layers=2,
+      dim=128,
+      heads=8,
+      ffn_dim=256,
+      norm="pre",
+      dropout=0.1,
+      compete=("encoder_self",),
+    ),
+    optimizer=OptimizerConfig(
+      learning_rate=1e-3, schedule="cosine", warmup_steps=200, b2=0.98, clip=1.0
+    ),
+    phases=(Phase(steps=3000),),
+    evaluate_every=500,
+    evaluate_sentences=500,
+    ema=0.99,
+  )

@@ -1,0 +1,289 @@
+"""Attention layers: explicit references, competition of heads, steps of decoding, sites."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compmod_jax.layers.attention import Attention, IntoHeads, OutOfHeads, attend
+from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.sites import Taps, run, zero_units
+
+BATCH, TIME, KEYS, HEADS, DIM, MEMORY = 2, 5, 7, 4, 8, 8
+SMALL = CompetitionConfig(key_dim=3, hidden_dim=6)
+TOP = CompetitionConfig(key_dim=3, hidden_dim=6, rule="top_k", keep=2, inactive="value")
+
+
+def numbers(*shape: int, seed: int = 0) -> jax.Array:
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+INPUTS = numbers(BATCH, TIME, DIM)
+MEMORIES = numbers(BATCH, KEYS, MEMORY, seed=1)
+VISIBLE = jnp.asarray([[True] * 7, [True] * 4 + [False] * 3])[:, None, None, :]
+
+
+@functools.cache
+def module(cross: bool = False, competition: CompetitionConfig | None = None) -> Attention:
+  return Attention(DIM, HEADS, competition=competition, cross=cross)
+
+
+@functools.cache
+def params(cross: bool = False, competition: CompetitionConfig | None = None) -> Any:
+  """Random parameters, biases too."""
+  memory = MEMORIES if cross else None
+  shapes = jax.eval_shape(module(cross, competition).init, jax.random.key(0), INPUTS, memory)
+  leaves, tree = jax.tree.flatten(nn.unbox(shapes))
+  made = [0.5 * numbers(*leaf.shape, seed=n) for n, leaf in enumerate(leaves)]
+  return jax.tree.unflatten(tree, made)
+
+
+@functools.cache
+def call(cross: bool = False, competition: CompetitionConfig | None = None) -> Any:
+  """The module, compiled, with every site: (params, mask) -> (output, sites)."""
+  memory, causal = (MEMORIES, False) if cross else (None, True)
+  return jax.jit(
+    lambda params, mask: run(
+      module(cross, competition).apply,
+      params,
+      INPUTS,
+      memory,
+      mask=mask,
+      causal=causal,
+      capture=None,
+    )
+  )
+
+
+def explicit(query: Any, key: Any, value: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
+  """Head outputs and probabilities in float64, one query at a time."""
+  query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+  batch, time, heads, width = query.shape
+  probabilities = np.zeros((batch, heads, time, key.shape[1]))
+  output = np.zeros_like(query)
+  for b, h, t in np.ndindex(batch, heads, time):
+    scores = np.where(mask[b, t], key[b, :, h] @ query[b, t, h] / np.sqrt(width), -np.inf)
+    powers = np.exp(scores - scores.max())
+    probabilities[b, h, t] = powers / powers.sum()
+    output[b, t, h] = probabilities[b, h, t] @ value[b, :, h]
+  return output, probabilities
+
+
+def visibility(cross: bool) -> np.ndarray:
+  if cross:
+    return np.broadcast_to(np.asarray(VISIBLE)[:, 0], (BATCH, TIME, KEYS))
+  return np.broadcast_to(np.tril(np.ones((TIME, TIME), bool)), (BATCH, TIME, TIME))
+
+
+def projected(p: Any, inputs: Any) -> np.ndarray:
+  """What a projection into heads gives: [projections, batch, time, heads, head_dim]."""
+  p = jax.tree.map(np.asarray, p)
+  found = np.einsum("btd,dphk->pbthk", np.asarray(inputs), p["kernel"])
+  return found + p["bias"][:, None, None]
+
+
+def queries_keys_values(p: Any, cross: bool) -> np.ndarray | tuple:
+  if cross:
+    return (*projected(p["query"], INPUTS), *projected(p["key_value"], MEMORIES))
+  return projected(p["query_key_value"], INPUTS)
+
+
+both = pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+
+
+@both
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "explicit"])
+def test_attention_is_the_softmax_of_scaled_products(cross, fused):
+  query, keys = numbers(BATCH, TIME, HEADS, 2), KEYS if cross else TIME
+  key, value = numbers(2, BATCH, keys, HEADS, 2, seed=3)
+  taps = Taps(capture=frozenset() if fused else None)
+  mask = VISIBLE if cross else None
+  found = jax.jit(lambda q, k, v: attend(q, k, v, mask, causal=not cross, taps=taps))(
+    query, key, value
+  )
+  expected, probabilities = explicit(query, key, value, visibility(cross))
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+  assert probabilities.shape == (BATCH, HEADS, TIME, keys)
+
+
+@both
+@pytest.mark.parametrize("competition", [None, SMALL], ids=["plain", "competing"])
+def test_the_module_is_projection_attention_competition_projection(cross, competition):
+  p = params(cross, competition)["params"]
+  output, sites = jax.device_get(
+    call(cross, competition)({"params": p}, VISIBLE if cross else None)
+  )
+  heads, probabilities = explicit(*queries_keys_values(p, cross), visibility(cross))
+  np.testing.assert_allclose(sites["attention"], probabilities, atol=1e-6)
+  np.testing.assert_allclose(sites["heads"], heads, atol=1e-5)
+  weights = sites["router/weights"] if competition else np.ones((BATCH, TIME, HEADS))
+  np.testing.assert_allclose(sites["heads_scaled"], heads * weights[..., None], atol=1e-5)
+  p = jax.tree.map(np.asarray, p)
+  width = DIM // HEADS
+  concatenated = (heads * weights[..., None]).reshape(BATCH, TIME, HEADS * width)
+  expected = concatenated @ p["output"]["kernel"].reshape(HEADS * width, DIM) + p["output"]["bias"]
+  np.testing.assert_allclose(output, expected, atol=1e-5)
+
+
+def test_the_router_of_cross_attention_reads_the_query_position():
+  p = params(True, SMALL)
+  _, sites = call(True, SMALL)(p, VISIBLE)
+  selection = module(True, SMALL).bind(p).router(INPUTS)
+  np.testing.assert_allclose(sites["router/weights"], selection.weights, atol=1e-6)
+
+
+def test_heads_that_lost_put_out_their_own_value_vector():
+  p = params(False, TOP)
+  _, sites = jax.device_get(call(False, TOP)(p, None))
+  values = projected(p["params"]["query_key_value"], INPUTS)[2]
+  lost = sites["router/weights"] == 0
+  assert (lost.sum(axis=-1) == HEADS - 2).all()
+  np.testing.assert_allclose(sites["heads_scaled"][lost], values[lost], atol=1e-6)
+  expected = sites["heads"] * sites["router/weights"][..., None]
+  np.testing.assert_allclose(sites["heads_scaled"][~lost], expected[~lost], atol=1e-6)
+
+
+@both
+def test_uniform_weights_with_rescale_are_plain_attention_in_values_and_gradients(cross):
+  competition = CompetitionConfig(key_dim=3, hidden_dim=6, rescale=True)
+  p = params(cross, competition)
+  plain = {"params": {k: v for k, v in p["params"].items() if k != "router"}}
+  uniform = {"router/weights": lambda weights: jnp.full_like(weights, 1 / HEADS)}
+  memory, weight = (MEMORIES if cross else None), numbers(BATCH, TIME, DIM, seed=5)
+
+  def total(params, attention, edits):
+    out, _ = run(attention.apply, params, INPUTS, memory, causal=not cross, edits=edits)
+    return jnp.sum(weight * out), out
+
+  def gradient(attention, edits):
+    function = functools.partial(total, attention=attention, edits=edits)
+    return jax.jit(jax.value_and_grad(function, has_aux=True))
+
+  (_, one), gradients = gradient(module(cross, competition), uniform)(p)
+  (_, two), expected = gradient(module(cross), {})(plain)
+  np.testing.assert_allclose(one, two, atol=1e-6)
+  for path, leaf in jax.tree.leaves_with_path(gradients["params"]):
+    if path[0].key == "router":
+      np.testing.assert_array_equal(leaf, 0)
+    else:
+      peer = functools.reduce(lambda tree, key: tree[key.key], path, expected["params"])
+      np.testing.assert_allclose(leaf, peer, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("competition", [None, SMALL], ids=["plain", "competing"])
+def test_zeroing_a_head_equals_removing_its_slice_of_the_output_matrix(competition):
+  attention, p = module(False, competition), params(False, competition)
+  edited, _ = jax.jit(
+    lambda p: run(attention.apply, p, INPUTS, edits={"heads_scaled": zero_units(2, axis=2)})
+  )(p)
+  output = p["params"]["output"]
+  cut = {**output, "kernel": jnp.asarray(np.delete(output["kernel"], 2, axis=0))}
+  _, sites = jax.jit(lambda p: run(attention.apply, p, INPUTS, capture={"heads_scaled"}))(p)
+  rest = jnp.asarray(np.delete(sites["heads_scaled"], 2, axis=2))
+  expected = jax.jit(OutOfHeads(DIM).apply)({"params": cut}, rest)
+  np.testing.assert_allclose(edited, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("sites", [frozenset(), None], ids=["fused", "explicit"])
+def test_a_query_that_sees_nothing_leaves_values_and_gradients_finite(sites):
+  p = params(True, SMALL)
+  mask = VISIBLE.at[1].set(False)
+
+  def total(params):
+    taps = Taps(capture=sites)
+    out = module(True, SMALL).apply(params, INPUTS, MEMORIES, mask=mask, taps=taps)
+    return jnp.sum(out**2), out
+
+  (_, out), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(p)
+  for leaf in jax.tree.leaves((out, gradients)):
+    assert np.isfinite(leaf).all()
+
+
+def test_hidden_keys_have_no_influence_at_all():
+  p = params(True, SMALL)
+
+  @jax.jit
+  def gradient(memory):
+    out = lambda m: jnp.sum(module(True, SMALL).apply(p, INPUTS, m, mask=VISIBLE))  # noqa: E731
+    return jax.grad(out)(memory)
+
+  found = np.asarray(gradient(MEMORIES))
+  np.testing.assert_array_equal(found[1, 4:], 0)
+  assert (found[1, :4] != 0).all()
+
+
+def test_dropout_acts_on_probabilities_in_training_only():
+  attention = Attention(DIM, HEADS, dropout=0.5)
+  p = params()
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def out(seed, deterministic):
+    rngs = {"dropout": jax.random.key(seed)}
+    return attention.apply(p, INPUTS, deterministic=deterministic, rngs=rngs)
+
+  assert not np.array_equal(out(0, False), out(1, False))
+  np.testing.assert_array_equal(out(0, False), out(0, False))
+  plain = jax.jit(module().apply)(p, INPUTS)
+  np.testing.assert_array_equal(out(0, True), plain)
+
+
+# Decoding step by step.
+
+
+@pytest.mark.parametrize("competition", [None, SMALL, TOP], ids=["plain", "soft", "top_k"])
+def test_self_attention_step_by_step_equals_all_at_once(competition):
+  attention, p = module(False, competition), params(False, competition)
+  expected, _ = call(False, competition)(p, None)
+
+  @jax.jit
+  def step(inputs, cache, position):
+    return attention.apply(p, inputs, cache, position, method="step_self")
+
+  cache = attention.bind(p).empty_cache(BATCH, 2, TIME + 3)
+  for t in range(TIME):
+    beams = jnp.stack([INPUTS[:, t], INPUTS[:, t]], axis=1)
+    out, cache = step(beams, cache, t)
+    np.testing.assert_allclose(out[:, 0], expected[:, t], atol=1e-5)
+    np.testing.assert_allclose(out[:, 1], expected[:, t], atol=1e-5)
+
+
+@pytest.mark.parametrize("competition", [None, SMALL], ids=["plain", "soft"])
+def test_cross_attention_of_beams_equals_that_of_positions(competition):
+  attention, p = module(True, competition), params(True, competition)
+  expected, _ = call(True, competition)(p, VISIBLE)
+
+  @jax.jit
+  def step(inputs):
+    bound = attention.bind(p)
+    return bound.step_memory(inputs, bound.memory_cache(MEMORIES), mask=VISIBLE)
+
+  np.testing.assert_allclose(step(INPUTS), expected, atol=1e-6)
+
+
+# Initial values and types.
+
+
+def test_projections_start_xavier_uniform_into_heads_with_gain_one_over_sqrt_two():
+  rng, width = jax.random.key(0), 32
+  into = nn.unbox(jax.jit(IntoHeads(3, 8, 4).init)(rng, jnp.ones((1, 1, width))))["params"]
+  out = nn.unbox(jax.jit(OutOfHeads(width).init)(rng, jnp.ones((1, 1, 8, 4))))["params"]
+  bound = np.sqrt(6 / (2 * width))
+  for p, limit in ((into, bound / np.sqrt(2)), (out, bound)):
+    assert 0.98 * limit < np.abs(np.asarray(p["kernel"])).max() <= limit
+    np.testing.assert_array_equal(p["bias"], 0)
+
+
+def test_bfloat16_computes_in_bfloat16_but_scores_and_probabilities_in_float32():
+  attention = Attention(DIM, HEADS, competition=SMALL, dtype=jnp.bfloat16)
+  init = jax.eval_shape(attention.init, jax.random.key(0), INPUTS)
+  assert {leaf.dtype for leaf in jax.tree.leaves(init)} == {jnp.dtype("float32")}
+  out, sites = jax.eval_shape(
+    lambda p: run(attention.apply, p, INPUTS, capture=None), nn.unbox(init)
+  )
+  assert out.dtype == sites["heads"].dtype == sites["heads_scaled"].dtype == jnp.bfloat16
+  for name in ("attention", "router/scores", "router/weights"):
+    assert sites[name].dtype == jnp.float32

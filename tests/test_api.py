@@ -1,0 +1,227 @@
+"""A trained model opens, translates, shows its activations and takes edits."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_model
+
+import compmod_jax
+from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK
+from compmod_jax.errors import UserError
+from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
+
+SENTENCES = ["der hund schläft", "", "die katze sieht einen vogel und ein fisch", " \t", "vogel"]
+PAIRS = [("der hund schläft", "the dog sleeps"), ("die katze sieht", "A cat sees One bird")]
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory) -> Path:
+  return tiny_model.make_workdir(tmp_path_factory.mktemp("api") / "run")
+
+
+@pytest.fixture(scope="module")
+def model(workdir):
+  return compmod_jax.load(workdir)
+
+
+@pytest.fixture(scope="module")
+def everything(model) -> dict[str, np.ndarray]:
+  """All activations for PAIRS."""
+  return model.capture(PAIRS)
+
+
+@pytest.fixture
+def folder(workdir, tmp_path) -> Path:
+  """A copy of the best model that a test may damage."""
+  return shutil.copytree(workdir / "models" / "best", tmp_path / "model")
+
+
+# Opening.
+
+
+def test_importing_the_package_imports_neither_jax_nor_programs():
+  code = (
+    "import sys, compmod_jax; assert 'jax' not in sys.modules; dir(compmod_jax)\n"
+    "compmod_jax.load; found = {name.partition('.')[0] for name in sys.modules}\n"
+    "assert 'jax' in found and not found & {'train', 'orbax', 'tensorflow', 'matplotlib'}, found"
+  )
+  root = Path(__file__).parents[1]
+  subprocess.run([sys.executable, "-c", code], check=True, timeout=100, cwd=root)
+
+
+def test_a_workdir_opens_its_best_model_unless_another_is_named(workdir, model):
+  there = load_model_folder(workdir / "models" / "best")[0]
+  jax.tree.map(np.testing.assert_array_equal, there, jax.tree.map(np.asarray, model.params))
+  assert compmod_jax.load(workdir / "models" / "best").meta == model.meta
+  assert compmod_jax.load(str(workdir), model="step-00000010").meta["step"] == 10
+
+
+def test_an_unknown_attribute_of_the_package_is_an_attribute_error():
+  with pytest.raises(AttributeError, match="no attribute 'lod'"):
+    _ = compmod_jax.lod
+
+
+def test_a_workdir_caught_between_two_renames_still_opens(workdir, tmp_path):
+  models = shutil.copytree(workdir, tmp_path / "run") / "models"
+  (models / "best").rename(models / ".best.previous")
+  assert compmod_jax.load(tmp_path / "run").meta["step"] == 30
+
+
+def test_a_folder_without_a_model_is_a_user_error_that_says_so(tmp_path):
+  with pytest.raises(UserError, match=r"There is no folder .*nowhere"):
+    compmod_jax.load(tmp_path / "nowhere")
+  (tmp_path / "models").mkdir()
+  with pytest.raises(UserError, match="holds no trained model") as error:
+    compmod_jax.load(tmp_path)
+  assert "\n" not in str(error.value)
+
+
+def test_an_unknown_model_name_is_answered_with_those_that_exist(workdir):
+  with pytest.raises(UserError, match=r"'bets'.*average|'bets'.*Did you mean 'best'"):
+    compmod_jax.load(workdir, model="bets")
+  with pytest.raises(UserError, match="itself a model's folder"):
+    compmod_jax.load(workdir / "models" / "best", model="best")
+
+
+def test_a_model_folder_that_holds_no_model_is_refused(folder):
+  save_model_folder(folder, params={}, files={}, meta={"holds": "tokenizers"})
+  with pytest.raises(UserError, match="does not describe a translation model"):
+    compmod_jax.load(folder)
+
+
+def test_another_tokenizer_than_the_saved_one_is_refused(folder):
+  tokenizer = folder / "target.tokenizer"
+  tokenizer.write_bytes(tokenizer.read_bytes().replace(b"dog", b"god"))
+  with pytest.raises(UserError, match=r"target\.tokenizer.*checksum"):
+    compmod_jax.load(folder)
+
+
+def test_parameters_of_another_shape_are_listed(folder):
+  params, files, meta = load_model_folder(folder)
+  params["decoder_embedding"]["table"] = np.zeros((3, 16), np.float32)
+  save_model_folder(folder, params=params, files=files, meta=meta)
+  with pytest.raises(UserError, match=r"decoder_embedding/table: \(3, 16\) there"):
+    compmod_jax.load(folder)
+
+
+def test_a_configuration_with_an_unknown_field_is_refused_by_name(folder):
+  params, files, meta = load_model_folder(folder)
+  meta["model"]["hedas"] = 2
+  save_model_folder(folder, params=params, files=files, meta=meta)
+  with pytest.raises(UserError, match="hedas"):
+    compmod_jax.load(folder)
+
+
+# Translating.
+
+
+def test_every_sentence_gets_its_translation_and_a_blank_one_an_empty_one(model):
+  texts = model.translate(SENTENCES)
+  assert [bool(text) for text in texts] == [bool(s.strip()) for s in SENTENCES]
+  assert len(set(texts)) == 4
+  assert model.translate(SENTENCES[::-1]) == texts[::-1]
+
+
+def test_wrong_arguments_of_translate_are_user_errors(model):
+  with pytest.raises(UserError, match=r"is 'beans'.*Did you mean 'beams'"):
+    model.translate(SENTENCES, beans=2)
+  with pytest.raises(UserError, match="beams is 0"):
+    model.translate(SENTENCES, beams=0)
+  with pytest.raises(UserError, match="give a list"):
+    model.translate("der hund")
+
+
+# Looking inside.
+
+
+def test_capture_returns_what_a_forward_pass_holds(model, everything):
+  weights, heads = "encoder/layer_0/self/router/weights", "decoder/layer_0/cross/heads"
+  assert everything["source"].shape == (2, 4)
+  assert everything["target"].shape == (2, 6)
+  assert everything[weights].shape == (2, 4, 2)
+  assert everything[heads].shape == (2, 6, 2, 8)
+  np.testing.assert_allclose(everything[weights].sum(axis=-1), 1, atol=1e-6)
+  batch = {name: jnp.asarray(everything[name]) for name in ("source", "target")}
+  logits = jax.jit(model.task.forward)(model.params, batch)
+  np.testing.assert_allclose(everything["logits"], logits, atol=1e-4)
+  words = [model.target_tokenizer.decode(row.tolist()) for row in everything["target"]]
+  assert words == [target for _, target in PAIRS]
+
+
+def test_every_site_can_be_captured_and_has_a_name(model, everything):
+  names = model.sites()
+  assert set(everything) == {*names, "source", "target"}
+  assert {"encoder/layer_0/self/router/scores", "encoder/output", "logits"} <= set(names)
+  assert all(everything[name].dtype == np.float32 for name in names)
+
+
+def test_capture_of_sentences_follows_the_models_own_translation(model):
+  found = model.capture(SENTENCES[:1], ["logits"])
+  best = model.hypotheses(SENTENCES[:1])[0][0]
+  assert found["target"][0].tolist() == best.tokens.tolist()
+
+
+def test_capture_of_the_encoder_alone_needs_no_translation(model):
+  found = model.capture(SENTENCES, ["encoder/output"])
+  assert sorted(found) == ["encoder/output", "source"]
+  assert found["source"][1].tolist() == [EOS] + [PAD] * 8
+
+
+def test_wrong_arguments_of_capture_are_user_errors(model):
+  with pytest.raises(UserError, match="Did you mean 'encoder/output'"):
+    model.capture(PAIRS, ["encoder/outptu"])
+  with pytest.raises(UserError, match="at least one sentence"):
+    model.capture([])
+  with pytest.raises(UserError, match="mixes"):
+    model.capture([*PAIRS, "der hund"], ["logits"])
+  with pytest.raises(UserError, match="positions for 48"):
+    model.capture(["der " * 60], ["encoder/output"])
+
+
+# Changing what happens inside.
+
+
+def test_step_by_step_decoding_runs_with_the_same_edits_as_a_forward_pass(model):
+  first, second = compmod_jax.zero_units(0, axis=2), compmod_jax.zero_units(1, axis=2)
+  edited = model.edit({"encoder/layer_0/self/heads": first, "decoder/layer_0/self/heads": second})
+  tokens = edited.hypotheses(SENTENCES[2:3], method="greedy")[0][0].tokens
+  source = [*model.source_tokenizer.encode(SENTENCES[2]), EOS]
+  batch = {"source": jnp.asarray([source], jnp.int32), "target": jnp.asarray(tokens)[None]}
+
+  def best(task):
+    logits = np.array(jax.jit(task.forward)(model.params, batch))[0]
+    logits[:, [PAD, BOS, UNK]] = -np.inf
+    return logits.argmax(axis=-1)[:-1].tolist()  # the last may be the end that the limit forces
+
+  assert best(edited.task) == tokens[:-1].tolist()
+  assert best(model.task) != tokens[:-1].tolist()
+
+
+def test_an_edit_leaves_the_model_it_was_made_from_alone(model, everything):
+  site = "encoder/layer_0/self/router/weights"
+  one_head = model.edit({site: lambda x: jnp.zeros_like(x).at[..., 0].set(1)})
+  both = one_head.edit({"encoder/output": lambda x: x * 0})
+  assert not model.task.edits
+  assert set(one_head.task.edits) == {site}
+  found = both.capture(PAIRS, [site, "encoder/output"])
+  assert (found[site][..., 0] == 1).all()
+  assert (found["encoder/output"] == 0).all()
+  again = model.capture(PAIRS)
+  assert all((again[name] == everything[name]).all() for name in everything)
+
+
+def test_edits_are_part_of_evaluation(model):
+  silenced = model.edit({"logits": lambda x: x * 0})
+  values = silenced.task.evaluate(silenced.params, "test", decode=False).values
+  assert values["perplexity"] == pytest.approx(model.target_tokenizer.vocab_size, rel=1e-5)
+
+
+def test_an_edit_of_an_unknown_site_is_answered_with_the_nearest(model):
+  with pytest.raises(UserError, match="Did you mean 'encoder/output'"):
+    model.edit({"encoder/outptu": lambda x: x})

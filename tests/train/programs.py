@@ -1,0 +1,271 @@
+"""The training program as a user runs it: a process of its own, on a task that takes seconds."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from train.checkpoint import Checkpointer
+
+ROOT = Path(__file__).parents[2]
+STEPS, CHECKPOINT_EVERY, EVALUATE_EVERY, LOG_EVERY = 60, 8, 20, 5
+
+CONFIG = """
+from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.text import TextData
+from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.decoding import DecodeConfig
+from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.tasks.translation import TranslationConfig
+from train.experiment import Experiment, Phase
+from train.optimizer import OptimizerConfig
+
+PHASES = {
+  "": (Phase(steps=60),),
+  "two": (Phase("rest", trainable="rest", steps=30), Phase("heads", trainable="routing", steps=30)),
+}
+
+def get_config(variant):
+  return Experiment(
+    name="tiny",
+    task=TranslationConfig(
+      data=TextData(folder="$TINY_DATA"),
+      tokenizer=TokenizerConfig(kind="words", vocab_size=40),
+      batch=BatchConfig(tokens=100, buckets=(8,)),
+      decode=DecodeConfig(beams=2, max_ratio=1.0, max_extra=2),
+    ),
+    model=TransformerConfig(
+      encoder_layers=1, decoder_layers=1, dim=16, heads=2, ffn_dim=32, max_length=16, norm="pre",
+      dropout=0.1, share_embeddings="all", compete=("encoder_self",),
+    ),
+    optimizer=OptimizerConfig(
+      learning_rate=1e-2, schedule="cosine", warmup_steps=10, clip=1.0, weight_decay=0.01
+    ),
+    phases=PHASES[variant],
+    ema=0.9,
+    evaluate_every=20,
+    evaluate_sentences=400,
+    log_every=5,
+    checkpoint_every=8,
+    keep_last=20,
+    keep_models=2,
+  )
+"""
+
+
+def write_data(folder: Path, sizes: dict[str, int], longest: int = 6) -> Path:
+  """Parallel text in which every word has one translation."""
+  folder.mkdir(parents=True)
+  rng = random.Random(0)
+  words = [a + b for a in "bdfg" for b in "aei"]
+  for split, count in sizes.items():
+    sources = [" ".join(rng.choices(words, k=rng.randint(2, longest))) for _ in range(count)]
+    (folder / f"{split}.de").write_text("".join(f"{line}\n" for line in sources))
+    (folder / f"{split}.en").write_text("".join(f"{line.upper()}\n" for line in sources))
+  return folder
+
+
+class Place:
+  """Data, configuration and compile cache that all runs of the test session share."""
+
+  def __init__(self, root: Path):
+    self.root = root
+    self.data, self.cache, self.config = root / "data", root / "cache", root / "config.py"
+    self.reference = root / "reference"
+
+  def make(self) -> None:
+    """Writes data and configuration and runs the reference: a run that nothing interrupts."""
+    write_data(self.data, {"train": 300, "valid": 400, "test": 40})
+    self.config.write_text(CONFIG)
+    with Program(self, self.reference) as program:
+      program.finish(0)
+    (self.root / "reference.log").write_text("".join(program.lines))
+
+  def environment(self, devices: int | None = None, **changes: str) -> dict[str, str]:
+    """Variables of a process with so many virtual devices; none of this process's XLA flags."""
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    if devices:
+      kept["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    own = {"COMPMOD_CACHE": str(self.cache), "TINY_DATA": str(self.data), "JAX_PLATFORMS": "cpu"}
+    return kept | own | changes
+
+  def arguments(self, workdir: Path, *options: str, variant: str = "") -> list[str]:
+    """What follows `python -m train.main` for a run in `workdir`."""
+    config = f"{self.config}:{variant}" if variant else str(self.config)
+    return ["--config", config, "--workdir", str(workdir), *options]
+
+  def stopped_at(self, step: int, workdir: Path, source: Path | None = None) -> Path:
+    """A copy of a finished run (the reference) as it was after `step`, but for its later models."""
+    shutil.copytree(source or self.reference, workdir)
+    for folder in checkpoint_folders(workdir):
+      if int(folder.name[5:13]) > step:
+        shutil.rmtree(folder)
+    assert steps_saved(workdir)[-1] == step
+    return workdir
+
+
+class Program:
+  """A running `python -m train.main`; its lines are read as they come, and it ends with us."""
+
+  def __init__(
+    self,
+    place: Place,
+    workdir: Path,
+    *options: str,
+    variant: str = "",
+    devices: int | None = None,
+    module: str = "train.main",
+    **environment: str,
+  ):
+    command = [sys.executable, "-W", "error", "-m", module]
+    self.began, self.lines = time.monotonic(), []
+    self.process = subprocess.Popen(
+      [*command, *place.arguments(workdir, *options, variant=variant)],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      cwd=ROOT,
+      env=place.environment(devices, **environment),
+    )
+    self._news = threading.Condition()
+    self._ended = False
+    self._reader = threading.Thread(target=self._read, daemon=True)
+    self._reader.start()
+
+  def __enter__(self) -> "Program":
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.process.kill()
+    self.process.wait()
+    self._reader.join()
+    self.process.stdout.close()
+
+  def _read(self) -> None:
+    for line in self.process.stdout:
+      with self._news:
+        self.lines.append(line)
+        self._news.notify_all()
+    with self._news:
+      self._ended = True
+      self._news.notify_all()
+
+  @property
+  def text(self) -> str:
+    """Everything printed so far."""
+    return "".join(self.lines)
+
+  def wait_for(self, pattern: str, timeout: float = 120.0) -> re.Match:
+    """The first line that matches, as soon as it is printed."""
+    with self._news:
+      assert self._news.wait_for(lambda: self._ended or self._found(pattern), timeout), self.text
+      found = self._found(pattern)
+    assert found, f"the program ended without a line like {pattern!r}:\n{self.text}"
+    return found
+
+  def _found(self, pattern: str) -> re.Match | None:
+    return next((found for line in self.lines if (found := re.search(pattern, line))), None)
+
+  def finish(self, status: int, timeout: float = 180.0) -> str:
+    """Waits for the end; returns what was printed."""
+    found = self.process.wait(timeout)
+    self._reader.join()
+    assert found == status, f"exit status {found}, not {status}:\n{self.text}"
+    return self.text
+
+  def stop(self, number: signal.Signals = signal.SIGTERM) -> str:
+    """Sends a signal and waits for the end it asks for; returns what was printed."""
+    self.process.send_signal(number)
+    sent = time.monotonic()
+    status = -9 if number == signal.SIGKILL else 128 + number
+    text = self.finish(status, timeout=60)
+    assert time.monotonic() - sent < 60
+    return text
+
+  def kill_when(self, condition: Callable[[], Any], timeout: float = 120.0) -> bool:
+    """Kills as soon as the condition holds; False where the program had ended by itself."""
+    end = time.monotonic() + timeout
+    while not condition():
+      if self.process.poll() is not None:
+        self.finish(0)
+        return False
+      assert time.monotonic() < end, self.text
+      time.sleep(0.0005)
+    self.process.kill()
+    return self.process.wait() == -signal.SIGKILL
+
+
+def checkpoint_folders(workdir: Path) -> list[Path]:
+  """The complete checkpoints of a run, oldest first."""
+  return sorted((workdir / "checkpoints").glob("step_*"))
+
+
+def steps_saved(workdir: Path) -> list[int]:
+  """The steps of a run's complete checkpoints."""
+  return [int(folder.name[5:13]) for folder in checkpoint_folders(workdir)]
+
+
+def record_of(workdir: Path, step: int | None = None) -> dict[str, Any]:
+  """meta.json of a checkpoint, the newest unless told."""
+  folders = checkpoint_folders(workdir)
+  folder = folders[-1] if step is None else workdir / "checkpoints" / f"step_{step:08d}"
+  return json.loads((folder / "meta.json").read_text())
+
+
+def state_of(workdir: Path, step: int | None = None) -> dict[str, np.ndarray]:
+  """Every array of a checkpoint by its path: parameters, optimizer, average, counters."""
+  record = record_of(workdir, step)
+  abstract = {
+    path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in record["leaves"].items()
+  }
+  restored = Checkpointer(workdir / "checkpoints").restore(abstract, step=record["step"])
+  assert restored is not None
+  return {path: np.asarray(leaf) for path, leaf in restored[0].items()}
+
+
+def metrics_of(workdir: Path, kind: str | None = None) -> list[dict[str, Any]]:
+  """The lines of metrics.jsonl."""
+  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  return [line for line in lines if kind in (None, line["kind"])]
+
+
+# What depends on the machine's mood and on where a process began, not on what is computed.
+_TIMES = re.compile("_per_second$|_seconds$|^compil|^mfu$")
+
+
+def computed(workdir: Path, kind: str) -> list[dict[str, Any]]:
+  """The lines of a kind without what no two runs share: times and compilations."""
+  lines = metrics_of(workdir, kind)
+  return [{k: v for k, v in line.items() if not _TIMES.search(k)} for line in lines]
+
+
+def assert_same_bits(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> None:
+  """Two states have the same arrays, bit for bit."""
+  assert one.keys() == two.keys()
+  different = [path for path in one if one[path].tobytes() != two[path].tobytes()]
+  assert not different
+
+
+def assert_as_uninterrupted(workdir: Path, reference: Path) -> None:
+  """A run ended as the reference did: state, log and best model are the same, bit for bit."""
+  assert_same_bits(state_of(workdir), state_of(reference))
+  for kind in ("train", "eval"):
+    assert computed(workdir, kind) == computed(reference, kind)
+  mine, theirs = record_of(workdir)["meta"], record_of(reference)["meta"]
+  assert mine["iterators"] == theirs["iterators"]
+  for name in ("step", "evaluated", "best", "best_step", "stale", "stopped"):
+    assert mine["history"][name] == theirs["history"][name], name
+  best = Path("models/best/params.safetensors")
+  assert (workdir / best).read_bytes() == (reference / best).read_bytes()

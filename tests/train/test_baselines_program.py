@@ -1,0 +1,74 @@
+"""The table of baselines: what a trained model must be better than."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compmod_jax.data.grammar import GrammarData
+from compmod_jax.data.text import TextData
+from compmod_jax.errors import UserError
+from train import baselines
+
+CONFIG = """
+import dataclasses
+from configs.nmt_cah import get_config as original
+from compmod_jax.data.text import TextData
+
+def get_config(variant):
+  experiment = original("")
+  task = dataclasses.replace(experiment.task, data=TextData(folder={folder!r}))
+  return dataclasses.replace(experiment, task=task)
+"""
+
+
+@pytest.fixture
+def data(tmp_path) -> TextData:
+  train = [
+    ("der hund sieht die katze", "the dog sees the cat"),
+    ("die katze sieht den hund", "the cat sees the dog"),
+    ("der vogel singt ein altes lied", "the bird sings an old song"),
+  ]
+  for split, pairs in (("train", train), ("valid", train[:1]), ("test", [train[2], train[0]])):
+    for side, language in enumerate(("de", "en")):
+      lines = [pair[side] for pair in pairs]
+      (tmp_path / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+  return TextData(folder=str(tmp_path))
+
+
+def test_the_program_prints_and_writes_both_baselines(data, tmp_path, capsys):
+  config, path = tmp_path / "config.py", tmp_path / "scores.json"
+  config.write_text(CONFIG.format(folder=data.folder))
+  baselines.main(["--config", str(config), "--split", "test", "--json", str(path)])
+  printed = capsys.readouterr().out
+  rows = json.loads(path.read_text())["rows"]
+  assert [row["baseline"] for row in rows] == [
+    "word by word, learnt dictionary",
+    "nearest training sentence",
+  ]
+  assert {row["split"] for row in rows} == {"test"}
+  assert rows[1]["exact_match"] == 100  # every test sentence is a training sentence here
+  assert rows[1]["bleu"] == pytest.approx(100)
+  lines = printed.splitlines()
+  assert lines[0].split()[:3] == ["baseline", "split", "sentences"]
+  assert lines[3].startswith("nearest training sentence        test")
+  assert "100.00 %" in lines[3]
+  assert "tok:13a" in printed
+
+
+def test_the_grammar_brings_its_own_dictionary():
+  rows = baselines.score(GrammarData(train=200, valid=5, test=20, shifted=5), ["test"])
+  assert rows[0]["baseline"] == "word by word, the grammar's dictionary"
+  assert all(0 < row["bleu"] < 50 for row in rows)
+  assert all(row["bleu_low"] <= row["bleu"] <= row["bleu_high"] for row in rows)
+
+
+def test_all_splits_but_training_are_scored_unless_some_are_named(data):
+  assert {row["split"] for row in baselines.score(data)} == {"valid", "test"}
+  with pytest.raises(UserError, match="Did you mean 'test'"):
+    baselines.score(data, ["tset"])
+
+
+def test_missing_data_are_a_user_error():
+  with pytest.raises(UserError, match="no folder"):
+    baselines.score(TextData(folder=str(Path("/nowhere/at/all"))))

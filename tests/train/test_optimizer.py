@@ -1,0 +1,156 @@
+"""Optimizers and learning-rate schedules against closed forms and optax."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from compmod_jax.errors import UserError
+from train.optimizer import OptimizerConfig, decayed, learning_rate, make_optimizer
+
+PEAK, WARMUP, TOTAL = 0.01, 10, 50
+
+
+def rate(schedule: str, update: int, **fields) -> float:
+  """Learning rate of the update with this number, the first being 1."""
+  config = OptimizerConfig(
+    learning_rate=PEAK, schedule=schedule, **{"warmup_steps": WARMUP, **fields}
+  )
+  return float(learning_rate(config, TOTAL)(update - 1))
+
+
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "linear", "constant"])
+def test_the_rate_rises_linearly_to_its_peak_at_the_end_of_the_warm_up(schedule):
+  rates = [rate(schedule, n) for n in (1, 5, 10)]
+  np.testing.assert_allclose(rates, [PEAK / 10, PEAK / 2, PEAK], rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_without_warm_up_the_first_update_is_near_the_peak(schedule):
+  assert rate(schedule, 1, warmup_steps=0) == pytest.approx(PEAK, rel=0.05)
+
+
+def test_inverse_square_root_falls_as_one_over_the_root_of_the_step():
+  np.testing.assert_allclose(rate("inverse_sqrt", 40), PEAK / 2, rtol=1e-6)
+  np.testing.assert_allclose(rate("inverse_sqrt", 1000), PEAK / 10, rtol=1e-6)
+  np.testing.assert_allclose(rate("inverse_sqrt", 4, warmup_steps=0), PEAK / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("final", [0.0, 0.1])
+def test_cosine_and_linear_are_halfway_in_the_middle_and_end_at_the_final_fraction(final):
+  for schedule in ("cosine", "linear"):
+    middle, end, after = (rate(schedule, n, final_fraction=final) for n in (30, TOTAL, 99))
+    np.testing.assert_allclose(middle, PEAK * (1 + final) / 2, rtol=1e-5)
+    np.testing.assert_allclose([end, after], [PEAK * final] * 2, rtol=1e-5, atol=1e-9)
+
+
+def test_a_quarter_through_cosine_is_above_linear():
+  np.testing.assert_allclose(rate("cosine", 20), PEAK * (1 + np.sqrt(0.5)) / 2, rtol=1e-5)
+  np.testing.assert_allclose(rate("linear", 20), PEAK * 0.75, rtol=1e-5)
+
+
+def test_constant_stays_at_its_peak():
+  assert rate("constant", TOTAL) == rate("constant", 10**6) == pytest.approx(PEAK)
+
+
+# Updates.
+
+
+def parameters() -> dict:
+  rng = np.random.default_rng(0)
+  shapes = {"kernel": (3, 4), "bias": (2, 3, 4), "scale": (4,)}
+  leaves = {name: jnp.asarray(rng.normal(size=s), jnp.float32) for name, s in shapes.items()}
+  return {"layer": leaves}
+
+
+def run(optimizer: optax.GradientTransformation, steps: int = 4, factor: float = 1.0) -> dict:
+  """Parameters after a few steps with changing gradients."""
+
+  @jax.jit
+  def step(params, state, n):
+    gradients = jax.tree.map(lambda p: factor * jnp.cos(3 * p + n), params)
+    updates, state = optimizer.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state
+
+  params = parameters()
+  state = optimizer.init(params)
+  for n in range(steps):
+    params, state = step(params, state, float(n))
+  return params
+
+
+def assert_same(one: dict, two: dict, rtol: float = 1e-6) -> None:
+  for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+    np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-7)
+
+
+BASE = OptimizerConfig(learning_rate=PEAK, schedule="constant", warmup_steps=3)
+
+
+def test_adamw_is_that_of_optax_with_decay_on_matrices_only():
+  config = dataclasses.replace(BASE, weight_decay=0.3, b1=0.8, b2=0.95, eps=1e-6)
+  peer = optax.adamw(
+    learning_rate(config, TOTAL), b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.3, mask=decayed
+  )
+  assert_same(run(make_optimizer(config, TOTAL)), run(peer))
+
+
+def test_weight_decay_shrinks_kernels_but_no_bias_of_any_shape_and_no_scale():
+  assert decayed(parameters()) == {"layer": {"kernel": True, "bias": False, "scale": False}}
+
+
+def test_adam_without_decay_is_that_of_optax():
+  peer = optax.adam(learning_rate(BASE, TOTAL), b1=BASE.b1, b2=BASE.b2, eps=BASE.eps)
+  assert_same(run(make_optimizer(dataclasses.replace(BASE, name="adam"), TOTAL)), run(peer))
+  assert_same(run(make_optimizer(BASE, TOTAL)), run(peer))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_is_that_of_optax(momentum):
+  config = dataclasses.replace(BASE, name="sgd", momentum=momentum)
+  peer = optax.sgd(learning_rate(config, TOTAL), momentum=momentum or None)
+  assert_same(run(make_optimizer(config, TOTAL)), run(peer))
+
+
+def test_clipping_shortens_long_gradients_to_the_limit_and_leaves_short_ones():
+  config = dataclasses.replace(BASE, name="sgd", clip=0.5, warmup_steps=0)
+  params = parameters()
+  optimizer = make_optimizer(config, TOTAL)
+
+  def update(gradients):
+    updates = optimizer.update(gradients, optimizer.init(params), params)[0]
+    return jax.tree.map(lambda u: -u / PEAK, updates)
+
+  ones = jax.tree.map(jnp.ones_like, params)
+  size = float(optax.tree.norm(ones))
+  assert float(optax.tree.norm(update(ones))) == pytest.approx(0.5, rel=1e-5)
+  assert_same(update(ones), jax.tree.map(lambda g: 0.5 * g / size, ones))
+  short = jax.tree.map(lambda g: 0.4 * g / size, ones)
+  assert_same(update(short), short)
+
+
+# Configuration.
+
+
+@pytest.mark.parametrize(
+  ("fields", "words"),
+  [
+    ({"name": "adagrad"}, ["name", "adagrad", "adamw"]),
+    ({"schedule": "cosin"}, ["schedule", "cosin", "Did you mean 'cosine'"]),
+    ({"learning_rate": 0.0}, ["learning_rate", "0.0", "positive"]),
+    ({"warmup_steps": -1}, ["warmup_steps", "-1", "negative"]),
+    ({"clip": -1.0}, ["clip", "-1.0", "negative"]),
+    ({"b2": 1.0}, ["b2", "1.0", "below 1"]),
+    ({"eps": 0.0}, ["eps", "0.0", "positive"]),
+    ({"name": "adam", "weight_decay": 0.1}, ["weight_decay", "0.1", "adam", "adamw"]),
+    ({"momentum": 0.9}, ["momentum", "0.9", "adamw", "sgd"]),
+    ({"final_fraction": 0.1}, ["final_fraction", "0.1", "inverse_sqrt", "cosine"]),
+  ],
+)
+def test_a_bad_configuration_names_field_value_and_remedy(fields, words):
+  with pytest.raises(UserError) as error:
+    OptimizerConfig(**fields)
+  assert all(word in str(error.value) for word in words)

@@ -1,0 +1,169 @@
+"""The same command continues a run, whatever ended it, as if nothing had happened."""
+
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+from programs import (
+  EVALUATE_EVERY,
+  STEPS,
+  Program,
+  assert_as_uninterrupted,
+  assert_same_bits,
+  checkpoint_folders,
+  computed,
+  metrics_of,
+  state_of,
+  steps_saved,
+)
+
+
+def test_resuming_after_a_kill_gives_the_same_parameters(place, tmp_path):
+  rng = random.Random(0)
+  workdir, wanted = tmp_path / "run", rng.randrange(2, 6)
+  with Program(place, workdir) as program:
+    program.kill_when(lambda: len(checkpoint_folders(workdir)) >= wanted)
+  left = steps_saved(workdir)
+  assert 0 < left[-1] < STEPS
+  with Program(place, workdir) as program:
+    shown = program.finish(0)
+  assert f"continuing from the checkpoint of step {left[-1]}\n" in shown
+  assert_as_uninterrupted(workdir, place.reference)
+  assert computed(workdir, "final") == computed(place.reference, "final")
+
+
+def _in_a_write(workdir):
+  return lambda: any((workdir / "checkpoints").glob("tmp_step_*/state*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_twenty_kills_at_random_moments_change_nothing(place, tmp_path):
+  """At any moment of the whole program, and five or more inside the write of a checkpoint."""
+  rng = random.Random(20)
+  kills = in_writes = runs = 0
+  while kills < 20 or in_writes < 5:
+    workdir = tmp_path / f"run{runs}"
+    ended = False
+    while not ended:
+      with Program(place, workdir) as program:
+        if kills < 20 or in_writes < 5:
+          if kills % 3 == 0:
+            killed = program.kill_when(_in_a_write(workdir))
+          else:
+            moment = program.began + rng.uniform(0.5, 14)
+            killed = program.kill_when(lambda moment=moment: time.monotonic() > moment)
+          kills += killed
+          in_writes += killed and _in_a_write(workdir)()
+          ended = not killed
+        else:
+          program.finish(0)
+          ended = True
+    assert_as_uninterrupted(workdir, place.reference)
+    assert computed(workdir, "final") == computed(place.reference, "final")
+    runs += 1
+  print(f"{kills} kills, {in_writes} of them while a checkpoint was written, in {runs} runs")
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(place, tmp_path):
+  workdir = place.stopped_at(56, tmp_path / "run")
+  newest = checkpoint_folders(workdir)[-1]
+  victim = max(newest.rglob("d/*"), key=lambda path: path.stat().st_size)
+  content = bytearray(victim.read_bytes())
+  content[len(content) // 2] ^= 1
+  victim.write_bytes(content)
+  with Program(place, workdir) as program:
+    shown = program.finish(0)
+  assert f"checkpoint {newest} is damaged (" in shown
+  assert victim.name in shown
+  assert "continuing from the checkpoint of step 48\n" in shown
+  assert_as_uninterrupted(workdir, place.reference)
+
+
+def test_what_computes_nothing_may_change_and_is_told(place, tmp_path):
+  workdir = place.stopped_at(48, tmp_path / "run")
+  changes = {"log_every": 10, "keep_last": 2, "keep_models": 1, "checkpoint_every": 3}
+  options = [f"--config.{name}={value}" for name, value in changes.items()]
+  with Program(place, workdir, *options, "--config.mesh.data=1") as program:
+    shown = program.finish(0)
+  for name, value in changes.items():
+    assert f"{name}: " in shown
+    assert f" there, {value} here" in shown
+  assert "mesh.data: -1 there, 1 here" in shown
+  assert_same_bits(state_of(workdir), state_of(place.reference))
+  assert steps_saved(workdir) == [57, 60]
+  models = sorted(path.name for path in (workdir / "models").iterdir())
+  assert models == ["best", f"step-{STEPS:08d}"]
+
+
+def _losses(workdir):
+  return np.array([line["loss"] for line in metrics_of(workdir, "train")])
+
+
+def test_a_checkpoint_opens_on_another_number_of_devices(place, tmp_path):
+  """From one device to eight and back; 12 rows of a batch do not even share out among eight."""
+  first, second = tmp_path / "eight", tmp_path / "one"
+  place.stopped_at(8, first)
+  mesh = ("--config.mesh.fsdp=4", "--config.mesh.data=2")
+  with Program(place, first, *mesh, devices=8) as program:
+    program.wait_for(f"^valid at step {2 * EVALUATE_EVERY}:")
+    program.stop(signal.SIGTERM)
+  assert "2 data x 4 fsdp" in program.text
+  place.stopped_at(32, second, first)
+  with Program(place, second) as program:
+    program.wait_for(f"^valid at step {STEPS}:")
+  expected = _losses(place.reference)
+  for workdir in (first, second):
+    found = _losses(workdir)
+    np.testing.assert_allclose(found, expected[: len(found)], rtol=1e-5)
+  assert len(found) == len(expected)
+  assert not np.array_equal(found, expected)  # so the devices did matter
+
+
+@pytest.fixture(scope="module")
+def two_phases(place, tmp_path_factory):
+  """A finished run of two phases: all but the routers' parameters train, then those alone."""
+  workdir = tmp_path_factory.mktemp("phases") / "run"
+  with Program(place, workdir, variant="two") as program:
+    program.finish(0)
+  return workdir
+
+
+def _routing(path):
+  return "/router/" in path
+
+
+def _moved(old, new, root):
+  return {p for p in old if p.startswith(root) and old[p].tobytes() != new[p].tobytes()}
+
+
+def test_a_phase_moves_its_parameters_and_no_others(two_phases):
+  start, middle, late, end = (state_of(two_phases, step) for step in (8, 24, 32, 60))
+  for root in ("params/", "ema/"):
+    first, second = _moved(start, middle, root), _moved(late, end, root)
+    assert first == {p for p in start if p.startswith(root) and not _routing(p)}
+    assert second == {p for p in start if p.startswith(root) and _routing(p)}
+
+
+def test_a_run_is_continued_inside_its_second_phase(place, two_phases, tmp_path):
+  workdir = place.stopped_at(48, tmp_path / "run", two_phases)
+  with Program(place, workdir, variant="two") as program:
+    program.finish(0)
+  assert_as_uninterrupted(workdir, two_phases)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(place, tmp_path):
+  workdir = tmp_path / "run"
+  with Program(place, workdir, "--config.checkpoint_every=0") as program:
+    program.wait_for("^step 5/60")
+    program.process.kill()
+    program.process.wait()
+  shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+  with Program(place, workdir, "--config.checkpoint_every=0") as program:
+    program.wait_for(f"^valid at step {EVALUATE_EVERY}:")
+  found = computed(workdir, "train")
+  assert found[:4] == computed(place.reference, "train")[:4]
+  assert [line["step"] for line in found[:5]] == [5, 10, 15, 20, *([25] if found[4:] else [])]

@@ -1,0 +1,96 @@
+"""What the programs that use a trained model share: their options, and opening the model."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+  from compmod_jax.api import TrainedModel
+  from compmod_jax.decoding import DecodeConfig
+  from compmod_jax.tasks.base import Sharing
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelArgs:
+  """Which model, and how it decodes; what is left out is as in training."""
+
+  workdir: Path
+  """Workdir of a training run, or a model folder."""
+  model: str | None = None
+  """Which of the workdir's models: best (the default), average or step-NUMBER."""
+  method: Literal["beam", "greedy", "sample"] | None = None
+  """Beam search, the most probable token at every step, or draws."""
+  beams: int | None = None
+  """Hypotheses that beam search follows."""
+  length_penalty: float | None = None
+  """Scores are log probability / length ** length_penalty."""
+  max_ratio: float | None = None
+  """An output has at most max_ratio * source length + max_extra tokens."""
+  max_extra: int | None = None
+  """See max_ratio."""
+  temperature: float | None = None
+  """Of sample: below 1 sharpens the distribution."""
+  top_k: int | None = None
+  """Of sample: only the k most probable tokens; 0 keeps all."""
+  top_p: float | None = None
+  """Of sample: only the most probable tokens that reach this probability together."""
+
+  def decoding(self) -> dict[str, Any]:
+    """The decoding options that were given."""
+    given = {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelArgs)[2:]}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+class Opened(NamedTuple):
+  """A model on the devices.
+
+  Attributes:
+    model: as `compmod_jax.load` gives it.
+    params: its parameters, placed.
+    sharing: how batches are laid over the devices.
+    decode: how it decodes.
+  """
+
+  model: "TrainedModel"
+  params: Any
+  sharing: "Sharing"
+  decode: "DecodeConfig"
+
+
+def open_model(args: ModelArgs, **decode: Any) -> Opened:
+  """Opens the model that the options name; `decode` are further decoding options.
+
+  Raises:
+    UserError: there is none, it is damaged, or an option is wrong.
+  """
+  # What follows takes seconds to import; mistakes on the command line are told before.
+  import jax
+
+  from compmod_jax import api, sharding
+  from train import run
+
+  run.use_compile_cache()
+  model = api.load(args.workdir, model=args.model)
+  config = api.override(model.task.config.decode, {**args.decoding(), **decode})
+  mesh, micro_batches = _layout(args.workdir)
+  # Training laid batches out like this, so that sums come out the same to the last bit.
+  sharing = run.sharing_of(mesh, micro_batches)
+  boxed = jax.eval_shape(model.task.init, jax.random.key(0))
+  params = jax.device_put(model.params, sharding.parameter_shardings(boxed, mesh))
+  return Opened(model, params, sharing, config)
+
+
+def _layout(workdir: Path) -> tuple[Any, int]:
+  """Mesh and micro-batches of the run; the default mesh where they are not known or do not fit."""
+  from compmod_jax import errors, sharding
+  from train.workdir import saved_experiment
+
+  if not (workdir / "config.json").is_file():
+    return sharding.make_mesh(sharding.MeshConfig()), 1
+  try:
+    experiment = saved_experiment(workdir)
+    return sharding.make_mesh(experiment.mesh), experiment.micro_batches
+  except errors.UserError as error:
+    print(f"note: the devices are used in the default way ({error})", file=sys.stderr)
+    return sharding.make_mesh(sharding.MeshConfig()), 1

@@ -220,6 +220,6 @@ class Transformer(nn.Module):
       return out, inner.captured
 
     seen: set[str] = set()
-    out, captured = nn.remat(apart, prevent_cse=False)(layer, *args)
+    out, captured = nn.remat(apart)(layer, *args)
     taps.merge(captured, seen)
     return out

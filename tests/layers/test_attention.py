@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.layers.attention import Attention, IntoHeads, OutOfHeads, attend
+from compmod_jax.layers.attention import Attention, IntoHeads, OutOfHeads, ancestor_mask, attend
 from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.sites import Taps, run, zero_units
 
@@ -228,7 +228,7 @@ def test_dropout_acts_on_probabilities_in_training_only():
   assert not np.array_equal(out(0, False), out(1, False))
   np.testing.assert_array_equal(out(0, False), out(0, False))
   plain = jax.jit(module().apply)(p, INPUTS)
-  np.testing.assert_array_equal(out(0, True), plain)
+  np.testing.assert_allclose(out(0, True), plain, rtol=1e-5, atol=1e-6)
 
 
 # Decoding step by step.
@@ -239,16 +239,28 @@ def test_self_attention_step_by_step_equals_all_at_once(competition):
   attention, p = module(False, competition), params(False, competition)
   expected, _ = call(False, competition)(p, None)
 
+  ancestry = jnp.broadcast_to(jnp.arange(2)[None, :, None], (BATCH, 2, TIME + 3))
+
   @jax.jit
   def step(inputs, cache, position):
-    return attention.apply(p, inputs, cache, position, method="step_self")
+    mask = ancestor_mask(ancestry, position)
+    return attention.apply(p, inputs, cache, mask, position, method="step_self")
 
   cache = attention.bind(p).empty_cache(BATCH, 2, TIME + 3)
+  other = np.asarray(numbers(TIME, BATCH, DIM, seed=9))
   for t in range(TIME):
-    beams = jnp.stack([INPUTS[:, t], INPUTS[:, t]], axis=1)
+    beams = jnp.asarray(np.stack([np.asarray(INPUTS)[:, t], other[t]], axis=1))
     out, cache = step(beams, cache, t)
     np.testing.assert_allclose(out[:, 0], expected[:, t], atol=1e-5)
-    np.testing.assert_allclose(out[:, 1], expected[:, t], atol=1e-5)
+
+
+def test_a_beam_sees_what_its_ancestors_wrote_up_to_now_and_nothing_else():
+  ancestry = jnp.asarray([[[0, 1, 0, 0], [1, 1, 1, 0]]])  # [batch, beams, length]
+  found = ancestor_mask(ancestry, jnp.int32(2))[0, 0].reshape(2, 4, 2)
+  np.testing.assert_array_equal(
+    found[0], [[True, False], [False, True], [True, False], [False] * 2]
+  )
+  np.testing.assert_array_equal(found[1], [[False, True]] * 3 + [[False, False]])
 
 
 @pytest.mark.parametrize("competition", [None, SMALL], ids=["plain", "soft"])
@@ -259,7 +271,7 @@ def test_cross_attention_of_beams_equals_that_of_positions(competition):
   @jax.jit
   def step(inputs):
     bound = attention.bind(p)
-    return bound.step_memory(inputs, bound.memory_cache(MEMORIES), mask=VISIBLE)
+    return bound.step_memory(inputs, bound.memory_cache(MEMORIES), VISIBLE)
 
   np.testing.assert_allclose(step(INPUTS), expected, atol=1e-6)
 

@@ -185,6 +185,12 @@ class Program:
     assert found == status, f"exit status {found}, not {status}:\n{self.text}"
     return self.text
 
+  def trained(self) -> str:
+    """Waits until training is over and kills the rest, which takes longer; returns the lines."""
+    self.wait_for("^loss on test")
+    self.process.kill()
+    return self.finish(-signal.SIGKILL)
+
   def stop(self, number: signal.Signals = signal.SIGTERM) -> str:
     """Sends a signal and waits for the end it asks for; returns what was printed."""
     self.process.send_signal(number)

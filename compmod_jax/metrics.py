@@ -250,6 +250,22 @@ def paired_bootstrap(
   return Comparison(_interval(observed, drawn, level), float(p))
 
 
+def score_outputs(outputs: list[str], references: list[str]) -> dict[str, Any]:
+  """BLEU with a 95 % bootstrap interval and its signature, chrF and exact match, 0 to 100."""
+  statistics = sentence_statistics("bleu", outputs, references)
+  interval = bootstrap_interval(statistics)
+  characters = chrf(outputs, references)
+  return {
+    "bleu": interval.value,
+    "bleu_low": interval.low,
+    "bleu_high": interval.high,
+    "chrf": characters.value,
+    "exact_match": exact_match(outputs, references).value,
+    "signature": statistics.signature,
+    "chrf_signature": characters.signature,
+  }
+
+
 def _resample(
   systems: Sequence[Statistics], seed: int, samples: int, level: float
 ) -> list[np.ndarray]:

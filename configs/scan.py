@@ -5,8 +5,11 @@ Variants: simple, length, addprim_jump, addprim_turn_left, template_right,
           template_opposite_right, template_around_right, template_jump_around_right
 """
 
+from typing import cast, get_args
+
+from compmod_jax import errors
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.scan import ScanData
+from compmod_jax.data.scan import ScanData, SplitName
 from compmod_jax.data.tokenizer import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer import TransformerConfig
@@ -16,10 +19,12 @@ from train.optimizer import OptimizerConfig
 
 
 def get_config(variant: str) -> Experiment:
+  variant = variant or "simple"
+  errors.check_choice("variant", variant, get_args(SplitName))
   return Experiment(
-    name=f"SCAN, {variant or 'simple'} split",
+    name=f"SCAN, {variant} split",
     task=TranslationConfig(
-      data=ScanData(split=variant or "simple"),
+      data=ScanData(split=cast(SplitName, variant)),
       tokenizer=TokenizerConfig(kind="words"),
       target_tokenizer=TokenizerConfig(kind="words"),
       batch=BatchConfig(tokens=4096, ceiling=64, bucket_count=4),

@@ -55,7 +55,7 @@ def score(data: Any, splits: Sequence[str] = ()) -> list[dict[str, Any]]:
     UserError: an unknown split, or data that cannot be read.
   """
   from compmod_jax.errors import check_choice
-  from compmod_jax.tasks.translation import score_outputs
+  from compmod_jax.metrics import score_outputs
 
   splits = splits or [split for split in data.splits() if split != "train"]
   for split in splits:

@@ -9,9 +9,11 @@ import jax
 
 from compmod_jax.analysis.report import write_report
 from compmod_jax.analysis.results import Results, Sample, SplitResult, table
+from compmod_jax.analysis.routing import mean_weights
 from compmod_jax.interop.model_folder import load_model_folder
 from compmod_jax.serialise import to_json
 from compmod_jax.tasks.base import Evaluation, Sharing, Task
+from compmod_jax.tasks.translation import Translation
 from train import describe
 from train.loop import History
 from train.run import Run, parameter_shardings
@@ -54,7 +56,9 @@ def report_run(run: Run, history: History, writer: Writer, *, command: str) -> N
   )
   for split, evaluation in found.items():
     writer.write("final", history.best_step, {"split": split, **evaluation.values})
-  weights = run.task.routing_report(params, "valid", sharing=run.sharing)
+  weights = {}
+  if isinstance(run.task, Translation):
+    weights = mean_weights(run.task, params, "valid", sharing=run.sharing)
   results = collect(run, history, found, weights, command)
   writer.status("")
   writer.say(table(results))

@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from compmod_jax.errors import UserError, check
+from compmod_jax.errors import UserError, check, check_choice
 
 Metric = Literal["bleu", "exact_match"]
 
@@ -60,3 +60,29 @@ class Pairs:
       info=None if self.info is None else [self.info[number] for number in numbers],
       metric=self.metric,
     )
+
+
+class HasSplits(Protocol):
+  """A data configuration."""
+
+  def splits(self) -> tuple[str, ...]:
+    """Names of the splits, `train` among them."""
+    ...
+
+  def load(self, split: str) -> Pairs:
+    """The pairs of a split."""
+    ...
+
+
+class Splits:
+  """The splits of a data configuration, each loaded once."""
+
+  def __init__(self, config: HasSplits):
+    self.config = config
+    self._loaded: dict[str, Pairs] = {}
+
+  def __getitem__(self, split: str) -> Pairs:
+    if split not in self._loaded:
+      check_choice("split", split, self.config.splits())
+      self._loaded[split] = self.config.load(split)
+    return self._loaded[split]

@@ -140,9 +140,3 @@ class Task(Protocol):
   def forward(self, params: Any, batch: Batch, *, taps: Taps = OFF) -> jax.Array:
     """The model's logits on a batch, without dropout."""
     ...
-
-  def routing_report(
-    self, params: Any, split: str, *, sharing: Sharing = Sharing()
-  ) -> dict[str, dict[str, Any]]:
-    """Mean weights of every router over a split, overall and by position, for the report."""
-    ...

@@ -15,14 +15,14 @@ from compmod_jax.data import pipeline
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, tokenise
 from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.pairs import Pairs
+from compmod_jax.data.pairs import Splits
 from compmod_jax.data.scan import ScanData
 from compmod_jax.data.text import TextData
 from compmod_jax.data.tfds import TfdsData
 from compmod_jax.data.tokenizer import BOS, PAD, Tokenizer, TokenizerConfig, pair_tokenizers
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term, cross_entropy
-from compmod_jax.mechanisms.health import router_statistics, weights_by_position
+from compmod_jax.mechanisms.health import router_statistics
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
@@ -82,20 +82,6 @@ class TranslationConfig:
         errors.check(name in files, f"{name} is missing among the saved files; restore the folder.")
       source, target = (Tokenizer.from_bytes(files[name]) for name in (SOURCE_FILE, TARGET_FILE))
     return Translation(self, model, splits, source, target)
-
-
-class Splits:
-  """The splits of a data configuration, each loaded once."""
-
-  def __init__(self, config: GrammarData | ScanData | TextData | TfdsData):
-    self.config = config
-    self._loaded: dict[str, Pairs] = {}
-
-  def __getitem__(self, split: str) -> Pairs:
-    if split not in self._loaded:
-      errors.check_choice("split", split, self.config.splits())
-      self._loaded[split] = self.config.load(split)
-    return self._loaded[split]
 
 
 class Translation:
@@ -294,7 +280,9 @@ class Translation:
       params, sources, config or self.config.decode, sharing=sharing, status=status, name=split
     )
     outputs = [best[0].text for best in hypotheses]
-    return Evaluation(values | score_outputs(outputs, references), outputs, references, sources)
+    return Evaluation(
+      values | metrics.score_outputs(outputs, references), outputs, references, sources
+    )
 
   def _eval_sums(self, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
     target = batch["target"]
@@ -307,48 +295,6 @@ class Translation:
     return Translator(
       self.model, self.source_tokenizer, self.target_tokenizer, self.batch, self.edits
     )
-
-  def routing_report(
-    self, params: Any, split: str, *, sharing: Sharing = Sharing(), positions: int = 12
-  ) -> dict[str, dict[str, list]]:
-    """Mean weight of every head of every routed module over a split, overall and by position."""
-    if not self.model.routing_sites():
-      return {}
-    part = jax.jit(functools.partial(self._routing_sums, positions=positions))
-    batches = pipeline.eval_batches(self.examples(split), self.batch, multiple=sharing.multiple)
-    parts = [jax.device_get(part(params, sharing.place(batch))) for batch in batches]
-    total = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *parts)
-    return {
-      site: {
-        name: (sums / np.maximum(counts, 1)[..., None]).tolist()
-        for name, (sums, counts) in by_name.items()
-      }
-      for site, by_name in total.items()
-    }
-
-  def _routing_sums(self, params: Any, batch: Batch, *, positions: int) -> dict[str, Any]:
-    taps = Taps(capture=frozenset(self.model.routing_sites()))
-    self.forward(params, batch, taps=taps)
-    return {
-      site: weights_by_position(weights, routed_rows(site, batch), positions)
-      for site, weights in taps.captured.items()
-    }
-
-
-def score_outputs(outputs: list[str], references: list[str]) -> dict[str, Any]:
-  """BLEU with a 95 % bootstrap interval and its signature, chrF and exact match, 0 to 100."""
-  statistics = metrics.sentence_statistics("bleu", outputs, references)
-  interval = metrics.bootstrap_interval(statistics)
-  chrf = metrics.chrf(outputs, references)
-  return {
-    "bleu": interval.value,
-    "bleu_low": interval.low,
-    "bleu_high": interval.high,
-    "chrf": chrf.value,
-    "exact_match": metrics.exact_match(outputs, references).value,
-    "signature": statistics.signature,
-    "chrf_signature": chrf.signature,
-  }
 
 
 def shift_right(target: jax.Array) -> jax.Array:

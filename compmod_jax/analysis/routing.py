@@ -1,0 +1,57 @@
+"""What routers do over a whole split."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from compmod_jax.data.pipeline import eval_batches
+from compmod_jax.mechanisms.health import weights_by_position
+from compmod_jax.sites import Taps
+from compmod_jax.tasks.base import Batch, Sharing
+from compmod_jax.tasks.translation import Translation, routed_rows
+
+
+def mean_weights(
+  task: Translation,
+  params: Any,
+  split: str,
+  *,
+  sharing: Sharing = Sharing(),
+  positions: int = 12,
+) -> dict[str, dict[str, list]]:
+  """Mean weight of every head of every routed module over a split's real tokens.
+
+  Args:
+    task: the translation task.
+    params: the model's parameters.
+    split: name of the split; the decoder reads its references.
+    sharing: how batches are laid over devices.
+    positions: how many first positions are told apart.
+
+  Returns:
+    Site -> `mean` [heads] and `by_position` [positions, heads].
+  """
+  if not task.model.routing_sites():
+    return {}
+  sums = jax.jit(functools.partial(_sums, task, positions=positions))
+  batches = eval_batches(task.examples(split), task.batch, multiple=sharing.multiple)
+  parts = [jax.device_get(sums(params, sharing.place(batch))) for batch in batches]
+  totals = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *parts)
+  return {
+    site: {
+      name: (total / np.maximum(count, 1)[..., None]).tolist()
+      for name, (total, count) in by_name.items()
+    }
+    for site, by_name in totals.items()
+  }
+
+
+def _sums(task: Translation, params: Any, batch: Batch, *, positions: int) -> dict[str, Any]:
+  taps = Taps(capture=frozenset(task.model.routing_sites()))
+  task.forward(params, batch, taps=taps)
+  return {
+    site: weights_by_position(weights, routed_rows(site, batch), positions)
+    for site, weights in taps.captured.items()
+  }

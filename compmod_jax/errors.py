@@ -4,6 +4,10 @@ import difflib
 from collections.abc import Iterable
 
 
+# A message lists no more valid choices than these; of more, the nearest.
+MANY = 32
+
+
 class UserError(ValueError):
   """A mistake in a configuration, a file or a command, told so that it can be mended.
 
@@ -23,6 +27,9 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
   choices = sorted(choices)
   if value in choices:
     return
-  near = difflib.get_close_matches(value, choices, n=1)
+  near = difflib.get_close_matches(value, choices, n=8)
   hint = f" Did you mean {near[0]!r}?" if near else ""
-  raise UserError(f"{field} is {value!r}; it must be one of: {', '.join(choices)}.{hint}")
+  listed = ", ".join(choices)
+  if len(choices) > MANY:
+    listed = f"{len(choices)} names, such as {', '.join(near or choices[:8])}"
+  raise UserError(f"{field} is {value!r}; it must be one of: {listed}.{hint}")

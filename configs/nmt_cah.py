@@ -39,8 +39,9 @@ def grammar() -> Experiment:
   return Experiment(
     name="competitive heads on the grammar",
     task=TranslationConfig(
-      data=GrammarData(),
-      tokenizer=TokenizerConfig(vocab_size=4000),
+      data=GrammarData(train=100_000),
+      tokenizer=TokenizerConfig(vocab_size=3000),
+      target_tokenizer=TokenizerConfig(vocab_size=1200),
       batch=BatchConfig(tokens=2048, ceiling=64, bucket_count=4),
     ),
     model=TransformerConfig(
@@ -50,13 +51,13 @@ def grammar() -> Experiment:
       heads=4,
       ffn_dim=512,
       norm="pre",
-      dropout=0.1,
-      share_embeddings="all",
+      dropout=0.05,
       compete=("encoder_self",),
     ),
     optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=200, clip=1.0),
-    phases=(Phase(steps=1500),),
-    evaluate_every=300,
+    phases=(Phase(steps=1400),),
+    ema=0.99,
+    evaluate_every=350,
     evaluate_sentences=200,
     time_limit_minutes=5,
   )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from compmod_jax.errors import UserError
+from compmod_jax.errors import UserError, check
 
 T = TypeVar("T")
 
@@ -34,7 +34,12 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   except OSError as error:
     if error.errno != errno.ENOSPC:
       raise
-    _fail(f"The disk is full ({error.filename}). Free some space and run it again.", debug)
+    where = f" ({error.filename})" if error.filename else ""
+    _fail(
+      f"The disk is full{where}. Free some space and run the same command again; what was complete"
+      " before is untouched.",
+      debug,
+    )
   sys.exit(status or 0)
 
 
@@ -53,13 +58,14 @@ def options(make_args: Callable[..., T], argv: list[str], *, default: Any = None
     SystemExit: help was asked for and printed.
   """
   known = {} if default is None else {"default": default}
+  here = dict(_options_of(make_args if default is None else default, "--"))
   printed = io.StringIO()
   parse: Any = tyro.cli
   try:
     with contextlib.redirect_stderr(printed):
       args, unknown = parse(
         make_args,
-        args=argv,
+        args=_spell_flags(argv, {name for name, value in here.items() if isinstance(value, bool)}),
         return_unknown_args=True,
         use_underscores=True,
         config=(tyro.conf.AvoidSubcommands,),
@@ -71,8 +77,7 @@ def options(make_args: Callable[..., T], argv: list[str], *, default: Any = None
     raise _mistake(stop, printed.getvalue()) from stop
   if unknown:
     name = next((token for token in unknown if token.startswith("-")), unknown[0]).split("=")[0]
-    names = _option_names(make_args if default is None else default, "--")
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(name, here, n=1, cutoff=0.7)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(f"{name} is not an option.{hint} Run with --help for a list of all.")
   return args
@@ -90,13 +95,29 @@ def _mistake(stop: BaseException, printed: str) -> UserError:
   return UserError(re.sub(r"\s*(Argument helptext|For full helptext).*", "", text))
 
 
-def _option_names(holder: Any, prefix: str) -> Iterator[str]:
-  """Names of the options that set the fields of a dataclass and of those inside it."""
+def _options_of(holder: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+  """Options that set the fields of a dataclass and of those inside it, with their defaults."""
   if dataclasses.is_dataclass(holder):
     for field in dataclasses.fields(holder):
-      yield from _option_names(getattr(holder, field.name, None), f"{prefix}.{field.name}")
+      yield from _options_of(getattr(holder, field.name, None), f"{prefix}.{field.name}")
   elif isinstance(holder, tuple) and any(dataclasses.is_dataclass(item) for item in holder):
     for number, item in enumerate(holder):
-      yield from _option_names(item, f"{prefix}.{number}")
+      yield from _options_of(item, f"{prefix}.{number}")
   else:
-    yield prefix.replace("--.", "--")
+    yield prefix.replace("--.", "--"), holder
+
+
+def _spell_flags(argv: list[str], flags: set[str]) -> list[str]:
+  """`--a.b=true` and `--a.b true` as tyro knows them: `--a.b`, and `--a.no_b` for false."""
+  spelt: list[str] = []
+  for token in argv:
+    name, equals, value = token.partition("=")
+    if not equals and spelt and spelt[-1] in flags and token.lower() in ("true", "false"):
+      name, value = spelt.pop(), token
+    elif not equals or name not in flags:
+      spelt.append(token)
+      continue
+    check(value.lower() in ("true", "false"), f"{name} is {value!r}; it must be true or false.")
+    holder, dot, last = name.removeprefix("--").rpartition(".")
+    spelt.append(name if value.lower() == "true" else f"--{holder}{dot}no_{last}")
+  return spelt

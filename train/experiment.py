@@ -142,7 +142,8 @@ def _mistakes_in(file: Path) -> Iterator[None]:
     line = lines[-1] if lines else getattr(error, "lineno", None)
     raise errors.UserError(
       f"{file}{f':{line}' if line else ''} is not a valid configuration:"
-      f" {type(error).__name__}: {error}. Mend the file; --debug shows where it comes from."
+      f" {type(error).__name__}: {' '.join(str(error).split())}. Mend the file; --debug shows where"
+      " it comes from."
     ) from error
 
 

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax import errors
+from compmod_jax import errors, losses
 from compmod_jax.sites import Taps
 from compmod_jax.tasks.base import Context
 
@@ -55,30 +56,32 @@ def save_batch(workdir: Path, step: int, batch: Any) -> Path:
 
 def locate(task: Any, state: Any, batch: Any, seed: int) -> str:
   """Where the first number that is not finite stands: a parameter, a site, or a gradient."""
-  bad = _bad_leaves(state.params)
-  if bad:
+  if bad := _bad_leaves(state.params):
     return f"Parameter {bad[0]} is not finite."
-  context = Context(jax.random.key(seed), state.step, train=False)
+  sites: list[str] = []
+
+  def finite_sites(params: Any) -> list[jax.Array]:
+    taps = Taps(capture=None)
+    task.forward(params, batch, taps=taps)
+    sites[:] = taps.captured  # in the order in which they are computed
+    return [jnp.isfinite(value).all() for value in taps.captured.values()]
 
   def objective(params: Any) -> Any:
-    terms, _, _ = task.loss(params, state.carry, batch, context)
-    return sum(term.weight * term.value() for term in terms.values())
+    context = Context(jax.random.key(seed), state.step, train=False)
+    return losses.objective(task.loss(params, state.carry, batch, context)[0])
 
-  taps = Taps(capture=None)
-  task.forward(state.params, batch, taps=taps)
-  for site, value in taps.captured.items():
-    if not bool(jax.numpy.isfinite(value).all()):
-      return f"The first activation that is not finite is the site {site}."
-  bad = _bad_leaves(jax.grad(objective)(state.params))
-  if bad:
+  finite = jax.device_get(jax.jit(finite_sites)(state.params))
+  if not all(finite):
+    return f"The first activation that is not finite is the site {sites[finite.index(False)]}."
+  if bad := _bad_leaves(jax.jit(jax.grad(objective))(state.params)):
     return f"The gradient of parameter {bad[0]} is not finite ({len(bad)} parameters in all)."
   return "With dropout off, everything is finite on this batch."
 
 
 def _bad_leaves(tree: Any) -> list[str]:
-  paths = jax.tree_util.tree_leaves_with_path(tree)
+  finite = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree))(tree)
   return [
     jax.tree_util.keystr(path, simple=True, separator="/")
-    for path, leaf in paths
-    if not bool(jax.numpy.isfinite(leaf).all())
+    for path, good in jax.tree_util.tree_leaves_with_path(jax.device_get(finite))
+    if not good
   ]

@@ -177,6 +177,7 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     )
     for phase in experiment.phases
   ]
+  task.check_data()
   if not (workdir / CONFIG).exists():
     claim(workdir, experiment, command=command, multiple=multiple)
   if files is None:

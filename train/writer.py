@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +52,7 @@ class Writer:
     self._progress = Progress(total_steps, quiet=quiet or workdir is None, stream=stream)
     self._file: io.FileIO | None = None
     self._use_tensorboard = tensorboard
-    self._events: Any = None
+    self._events: _Events | None = None
     self._purge_step: int | None = None
 
   def write(self, kind: str, step: int | None, values: Mapping[str, Any]) -> None:
@@ -144,19 +145,57 @@ class Writer:
     floats = {name: value for name, value in values.items() if isinstance(value, float)}
     if not self._use_tensorboard or not floats:
       return
-    if self._events is None:
-      from tensorboardX import SummaryWriter
-
-      # `purge_step` makes TensorBoard forget what was written before a resume and undone by it.
-      self._events = SummaryWriter(
-        str(self._workdir / "tensorboard") if self._workdir else None,
-        purge_step=self._purge_step,
-        flush_secs=20,
-        filename_suffix=f".{time.time_ns()}",  # two within a second would share a file
-      )
+    assert self._workdir is not None
     prefix = "/".join([kind, *(str(values[key]) for key in ("split",) if key in values)])
-    for name, value in floats.items():
-      self._events.add_scalar(f"{prefix}/{name}", value, step)
+    with _told(self._workdir / "tensorboard"):
+      if self._events is None:
+        self._events = _Events(self._workdir / "tensorboard", self._purge_step)
+      self._events.write(step, {f"{prefix}/{name}": value for name, value in floats.items()})
+
+
+class _Events:
+  """An event file, written at once.
+
+  tensorboardX's own writer has a queue and a thread, which a signal's end would not wait for, and
+  which print tracebacks when the disk is full.
+  """
+
+  def __init__(self, folder: Path, purge_step: int | None):
+    from tensorboardX.proto import event_pb2, summary_pb2
+
+    # Classes that protobuf makes at run time, so that no checker knows them.
+    self._event: Any = event_pb2
+    self._summary: Any = summary_pb2
+    folder.mkdir(parents=True, exist_ok=True)
+    # Nanoseconds, as two files within a second would share a name.
+    path = folder / f"events.out.tfevents.{int(time.time())}.{time.time_ns()}"
+    self._file = open(path, "xb", buffering=0)  # noqa: SIM115
+    self._append(file_version="brain.Event:2")
+    if purge_step is not None:
+      # Makes TensorBoard forget what was written before a resume and undone by it.
+      log = self._event.SessionLog
+      self._append(step=purge_step, session_log=log(status=log.START))
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Appends scalars of a step."""
+    make = self._summary.Summary
+    parts = [make.Value(tag=name, simple_value=value) for name, value in values.items()]
+    self._append(step=step, summary=make(value=parts))
+
+  def _append(self, **fields: Any) -> None:
+    from tensorboardX.record_writer import masked_crc32c
+
+    def checked(data: bytes) -> bytes:
+      return data + struct.pack("<I", masked_crc32c(data))
+
+    content = self._event.Event(wall_time=time.time(), **fields).SerializeToString()
+    data = checked(struct.pack("<Q", len(content))) + checked(content)
+    while data:
+      data = data[self._file.write(data) :]
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
 
 
 class _told:

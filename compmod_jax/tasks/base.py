@@ -89,6 +89,10 @@ class Task(Protocol):
     """Names of the splits that are scored at the end."""
     ...
 
+  def check_data(self) -> None:
+    """Loads what will be scored, so that what is missing is told before training, not after."""
+    ...
+
   def resolved_config(self) -> Any:
     """The task's configuration with everything in it that was chosen from the training data."""
     ...

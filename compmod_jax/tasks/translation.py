@@ -142,6 +142,20 @@ class Translation:
     """Names of the splits that are scored at the end: all but the training split."""
     return tuple(split for split in self.config.data.splits() if split != "train")
 
+  def check_data(self) -> None:
+    """Loads every split that will be scored.
+
+    Raises:
+      UserError: one is missing, damaged, or has no pair that fits the model.
+    """
+    for split in self.final_splits():
+      errors.check(
+        len(self.examples(split)) > 0,
+        f"No pair of the split {split!r} can be scored: all have an empty side or more than"
+        f" {self.batch.longest} tokens. Raise task.batch.ceiling (or the last of"
+        " task.batch.buckets), or check the data with `python -m train.check_data`.",
+      )
+
   @functools.cached_property
   def batch(self) -> BatchConfig:
     """The batch configuration with its buckets chosen from the training split."""

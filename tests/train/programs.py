@@ -1,5 +1,6 @@
 """The training program as a user runs it: a process of its own, on a task that takes seconds."""
 
+import hashlib
 import json
 import os
 import random
@@ -78,10 +79,16 @@ def write_data(folder: Path, sizes: dict[str, int], longest: int = 6) -> Path:
 
 
 class Place:
-  """Data, configuration and compile cache that all runs of the test session share."""
+  """Data, configuration and compile cache that runs share.
 
-  def __init__(self, root: Path):
-    self.root = root
+  Args:
+    root: where they are.
+    optimised: whether XLA optimises as usual. Without, it compiles in half the time, and what
+      these tests claim does not depend on it.
+  """
+
+  def __init__(self, root: Path, *, optimised: bool = False):
+    self.root, self.optimised = root, optimised
     self.data, self.cache, self.config = root / "data", root / "cache", root / "config.py"
     self.reference = root / "reference"
 
@@ -98,7 +105,12 @@ class Place:
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     if devices:
       kept["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    own = {"COMPMOD_CACHE": str(self.cache), "TINY_DATA": str(self.data), "JAX_PLATFORMS": "cpu"}
+    own = {
+      "COMPMOD_CACHE": str(self.cache),
+      "TINY_DATA": str(self.data),
+      "JAX_PLATFORMS": "cpu",
+      "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(not self.optimised)),
+    }
     return kept | own | changes
 
   def arguments(self, workdir: Path, *options: str, variant: str = "") -> list[str]:
@@ -275,3 +287,13 @@ def assert_as_uninterrupted(workdir: Path, reference: Path) -> None:
     assert mine["history"][name] == theirs["history"][name], name
   best = Path("models/best/params.safetensors")
   assert (workdir / best).read_bytes() == (reference / best).read_bytes()
+
+
+def make_newer(folder: Path) -> None:
+  """Makes a checkpoint look like one that a later version wrote."""
+  record = json.loads((folder / "meta.json").read_text())
+  text = json.dumps({**record, "schema": 99})
+  (folder / "meta.json").write_text(text)
+  manifest = json.loads((folder / "manifest.json").read_text())
+  manifest["sha256"]["meta.json"] = hashlib.sha256(text.encode()).hexdigest()
+  (folder / "manifest.json").write_text(json.dumps(manifest))

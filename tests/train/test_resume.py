@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from programs import (
   STEPS,
+  Place,
   Program,
   assert_as_uninterrupted,
   assert_same_bits,
@@ -38,8 +39,11 @@ def _in_a_write(workdir):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_twenty_kills_at_random_moments_change_nothing(place, tmp_path):
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
   """At any moment of the whole program, and five or more inside the write of a checkpoint."""
+  place = Place(tmp_path / "place", optimised=True)
+  place.root.mkdir()
+  place.make()
   rng = random.Random(20)
   kills = in_writes = runs = 0
   while kills < 20 or in_writes < 5:

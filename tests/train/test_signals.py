@@ -46,10 +46,12 @@ def test_a_run_stopped_in_every_phase_ends_as_one_that_was_not(place, tmp_path):
 
   # Evaluation: the loss, then decoding. The evaluation is not in the checkpoint and is made again.
   for line in ("loss on", "translating"):
-    with Program(place, workdir) as program:
-      program.wait_for(f"^{line} valid")
-      shown, step = _stopped(program)
-    assert "valid at step" not in shown
+    evaluated = True
+    while evaluated:  # on a busy machine one may end before the signal is there; there are three
+      with Program(place, workdir) as program:
+        program.wait_for(f"^{line} valid")
+        shown, step = _stopped(program)
+      evaluated = "valid at step" in shown
     assert step % EVALUATE_EVERY == 0
     assert steps_saved(workdir)[-1] == step
     assert record_of(workdir)["meta"]["history"]["evaluated"] < step

@@ -244,6 +244,8 @@ def long(composer: Composer) -> Sentence:
 def attracted(composer: Composer, attractors: int) -> Sentence:
   """A statement whose English verb shows the number of a subject that other nouns follow.
 
+  A subordinate clause comes after it.
+
   Args:
     composer: draws the words; what it draws may hold more attractors, as the sentence tells.
     attractors: nouns of the other number behind the subject; with 0, one noun of the same number.
@@ -273,10 +275,16 @@ def attracted(composer: Composer, attractors: int) -> Sentence:
     subject = composer.noun_phrase("nom", VERBS[verb].subjects, tail=behind)
     clause = Clause(subject, _AGREEING[composer.era], verb)
   composer.complete(clause, 0)
-  sentence = _closing("attractor", german_main(clause), english_statement(clause), clause)
+  # A verb-final clause behind it keeps the two languages' words from standing in one order.
+  conjunction, other = _subordinate(composer)
+  behind_german = (COMMA, conjunction[0], *german_final(other))
+  behind_english = (conjunction[1], *english_statement(other))
+  german = (*german_main(clause), *behind_german)
+  english = (*english_statement(clause), *behind_english)
+  sentence = _closing("attractor", german, english, clause)
   wrong = HE if subject.person == THEY else THEY
   sentence.twin = (
-    (*german_main(clause, person=wrong), _STOP),
-    (*english_statement(clause, wrong), _STOP),
+    (*german_main(clause, person=wrong), *behind_german, _STOP),
+    (*english_statement(clause, wrong), *behind_english, _STOP),
   )
   return sentence

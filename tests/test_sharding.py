@@ -1,0 +1,256 @@
+"""Sharding: every layout of eight devices trains like one device."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from compmod_jax import sharding
+from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.text import TextData
+from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
+from compmod_jax.errors import UserError
+from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.models.transformer import PLACES, TransformerConfig
+from compmod_jax.sharding import MeshConfig, make_mesh
+from compmod_jax.tasks.translation import Splits, Translation, TranslationConfig
+from train.experiment import Experiment, Phase
+from train.optimizer import OptimizerConfig
+from train.run import Run, sharing_of
+from train.step import TrainState, make_step, trainable_mask
+
+LAYOUTS = [
+  MeshConfig(data=8),
+  MeshConfig(data=1, fsdp=8),
+  MeshConfig(data=4, tensor=2),
+  MeshConfig(data=1, fsdp=2, tensor=4),
+  MeshConfig(data=2, fsdp=2, tensor=2),
+]
+SOURCE_TYPES, TARGET_TYPES = 16, 19  # 16 can be split, 19 cannot
+
+
+def name(layout: MeshConfig) -> str:
+  return "_".join(f"{axis}{size}" for axis, size in vars(layout).items() if size > 1)
+
+
+@functools.cache
+def task() -> Translation:
+  words = TokenizerConfig(kind="words", vocab_size=40)
+  config = TranslationConfig(data=TextData(), batch=BatchConfig(tokens=128, buckets=(8,)))
+  model = TransformerConfig(
+    encoder_layers=1,
+    decoder_layers=1,
+    dim=16,
+    heads=4,
+    ffn_dim=32,
+    dropout=0.1,
+    max_length=8,
+    compete=PLACES,
+    competition=CompetitionConfig(key_dim=6, hidden_dim=8),
+  )
+  tokenizers = [
+    train_tokenizer([" ".join(f"w{n}" for n in range(types - 4))], words)
+    for types in (SOURCE_TYPES, TARGET_TYPES)
+  ]
+  return Translation(config, model, Splits(config.data), *tokenizers)
+
+
+@functools.cache
+def batch() -> dict[str, np.ndarray]:
+  """Sixteen pairs of ragged lengths, one of them a filler."""
+  random = np.random.default_rng(0)
+
+  def side(types: int) -> np.ndarray:
+    lengths = np.where(np.arange(16) == 5, 0, random.integers(2, 9, size=16))
+    tokens = random.integers(4, types, size=(16, 8)).astype(np.int32)
+    return np.where(np.arange(8) < lengths[:, None], tokens, 0).astype(np.int32)
+
+  index = np.arange(16, dtype=np.int32)
+  return {"source": side(SOURCE_TYPES), "target": side(TARGET_TYPES), "index": index}
+
+
+# Plain gradient descent: Adam divides rounding by rounding where a gradient is zero.
+SGD = OptimizerConfig(name="sgd", learning_rate=0.1, warmup_steps=1, clip=1.0)
+
+
+def make_run(
+  layout: MeshConfig, devices: int = 8, optimizer: OptimizerConfig = SGD, ema: float = 0.0
+) -> Run:
+  experiment = Experiment(
+    name="layouts",
+    task=task().config,
+    model=task().model.config,
+    optimizer=optimizer,
+    phases=(Phase(steps=10),),
+    mesh=layout,
+    ema=ema,
+  )
+  mesh = make_mesh(layout, jax.devices()[:devices])
+  return Run(
+    experiment=experiment,
+    workdir=Path("unused"),
+    task=task(),
+    mesh=mesh,
+    sharing=sharing_of(mesh),
+    iterators=[],
+    batches_per_epoch=[10],
+    notes=[],
+  )
+
+
+@functools.cache
+def start() -> TrainState:
+  """The first state, on the host."""
+  return jax.device_get(jax.jit(make_run(MeshConfig(data=1), 1)._init)())
+
+
+def train(run: Run, steps: int = 2) -> tuple[list[float], TrainState]:
+  """Objectives of a few steps and the state after them."""
+  experiment = run.experiment
+  step = make_step(
+    run.task,
+    run.optimizer,
+    run.rate,
+    seed=experiment.seed,
+    micro_batches=1,
+    ema=experiment.ema,
+    mask=trainable_mask(start().params, "all"),
+  )
+  jitted = jax.jit(step, out_shardings=(run.state_shardings, None))
+  state, losses = jax.device_put(start(), run.state_shardings), []
+  for _ in range(steps):
+    state, metrics = jitted(state, run.sharing.place(batch()))
+    losses.append(float(metrics["objective"]))
+  return losses, state
+
+
+@functools.cache
+def single() -> tuple[list[float], TrainState]:
+  losses, state = train(make_run(MeshConfig(data=1), 1))
+  return losses, jax.device_get(state)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=name)
+def test_every_layout_gives_the_losses_and_updates_of_one_device(layout):
+  run = make_run(layout)
+  losses, state = train(run)
+  expected, peer = single()
+  np.testing.assert_allclose(losses, expected, rtol=1e-5)
+  for one, two in zip(jax.tree.leaves(state.params), jax.tree.leaves(peer.params), strict=True):
+    np.testing.assert_allclose(np.asarray(one), two, rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_step_lowers_the_loss_so_that_agreement_means_something():
+  losses, state = single()
+  assert losses[1] < losses[0]
+  assert int(state.step) == 2
+  assert int(state.skipped) == 0
+
+
+def specs(layout: MeshConfig) -> dict[str, PartitionSpec]:
+  found = jax.tree.leaves_with_path(make_run(layout).state_shardings.params)
+  return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.spec for path, leaf in found}
+
+
+def trimmed(spec: PartitionSpec) -> tuple[Any, ...]:
+  return tuple(axis or None for axis in spec)
+
+
+def test_parameters_are_split_by_the_names_of_their_dimensions():
+  found = specs(MeshConfig(data=1, fsdp=2, tensor=4))
+  self_attention = "encoder_0/self_attention"
+  expected = {
+    f"{self_attention}/query_key_value/kernel": ("fsdp", None, "tensor", None),
+    f"{self_attention}/query_key_value/bias": (None, "tensor", None),
+    f"{self_attention}/output/kernel": ("tensor", None, "fsdp"),
+    f"{self_attention}/router/hidden/kernel": ("fsdp", None),
+    f"{self_attention}/router/signatures": (None, None),
+    "encoder_0/ffn/up/kernel": ("fsdp", "tensor"),
+    "encoder_0/ffn/down/kernel": ("tensor", "fsdp"),
+    "encoder_embedding/table": ("tensor", "fsdp"),
+  }
+  assert {path: trimmed(found[path]) for path in expected} == expected
+
+
+def test_a_dimension_that_its_axis_does_not_divide_stays_whole():
+  found = specs(MeshConfig(data=1, fsdp=2, tensor=4))
+  assert trimmed(found["decoder_embedding/table"]) == (None, "fsdp")  # 19 types over 4 devices
+  eight = specs(MeshConfig(data=1, tensor=8))
+  kernel = eight["encoder_0/self_attention/query_key_value/kernel"]
+  assert trimmed(kernel) == ("fsdp", None, None, None)  # 4 heads over 8 devices; fsdp has one
+  assert trimmed(eight["encoder_0/ffn/up/kernel"]) == ("fsdp", "tensor")
+
+
+def test_moments_and_average_lie_where_their_parameters_lie():
+  places = make_run(
+    MeshConfig(data=1, fsdp=2, tensor=4), optimizer=OptimizerConfig(clip=1.0), ema=0.9
+  ).state_shardings
+  wanted = jax.tree.leaves(places.params)
+  assert jax.tree.leaves(places.ema) == wanted
+  adam = next(part for part in places.opt_state if hasattr(part, "mu"))
+  assert jax.tree.leaves(adam.mu) == jax.tree.leaves(adam.nu) == wanted
+  assert adam.count.spec == PartitionSpec()
+
+
+def test_rows_of_a_batch_are_split_over_data_and_fsdp():
+  mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+  assert sharding.batch_multiple(mesh) == 4
+  assert sharding.batch_multiple(make_mesh(MeshConfig(data=1, tensor=8))) == 1
+  assert sharing_of(mesh, micro_batches=3).multiple == 12
+  placed = sharding.place_batch(batch(), mesh)
+  shard = placed["source"].addressable_shards[0]
+  assert shard.data.shape == (4, 8)
+  np.testing.assert_array_equal(placed["source"], batch()["source"])
+
+
+def test_a_fresh_state_is_made_in_place_and_equal_on_every_layout():
+  run = make_run(MeshConfig(data=1, fsdp=2, tensor=4))
+  state = run.fresh_state()
+  assert jax.tree.map(lambda leaf: leaf.sharding, state.params) == run.state_shardings.params
+  for one, two in zip(jax.tree.leaves(state.params), jax.tree.leaves(start().params), strict=True):
+    np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+def test_a_parameter_without_names_is_kept_whole_on_every_device():
+  mesh = make_mesh(MeshConfig())
+  tree = {"plain": jnp.ones(8), "named": nn.LogicallyPartitioned(jnp.ones(8), ("mlp",))}
+  found = sharding.parameter_shardings(tree, mesh)
+  assert found["plain"].spec == PartitionSpec()
+  assert found["named"].spec == PartitionSpec("tensor")
+
+
+# Meshes.
+
+
+def test_minus_one_takes_the_devices_that_are_left():
+  assert dict(make_mesh(MeshConfig()).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+  found = make_mesh(MeshConfig(data=2, fsdp=-1, tensor=2)).shape
+  assert dict(found) == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+  "layout",
+  [MeshConfig(data=3), MeshConfig(fsdp=3), MeshConfig(tensor=16), MeshConfig(data=2, fsdp=2)],
+)
+def test_a_mesh_that_does_not_fit_the_devices_is_an_error(layout):
+  with pytest.raises(UserError, match=r"there are 8; .* Change --config\.mesh\.\*"):
+    make_mesh(layout)
+
+
+@pytest.mark.parametrize(
+  ("fields", "words"),
+  [
+    ({"fsdp": 0}, r"mesh\.fsdp is 0"),
+    ({"tensor": -2}, r"mesh\.tensor is -2"),
+    ({"data": -1, "fsdp": -1}, "only one axis may be -1"),
+  ],
+)
+def test_a_bad_mesh_configuration_names_the_axis(fields, words):
+  with pytest.raises(UserError, match=words):
+    MeshConfig(**fields)

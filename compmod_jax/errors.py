@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-
 # A message lists no more valid choices than these; of more, the nearest.
 MANY = 32
 

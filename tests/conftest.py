@@ -4,7 +4,10 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+  os.environ.get("XLA_FLAGS", "")
+  + " --xla_force_host_platform_device_count=8"
+  # Tests compile far more than they compute.
+  + " --xla_backend_optimization_level=0"
 )
 
 from jaxtyping import install_import_hook

@@ -135,6 +135,11 @@ class Transformer(nn.Module):
       routing: also keep every routed module's weights of every step, [batch, beams, length, heads].
       taps: sites of the encoder to read or change.
     """
+    errors.check(
+      length <= self.config.max_length,
+      f"length is {length} but model.max_length is {self.config.max_length}; every step needs a"
+      " position. Decode fewer steps or raise model.max_length.",
+    )
     memory = self.encode(source, taps=taps)
     batch = source.shape[0]
     shape = (batch, beams, length, self.config.heads)

@@ -171,12 +171,18 @@ def test_competition_at_its_identity_value_is_the_plain_transformer():
 def test_a_model_with_one_head_ignores_its_router_bit_for_bit():
   one = dataclasses.replace(CAH, heads=1)
   logits, gradients = logits_and_gradients(one)
-  expected = jax.jit(functools.partial(apply, one.plain()))(params(one.plain()))
-  np.testing.assert_array_equal(logits, expected)
   routing = {path: leaf for path, leaf in gradients.items() if routing_parameter(path)}
   assert len(routing) == 3 * 5
   for leaf in routing.values():
     np.testing.assert_array_equal(leaf, 0)
+  flat = flatten_dict(params(one), sep="/")
+  other = {path: 3 * leaf if routing_parameter(path) else leaf for path, leaf in flat.items()}
+  found = gradient(one)(unflatten_dict(other, sep="/"), SOURCE, TARGET)
+  for leaf, peer in zip(jax.tree.leaves(found[0]), gradients.values(), strict=True):
+    np.testing.assert_array_equal(leaf, peer)
+  np.testing.assert_array_equal(found[1], logits)
+  plain = jax.jit(functools.partial(apply, one.plain()))(params(one.plain()))
+  np.testing.assert_allclose(logits, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_competition_makes_a_difference_and_every_parameter_has_a_gradient():

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ from compmod_jax.interop.model_folder import load_model_folder
 from compmod_jax.losses import Term
 from train import nonfinite
 from train.experiment import load_config
-from train.step import init_state, make_step
+from train.step import init_state
 from train.workdir import saved_experiment
 
 EVALUATIONS = list(range(EVALUATE_EVERY, STEPS + 1, EVALUATE_EVERY))
@@ -220,42 +219,6 @@ class Regression:
 
   def forward(self, params, batch, taps):
     return taps("product", params["w"] * batch["x"])
-
-
-def _take(steps: list[float], w: float = 4.0) -> Any:
-  optimizer = optax.chain(optax.scale_by_adam(), optax.scale_by_learning_rate(lambda count: 0.1))
-  step = jax.jit(
-    make_step(
-      Regression(),
-      optimizer,
-      lambda count: jnp.float32(count),
-      seed=0,
-      micro_batches=1,
-      ema=0.5,
-      mask={"w": True},
-    )
-  )
-  state = init_state({"w": jnp.float32(w)}, (), optimizer, 0.5)
-  states = [jax.device_get(state)]
-  for x in steps:
-    state, metrics = step(state, {"x": jnp.full(2, x, jnp.float32)})
-    states.append(jax.device_get(state))
-  return states, jax.device_get(metrics)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_step_that_is_not_finite_is_counted_and_changes_nothing_else(bad):
-  states, metrics = _take([1.0, bad, bad, 1.0])
-  for before, after in ((1, 2), (2, 3)):
-    for name in ("params", "opt_state", "ema"):
-      old, new = getattr(states[before], name), getattr(states[after], name)
-      assert jax.tree.all(jax.tree.map(np.array_equal, old, new))
-  assert [int(state.skipped) for state in states] == [0, 0, 1, 2, 2]
-  assert [int(state.bad_run) for state in states] == [0, 0, 1, 2, 0]
-  assert [int(state.step) for state in states] == [0, 1, 2, 3, 4]
-  without, _ = _take([1.0, 1.0])
-  assert states[-1].params["w"] == without[-1].params["w"] != states[-2].params["w"]
-  assert metrics["learning_rate"] == 1  # of the second update
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from compmod_jax.losses import Term, cross_entropy
 from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
+from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.translation import shift_right
 from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
@@ -135,7 +135,7 @@ class TinyTranslation:
       heads=2,
       ffn_dim=12,
       max_length=8,
-      compete=PLACES,
+      compete=("encoder_self",),
       competition=CompetitionConfig(key_dim=3, hidden_dim=4),
     ),
     11,

@@ -1,5 +1,7 @@
 """The same command continues a run, whatever ended it, as if nothing had happened."""
 
+import contextlib
+import functools
 import random
 import time
 
@@ -33,8 +35,21 @@ def test_resuming_after_a_kill_gives_the_same_parameters(place, tmp_path):
   assert computed(workdir, "final") == computed(place.reference, "final")
 
 
-def _in_a_write(workdir):
-  return lambda: any((workdir / "checkpoints").glob("tmp_step_*/state*"))
+def _writes(workdir):
+  """Checkpoints that are being written, and those whose writing was cut short."""
+  found = set()
+  for path in (workdir / "checkpoints").glob("tmp_step_*/state*"):
+    with contextlib.suppress(FileNotFoundError):  # it is complete by now
+      found.add((path.parent.name, path.parent.stat().st_ctime_ns))
+  return found
+
+
+def _is_over(moment):
+  return time.monotonic() > moment
+
+
+def _in_a_write(workdir, least, before):
+  return len(steps_saved(workdir)) >= least and _writes(workdir) - before
 
 
 @pytest.mark.slow
@@ -47,22 +62,21 @@ def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
   rng = random.Random(20)
   kills = in_writes = runs = 0
   while kills < 20 or in_writes < 5:
-    workdir = tmp_path / f"run{runs}"
-    ended = False
+    workdir, ended = tmp_path / f"run{runs}", False
     while not ended:
+      before = _writes(workdir)
       with Program(place, workdir) as program:
-        if kills < 20 or in_writes < 5:
-          if kills % 3 == 0:
-            killed = program.kill_when(_in_a_write(workdir))
-          else:
-            moment = program.began + rng.uniform(0.5, 14)
-            killed = program.kill_when(lambda moment=moment: time.monotonic() > moment)
-          kills += killed
-          in_writes += killed and _in_a_write(workdir)()
-          ended = not killed
+        moment = program.began + rng.uniform(0.5, 9)
+        least = len(steps_saved(workdir)) + rng.randrange(4)
+        if kills >= 20 and in_writes >= 5:
+          now = bool
+        elif kills % 3:
+          now = functools.partial(_is_over, moment)
         else:
-          program.finish(0)
-          ended = True
+          now = functools.partial(_in_a_write, workdir, least, before)
+        ended = not program.kill_when(now)
+      kills += not ended
+      in_writes += not ended and bool(_writes(workdir) - before)
     assert_as_uninterrupted(workdir, place.reference)
     assert computed(workdir, "final") == computed(place.reference, "final")
     runs += 1

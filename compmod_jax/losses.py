@@ -81,14 +81,17 @@ def cross_entropy(
   Source: Szegedy et al. 2016, section 7.
   """
   logits = logits.astype(jnp.float32)
-  normaliser = jax.nn.logsumexp(logits, axis=-1)
-  gold = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+  vocab = logits.shape[-1]
+  top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+  normaliser = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
+  is_gold = jnp.arange(vocab)[None, None] == labels[..., None]
+  gold = jnp.sum(jnp.where(is_gold, logits, 0), axis=-1)
   nll = normaliser - gold
   smoothed = nll
   if label_smoothing > 0:
-    uniform = normaliser - jnp.mean(logits, axis=-1)
+    uniform = normaliser - jnp.sum(logits, axis=-1) / vocab
     smoothed = (1 - label_smoothing) * nll + label_smoothing * uniform
-  correct = jnp.argmax(logits, axis=-1) == labels
+  correct = gold >= top
 
   def total(values: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(mask, values, 0))

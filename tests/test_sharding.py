@@ -166,8 +166,8 @@ def test_parameters_are_split_by_the_names_of_their_dimensions():
   found = specs(MeshConfig(data=1, fsdp=2, tensor=4))
   self_attention = "encoder_0/self_attention"
   expected = {
-    f"{self_attention}/query_key_value/kernel": ("fsdp", None, "tensor", None),
-    f"{self_attention}/query_key_value/bias": (None, "tensor", None),
+    f"{self_attention}/query_key_value/kernel": ("fsdp", "tensor", None, None),
+    f"{self_attention}/query_key_value/bias": ("tensor", None, None),
     f"{self_attention}/output/kernel": ("tensor", None, "fsdp"),
     f"{self_attention}/router/hidden/kernel": ("fsdp", None),
     f"{self_attention}/router/signatures": (None, None),

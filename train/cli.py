@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 import tyro
 
 from compmod_jax.errors import UserError, check
+from train.memory import keep_freed_memory
 
 T = TypeVar("T")
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
   """Runs a program: mistakes print one paragraph and exit with status 2 (traceback: `--debug`)."""
+  keep_freed_memory()
   argv = sys.argv[1:]
   debug = "--debug" in argv
   try:

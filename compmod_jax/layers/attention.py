@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from compmod_jax.layers.dropout import Dropout
 from compmod_jax.mechanisms.competition import CompetitionConfig, Router, scale_heads
+from compmod_jax.rows import over_rows
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
 
@@ -18,7 +20,7 @@ Cache = dict[str, Any]
 
 # Projections into heads start as in fairseq: Xavier-uniform with gain 1 / sqrt(2).
 _INTO_HEADS = nn.initializers.variance_scaling(
-  0.5, "fan_avg", "uniform", in_axis=0, out_axis=(2, 3), batch_axis=(1,)
+  0.5, "fan_avg", "uniform", in_axis=0, out_axis=(1, 3), batch_axis=(2,)
 )
 _OUT_OF_HEADS = nn.initializers.variance_scaling(
   1.0, "fan_avg", "uniform", in_axis=(0, 1), out_axis=2
@@ -104,13 +106,16 @@ class IntoHeads(nn.Module):
     self, inputs: Float[Array, "batch time embed"]
   ) -> tuple[Float[Array, "batch time heads head_dim"], ...]:
     """The projections, in order."""
-    shape = (self.projections, self.heads, self.head_dim)
-    names = ("projections", "heads", "head_dim")
+    # Heads come first, so that they can be split over devices after the axes are merged.
+    shape = (self.heads, self.projections, self.head_dim)
+    names = ("heads", "projections", "head_dim")
     kernel = self.param("kernel", logical(_INTO_HEADS, "embed", *names), (inputs.shape[-1], *shape))
     bias = self.param("bias", logical(nn.initializers.zeros, *names), shape)
-    outputs = jnp.einsum("btd,dphk->btphk", inputs.astype(self.dtype), kernel.astype(self.dtype))
-    outputs = outputs + jnp.expand_dims(bias.astype(self.dtype), (0, 1))
-    return tuple(outputs[:, :, i] for i in range(self.projections))
+    kernel = kernel.astype(self.dtype).reshape(inputs.shape[-1], -1)
+    bias = bias.astype(self.dtype).reshape(1, -1)
+    outputs = over_rows(lambda rows: rows.astype(self.dtype) @ kernel + bias, inputs)
+    outputs = outputs.reshape(*inputs.shape[:2], *shape)
+    return tuple(outputs[:, :, :, i] for i in range(self.projections))
 
 
 class OutOfHeads(nn.Module):
@@ -132,8 +137,9 @@ class OutOfHeads(nn.Module):
     shape = (*heads.shape[2:], self.dim)
     kernel = self.param("kernel", logical(_OUT_OF_HEADS, "heads", "head_dim", "embed"), shape)
     bias = self.param("bias", logical(nn.initializers.zeros, "norm"), (self.dim,))
-    outputs = jnp.einsum("bthk,hkd->btd", heads, kernel.astype(self.dtype))
-    return outputs + jnp.expand_dims(bias.astype(self.dtype), (0, 1))
+    kernel = kernel.astype(self.dtype).reshape(-1, self.dim)
+    bias = bias.astype(self.dtype)[None]
+    return over_rows(lambda rows: rows @ kernel + bias, heads.reshape(*heads.shape[:2], -1))
 
 
 class Attention(nn.Module):
@@ -167,7 +173,7 @@ class Attention(nn.Module):
       self.key_value = IntoHeads(2, self.heads, head_dim, dtype=self.dtype)
     else:
       self.query_key_value = IntoHeads(3, self.heads, head_dim, dtype=self.dtype)
-    self.drop = nn.Dropout(self.dropout)
+    self.drop = Dropout(self.dropout)
     if self.competition is not None:
       self.router = Router(self.heads, self.competition, dtype=self.dtype)
     self.output = OutOfHeads(self.dim, dtype=self.dtype)

@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from compmod_jax.rows import over_rows
 from compmod_jax.sharding import logical
 
 Positions = Literal["sinusoidal", "learned"]
@@ -57,7 +58,11 @@ class Embedding(nn.Module):
   def logits(self, hidden: Float[Array, "batch time embed"]) -> Float[Array, "batch time vocab"]:
     """Inner products with every token's vector (a tied output layer), float32."""
     table = self.table.astype(self.dtype)
-    return jnp.einsum("btd,vd->btv", hidden, table, preferred_element_type=jnp.float32)
+
+    def product(rows: jax.Array) -> jax.Array:
+      return jnp.einsum("nd,vd->nv", rows, table, preferred_element_type=jnp.float32)
+
+    return over_rows(product, hidden)
 
 
 class PositionTable(nn.Module):

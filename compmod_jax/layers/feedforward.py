@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from compmod_jax.layers.dropout import Dropout
+from compmod_jax.rows import over_rows
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
 
@@ -48,11 +50,13 @@ class FeedForward(nn.Module):
   ) -> Float[Array, "batch time embed"]:
     """The network at every position."""
     init = nn.initializers.xavier_uniform()
-    hidden = nn.Dense(
+    up = nn.Dense(
       self.hidden_dim, dtype=self.dtype, kernel_init=logical(init, "embed", "mlp"), name="up"
-    )(inputs)
+    )
+    hidden = over_rows(up, inputs)
     hidden = taps("hidden", ACTIVATIONS[self.activation](hidden))
-    hidden = nn.Dropout(self.dropout, deterministic=deterministic)(hidden)
-    return nn.Dense(
+    hidden = Dropout(self.dropout)(hidden, deterministic=deterministic)
+    down = nn.Dense(
       self.dim, dtype=self.dtype, kernel_init=logical(init, "mlp", "embed"), name="down"
-    )(hidden)
+    )
+    return over_rows(down, hidden)

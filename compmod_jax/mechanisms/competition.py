@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from compmod_jax import errors
+from compmod_jax.rows import over_rows
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
 
@@ -244,14 +245,15 @@ class Router(nn.Module):
       dtype=self.dtype,
       kernel_init=logical(gain_two, "embed", "router"),
       name="hidden",
-    )(inputs)
-    hidden = nn.Dropout(config.dropout, deterministic=deterministic)(nn.relu(hidden))
-    keys = nn.Dense(
+    )
+    drop = nn.Dropout(config.dropout, deterministic=deterministic)
+    key = nn.Dense(
       config.key_dim,
       dtype=self.dtype,
       kernel_init=logical(gain_two, "router", "key"),
       name="key",
-    )(hidden)
+    )
+    keys = over_rows(lambda rows: key(drop(nn.relu(hidden(rows)))), inputs)
     signatures = self.param(
       "signatures",
       logical(nn.initializers.xavier_normal(), "units", "key"),

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from compmod_jax import errors
 from compmod_jax.layers.attention import ancestor_mask
+from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.models.transformer_config import PLACES, Place, TransformerConfig
 from compmod_jax.models.transformer_layer import Layer, layer_norm
@@ -60,7 +61,7 @@ class Transformer(nn.Module):
     self.decoder = [Layer(c, decoder=True) for _ in range(c.decoder_layers)]
     if c.norm == "pre":
       self.encoder_norm, self.decoder_norm = layer_norm(dtype), layer_norm(dtype)
-    self.drop = nn.Dropout(c.dropout)
+    self.drop = Dropout(c.dropout)
 
   def __call__(
     self,

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.feedforward import FeedForward
 from compmod_jax.models.transformer_config import Place, TransformerConfig
 from compmod_jax.sharding import logical
@@ -31,7 +32,7 @@ class Residual(nn.Module):
   def setup(self):
     """Makes the norm."""
     self.scale = layer_norm(self.dtype)
-    self.drop = nn.Dropout(self.rate)
+    self.drop = Dropout(self.rate)
 
   def before(self, x: jax.Array) -> jax.Array:
     """What the sub-layer reads."""

@@ -82,8 +82,8 @@ def visibility(cross: bool) -> np.ndarray:
 def projected(p: Any, inputs: Any) -> np.ndarray:
   """What a projection into heads gives: [projections, batch, time, heads, head_dim]."""
   p = jax.tree.map(np.asarray, p)
-  found = np.einsum("btd,dphk->pbthk", np.asarray(inputs), p["kernel"])
-  return found + p["bias"][:, None, None]
+  found = np.einsum("btd,dhpk->pbthk", np.asarray(inputs), p["kernel"])
+  return found + np.moveaxis(p["bias"], 1, 0)[:, None, None]
 
 
 def queries_keys_values(p: Any, cross: bool) -> np.ndarray | tuple:

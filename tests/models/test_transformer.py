@@ -261,7 +261,8 @@ def test_predictions_are_the_same_in_a_wider_batch_with_other_examples():
   wide_source[0, :9], wide_target[0, :8] = 21, 3  # and row 1 is a filler, all padding
   wide = np.asarray(jax.jit(functools.partial(apply, CAH))(params(CAH), wide_source, wide_target))
   expected, _ = logits_and_gradients(CAH)
-  np.testing.assert_allclose(wide[2, :4], expected[1, :4], atol=1e-6)
+  # A product over more rows is blocked otherwise, so sums round in another order.
+  np.testing.assert_allclose(wide[2, :4], expected[1, :4], rtol=2e-6, atol=2e-6)
   assert np.isfinite(wide).all()
 
 

@@ -1,10 +1,9 @@
-"""One uninterrupted run, made once for all tests and processes of the session."""
+"""Uninterrupted runs, made once for all tests and processes of the session."""
 
-import fcntl
 import os
 
 import pytest
-from programs import Place
+from programs import Place, Program
 
 
 @pytest.fixture(scope="session")
@@ -15,9 +14,18 @@ def place(tmp_path_factory):
     root = root.parent
   made = Place(root / "programs")
   made.root.mkdir(exist_ok=True)
-  with open(made.root / "lock", "w") as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    if not (made.root / "done").exists():
-      made.make()
-      (made.root / "done").touch()
+  made.once("reference", made.make)
   return made
+
+
+@pytest.fixture(scope="session")
+def two_phases(place):
+  """A finished run of two phases: all but the routers' parameters train, then those alone."""
+  workdir = place.root / "phases"
+
+  def make():
+    with Program(place, workdir, variant="two") as program:
+      program.trained()
+
+  place.once("phases", make)
+  return workdir

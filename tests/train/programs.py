@@ -1,5 +1,6 @@
 """The training program as a user runs it: a process of its own, on a task that takes seconds."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -99,6 +100,14 @@ class Place:
     with Program(self, self.reference) as program:
       program.finish(0)
     (self.root / "reference.log").write_text("".join(program.lines))
+
+  def once(self, name: str, make: Callable[[], None]) -> None:
+    """Calls `make` in the first test process that comes here; others wait until it is done."""
+    with open(self.root / f"{name}.lock", "w") as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX)
+      if not (self.root / f"{name}.done").exists():
+        make()
+        (self.root / f"{name}.done").touch()
 
   def environment(self, devices: int | None = None, **changes: str) -> dict[str, str]:
     """Variables of a process with so many virtual devices; none of this process's XLA flags."""

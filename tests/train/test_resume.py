@@ -134,15 +134,6 @@ def test_a_checkpoint_opens_on_another_number_of_devices(place, tmp_path):
   assert not np.array_equal(found, expected)  # so the devices did matter
 
 
-@pytest.fixture(scope="module")
-def two_phases(place, tmp_path_factory):
-  """A finished run of two phases: all but the routers' parameters train, then those alone."""
-  workdir = tmp_path_factory.mktemp("phases") / "run"
-  with Program(place, workdir, variant="two") as program:
-    program.trained()
-  return workdir
-
-
 def _routing(path):
   return "/router/" in path
 

@@ -115,8 +115,11 @@ def copy_params(model: Transformer, params: Any) -> None:
       target.copy_(torch.from_numpy(np.array(value)))
 
   def linear(target: nn.Linear, p: Any) -> None:
-    put(target.weight, np.asarray(p["kernel"]).reshape(target.in_features, target.out_features).T)
-    put(target.bias, np.asarray(p["bias"]).reshape(-1))
+    kernel, bias = np.asarray(p["kernel"]), np.asarray(p["bias"])
+    if bias.ndim == 3:  # [heads, projections, head_dim]
+      kernel, bias = np.swapaxes(kernel, 1, 2), np.swapaxes(bias, 0, 1)
+    put(target.weight, kernel.reshape(target.in_features, target.out_features).T)
+    put(target.bias, bias.reshape(-1))
 
   def norm(target: nn.LayerNorm, p: Any) -> None:
     put(target.weight, p["scale"])

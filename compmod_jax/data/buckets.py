@@ -52,17 +52,13 @@ class BatchConfig:
   def resolve(self, examples: "Examples") -> "BatchConfig":
     """The configuration with its automatic buckets filled in from (training) examples.
 
-    Use it to give training and evaluation the same shapes. Fixed buckets stay as they are.
+    Use it to give training and evaluation the same shapes. Fixed buckets stay as they are. The last
+    bucket is the ceiling, so that evaluation keeps sentences longer than any in training.
     """
-    return dataclasses.replace(self, buckets=edges_for(examples.lengths, self))
-
-  def even_buckets(self) -> tuple[int, ...]:
-    """Buckets for when no lengths are known: about equal ratios from 8 to the ceiling."""
-    if self.buckets:
-      return self.buckets
-    edges = np.geomspace(min(8, self.ceiling), self.ceiling, self.bucket_count)[:-1]
-    rounded = np.ceil(edges / self.bucket_multiple - 1e-9).astype(int) * self.bucket_multiple
-    return (*sorted({int(edge) for edge in rounded if edge < self.ceiling}), self.ceiling)
+    edges = edges_for(examples.lengths, self)
+    return dataclasses.replace(
+      self, buckets=(*(e for e in edges if e < self.longest), self.longest)
+    )
 
 
 def auto_buckets(

@@ -210,7 +210,7 @@ def test_evaluation_has_each_example_once_longest_first(multiple):
 
 
 def test_evaluation_takes_examples_longer_than_any_in_training():
-  config = BatchConfig(tokens=256, ceiling=64).resolve(EXAMPLES)
+  config = BatchConfig(tokens=256, buckets=(8, 16, 24))
   longer = make_examples(30, seed=5, longest=40)
   assert longer.lengths.max() > config.buckets[-1]
   batches = list(eval_batches(longer, config))
@@ -220,18 +220,19 @@ def test_evaluation_takes_examples_longer_than_any_in_training():
     batches_per_epoch(longer, config)
 
 
+def test_automatic_buckets_reach_the_ceiling_so_that_evaluation_keeps_longer_sentences():
+  config = BatchConfig(tokens=256, ceiling=64).resolve(EXAMPLES)
+  assert config.buckets[-1] == config.longest == 64
+  assert EXAMPLES.lengths.max() <= config.buckets[-2] < 64
+  shapes = {b["source"].shape[1] for b in take(train_batches(EXAMPLES, config, seed=0), 60)}
+  assert 64 not in shapes
+
+
 def test_training_and_evaluation_share_their_shapes():
   config = BatchConfig(tokens=96, ceiling=16, bucket_count=3).resolve(EXAMPLES)
   shapes = {b["source"].shape for b in take(train_batches(EXAMPLES, config, seed=0), 60)}
   few = make_examples(20, seed=9, longest=12)
   assert {b["source"].shape for b in eval_batches(few, config)} <= shapes
-
-
-def test_buckets_without_lengths_grow_in_equal_ratios_to_the_ceiling():
-  assert BatchConfig().even_buckets() == (8, 14, 26, 44, 74, 128)
-  assert BatchConfig(ceiling=10, bucket_multiple=8).even_buckets() == (8, 10)
-  assert BatchConfig(ceiling=64, bucket_count=1).even_buckets() == (64,)
-  assert CONFIG.even_buckets() == CONFIG.buckets
 
 
 def test_nothing_to_evaluate_gives_no_batches():

@@ -3,6 +3,7 @@
 Written from Kolios 2023, section 5.3.2, head by head, with PyTorch's own top-k and softmax.
 """
 
+import functools
 import math
 
 import jax
@@ -14,6 +15,7 @@ from flax.traverse_util import flatten_dict
 
 from compmod_jax.layers.attention import Attention
 from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.models.transformer import PLACES
 
 torch = pytest.importorskip("torch", reason="PyTorch is installed by `make test-peers` only")
 
@@ -50,14 +52,15 @@ def weights_of(config, scores):
 
 def peer(config, w, inputs, memory, visible):
   """Attention with competing heads; `w` holds our parameters as PyTorch tensors, by path."""
-  kind = "query" if memory is not inputs else "query_key_value"
-  projected = torch.einsum("btd,d...->bt...", inputs, w[f"{kind}/kernel"]) + w[f"{kind}/bias"]
-  axis = 2 + next(i for i, n in enumerate(w[f"{kind}/bias"].shape) if n in (1, 3))
-  query, *rest = projected.unbind(axis)
-  if memory is not inputs:
-    both = torch.einsum("bsd,d...->bs...", memory, w["key_value/kernel"]) + w["key_value/bias"]
-    rest = both.unbind(2 + next(i for i, n in enumerate(w["key_value/bias"].shape) if n == 2))
-  key, value = rest
+
+  def project(name, rows):
+    projected = torch.einsum("btd,dhpk->pbthk", rows, w[f"{name}/kernel"])
+    return projected + w[f"{name}/bias"].transpose(0, 1)[:, None, None]
+
+  if memory is inputs:
+    query, key, value = project("query_key_value", inputs)
+  else:
+    (query,), (key, value) = project("query", inputs), project("key_value", memory)
   hidden = torch.relu(inputs @ w["router/hidden/kernel"] + w["router/hidden/bias"])
   keys = hidden @ w["router/key/kernel"] + w["router/key/bias"]
   scores = keys @ w["router/signatures"].T
@@ -69,7 +72,7 @@ def peer(config, w, inputs, memory, visible):
   heads = []
   for i in range(HEADS):
     logits = query[:, :, i] @ key[:, :, i].transpose(1, 2) / math.sqrt(HEAD)
-    attention = torch.softmax(logits.masked_fill(~visible[:, None], -math.inf), -1)
+    attention = torch.softmax(logits.masked_fill(~visible, -math.inf), -1)
     out = weights[..., i : i + 1] * (attention @ value[:, :, i])
     if config.inactive == "value":
       out = torch.where(alive[..., i : i + 1], out, value[:, :, i])
@@ -85,23 +88,25 @@ def assert_close(found, expected, what):
 
 
 CASES = [
-  (rule, cross)
+  (rule, place)
   for rule in RULES
-  for cross in (False, True)
-  if not (cross and RULES[rule].inactive == "value")
+  for place in PLACES
+  if not (place == "cross" and RULES[rule].inactive == "value")
 ]
 
 
-@pytest.mark.parametrize(("rule", "cross"), CASES)
-def test_outputs_and_gradients_equal_the_equations_in_pytorch(rule, cross):
-  config = RULES[rule]
+@pytest.mark.parametrize(("rule", "place"), CASES)
+def test_outputs_and_gradients_equal_the_equations_in_pytorch(rule, place):
+  config, cross, causal = RULES[rule], place == "cross", place == "decoder_self"
   module = Attention(DIM, HEADS, competition=config, cross=cross)
   keys = jax.random.split(jax.random.key(len(rule)), 4)
   inputs = jax.random.normal(keys[0], (2, TIME, DIM))
   memory = jax.random.normal(keys[1], (2, KEYS, DIM)) if cross else None
-  visible = np.ones((2, KEYS if cross else TIME), bool)
-  visible[1, 4:] = False
-  mask = jnp.asarray(visible)[:, None, None]
+  visible = np.ones((2, TIME, KEYS if cross else TIME), bool)
+  visible[1, :, 4:] = False
+  mask = jnp.asarray(visible)[:, None, :1]
+  visible = np.tril(visible) if causal else visible
+  apply = functools.partial(module.apply, mask=mask, causal=causal)
   params = nn.unbox(module.init(keys[2], inputs, memory, mask=mask))["params"]
   flat, tree = jax.tree.flatten(params)
   drawn = jax.random.split(keys[3], len(flat))
@@ -110,7 +115,7 @@ def test_outputs_and_gradients_equal_the_equations_in_pytorch(rule, cross):
   )
 
   def loss(params, inputs):
-    out = module.apply({"params": params}, inputs, memory, mask=mask)
+    out = apply({"params": params}, inputs, memory)
     return jnp.sum(jnp.sin(out)), out
 
   grad = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))

@@ -63,7 +63,7 @@ def make_experiment(data: TextData) -> Experiment:
       data=data,
       tokenizer=words,
       target_tokenizer=words,
-      batch=BatchConfig(tokens=128, ceiling=40, bucket_count=1),
+      batch=BatchConfig(tokens=128, ceiling=12, bucket_count=1),
       decode=DecodeConfig(beams=3, max_ratio=1.0, max_extra=2),
     ),
     model=TransformerConfig(

@@ -68,8 +68,9 @@ def tatoeba() -> Experiment:
     name="competitive heads on Tatoeba, German to English",
     task=TranslationConfig(
       data=TextData(folder="$COMPMOD_DATA/tatoeba_en_de", unseen=True),
-      tokenizer=TokenizerConfig(vocab_size=8000),
-      batch=BatchConfig(tokens=4096, ceiling=64, bucket_count=6),
+      tokenizer=TokenizerConfig(vocab_size=6000),
+      target_tokenizer=TokenizerConfig(vocab_size=4000),
+      batch=BatchConfig(tokens=2048, ceiling=64, bucket_count=12, bucket_multiple=1),
     ),
     model=TransformerConfig(
       encoder_layers=3,
@@ -79,12 +80,12 @@ def tatoeba() -> Experiment:
       ffn_dim=1024,
       norm="pre",
       dropout=0.1,
-      share_embeddings="all",
       compete=("encoder_self",),
     ),
     optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=400, clip=1.0),
-    phases=(Phase(steps=3000),),
-    evaluate_every=500,
+    phases=(Phase(steps=6000),),
+    ema=0.99,
+    evaluate_every=1000,
     evaluate_sentences=300,
   )
 

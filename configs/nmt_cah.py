@@ -73,20 +73,21 @@ def tatoeba() -> Experiment:
       batch=BatchConfig(tokens=2048, ceiling=64, bucket_count=12, bucket_multiple=1),
     ),
     model=TransformerConfig(
-      encoder_layers=3,
-      decoder_layers=3,
-      dim=256,
+      encoder_layers=4,
+      decoder_layers=2,
+      dim=224,
       heads=4,
-      ffn_dim=1024,
+      ffn_dim=896,
       norm="pre",
       dropout=0.1,
       compete=("encoder_self",),
     ),
     optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=400, clip=1.0),
-    phases=(Phase(steps=6000),),
+    phases=(Phase(steps=5200),),
     ema=0.99,
-    evaluate_every=1000,
+    evaluate_every=1300,
     evaluate_sentences=300,
+    time_limit_minutes=57,
   )
 
 

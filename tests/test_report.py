@@ -189,7 +189,7 @@ def test_the_least_results_make_a_report(tmp_path):
   written = report.write_report(tmp_path / "new", {"name": "bare", "splits": []})
   text = written.html.read_text()
   assert "No training records yet." in text
-  assert "Sample translations" not in text
+  assert "Samples" not in text
 
 
 def test_results_survive_their_file_and_infinity_is_strict_json(tmp_path):

@@ -16,7 +16,7 @@ import tyro
 
 from train import cli
 from train.evaluate import write_json
-from train.experiment import Experiment, parse
+from train.experiment import Experiment, parse, translation_task
 
 COLUMNS = ("split", "sentences", "bleu", "interval", "chrf", "exact_match")
 HEADINGS = ("split", "sentences", "BLEU", "95 % interval", "chrF", "exact match")
@@ -37,7 +37,8 @@ class Args:
 def main(argv: list[str]) -> None:
   """Scores the baselines and prints a table."""
   args = parse(Args, argv)
-  rows = score(args.config.task.data, args.splits)
+  task = translation_task(args.config)
+  rows = score(task.data, args.splits)
   print(table(rows))
   if args.json is not None:
     command = shlex.join(["python", "-m", "train.baselines", *argv])

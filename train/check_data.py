@@ -14,7 +14,7 @@ from compmod_jax.data import check, export
 from compmod_jax.data.pairs import Pairs
 from compmod_jax.data.tokenizer import pair_tokenizers
 from train import cli
-from train.experiment import Experiment, parse
+from train.experiment import Experiment, parse, translation_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Args:
 def main(argv: list[str]) -> int:
   """Checks, prints a summary and every finding, and exports if asked to."""
   args = parse(Args, argv)
-  task = args.config.task
+  task = translation_task(args.config)
 
   def tokenizers(train: Pairs) -> check.Tokenizers:
     return pair_tokenizers(

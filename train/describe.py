@@ -1,4 +1,4 @@
-"""What a run is, in words: for the log's first lines and for the report."""
+"""What a run is, in words: the log's first lines."""
 
 import jax
 
@@ -6,27 +6,15 @@ from compmod_jax.tasks.base import Task
 from train.run import Run
 
 
-def sentence(run: Run) -> str:
-  """One sentence on model and data."""
-  model, data = run.experiment.model, run.experiment.task.data
-  places = " and ".join(place.replace("_", " ") for place in model.compete)
-  heads = f"heads compete in {places} attention" if places else "plain attention"
-  return (
-    f"Transformer with {model.encoder_layers} + {model.decoder_layers} layers of width {model.dim}"
-    f" and {model.heads} heads ({heads}), {data.source_language} to {data.target_language}."
-  )
-
-
 def opening_lines(run: Run) -> list[str]:
   """What the log says before the first step: model, data, batches, devices, and any warnings."""
   experiment, task = run.experiment, run.task
-  batch = task.resolved_config().batch
   shape = " x ".join(f"{size} {axis}" for axis, size in run.mesh.shape.items())
   lines = [
-    f"{experiment.name}: {sentence(run)} {count_parameters(task):,} parameters.",
+    f"{experiment.name}: {task.describe()} {count_parameters(task):,} parameters.",
     "objective: " + " + ".join(f"{weight:g} x {name}" for name, weight in task.objective().items()),
-    f"batches of {batch.tokens} tokens padded to {', '.join(map(str, batch.buckets))};"
-    f" {run.batches_per_epoch[0]:,} an epoch, {run.total_steps:,} steps in all",
+    f"{task.describe_batches()}; {run.batches_per_epoch[0]:,} an epoch,"
+    f" {run.total_steps:,} steps in all",
     f"devices: {jax.device_count()} x {jax.devices()[0].device_kind} ({shape})",
   ]
   return [*lines, *task.data_notes(), *(f"warning: {w}" for w in experiment.model.warnings())]

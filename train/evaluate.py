@@ -63,20 +63,12 @@ def main(argv: list[str]) -> None:
 
 def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
   from compmod_jax.errors import check_choice
-  from compmod_jax.tasks.translation import Translation
   from train.finish import evaluate_splits
 
   task = opened.model.task
   splits = args.splits or task.final_splits()
   for split in splits:
-    check_choice("--splits", split, task.config.data.splits())
-  task = Translation(
-    dataclasses.replace(task.config, decode=opened.decode),
-    task.model.config,
-    task.splits,
-    task.source_tokenizer,
-    task.target_tokenizer,
-  )
+    check_choice("--splits", split, task.split_names())
   progress = Progress(0, quiet=args.quiet)
 
   def status(text: str, done: int | None = None, total: int | None = None) -> None:
@@ -89,11 +81,14 @@ def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
 
 
 def _heading(opened: Opened) -> str:
-  decode, meta = opened.decode, opened.model.meta
+  decode, folder = opened.model.task.decode, opened.model.folder
+  model = f"{folder} (step {opened.model.meta.get('step', '?')})"
+  if decode is None:
+    return f"{model}\n"
   how = {"beam": f"beam search with {decode.beams} beams", "greedy": "greedy search"}
   how = how.get(decode.method, f"one draw at temperature {decode.temperature:g}")
   penalty = f", length penalty {decode.length_penalty:g}" if decode.method == "beam" else ""
-  return f"{opened.model.folder} (step {meta.get('step', '?')}), {how}{penalty}\n"
+  return f"{model}, {how}{penalty}\n"
 
 
 def _table(found: "dict[str, Evaluation]") -> str:
@@ -108,13 +103,13 @@ def _record(opened: Opened, found: "dict[str, Evaluation]", command: str) -> dic
   """All numbers, and what they belong to."""
   from train.provenance import provenance
 
-  meta = opened.model.meta
+  meta, decode = opened.model.meta, opened.model.task.decode
   return {
     "name": meta.get("name", ""),
     "command": command,
     "model": str(opened.model.folder),
     "step": meta.get("step"),
-    "decode": dataclasses.asdict(opened.decode),
+    "decode": None if decode is None else dataclasses.asdict(decode),
     "splits": [{"split": split, **result.values} for split, result in found.items()],
     "provenance": provenance(),
   }

@@ -129,6 +129,21 @@ def load_config(argument: str) -> Experiment:
   return experiment
 
 
+def translation_task(experiment: Experiment) -> TranslationConfig:
+  """The task of an experiment, for programs that can use no other than translation.
+
+  Raises:
+    UserError: it is another one.
+  """
+  task: object = experiment.task
+  if isinstance(task, TranslationConfig):
+    return task
+  raise errors.UserError(
+    f"The task of {experiment.name!r} is a {type(task).__name__}, but this program compares source"
+    " sentences with translations. Give the --config of a translation experiment."
+  )
+
+
 @contextlib.contextmanager
 def _mistakes_in(file: Path) -> Iterator[None]:
   """Turns what goes wrong in a configuration file into a `UserError` that names the line."""

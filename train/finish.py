@@ -13,7 +13,6 @@ from compmod_jax.analysis.routing import mean_weights
 from compmod_jax.interop.model_folder import load_model_folder
 from compmod_jax.serialise import to_json
 from compmod_jax.tasks.base import Evaluation, Sharing, Task
-from compmod_jax.tasks.translation import Translation
 from train import describe
 from train.loop import History
 from train.run import Run, parameter_shardings
@@ -56,9 +55,7 @@ def report_run(run: Run, history: History, writer: Writer, *, command: str) -> N
   )
   for split, evaluation in found.items():
     writer.write("final", history.best_step, {"split": split, **evaluation.values})
-  weights = {}
-  if isinstance(run.task, Translation):
-    weights = mean_weights(run.task, params, "valid", sharing=run.sharing)
+  weights = mean_weights(run.task, params, "valid", sharing=run.sharing)
   results = collect(run, history, found, weights, command)
   writer.status("")
   writer.say(table(results))
@@ -90,7 +87,8 @@ def collect(
   return {
     "name": experiment.name,
     "command": command,
-    "description": describe.sentence(run),
+    "description": run.task.describe(),
+    "units": run.task.describe_scores(),
     "parameters": describe.count_parameters(run.task),
     "plain_parameters": describe.count_parameters(plain_task),
     "train_seconds": history.seconds,

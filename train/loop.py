@@ -13,6 +13,7 @@ import numpy as np
 from compmod_jax import errors
 from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.serialise import to_json
+from compmod_jax.tasks.base import lower_is_better
 from train import describe, nonfinite
 from train.checkpoint import Checkpointer
 from train.log import Log, Step
@@ -249,7 +250,8 @@ class Loop:
   def _keep(self, score: float) -> None:
     """Writes the evaluated model, and replaces the best one if this is better."""
     history, models = self.history, self.run.workdir / "models"
-    better = history.best is None or score > history.best
+    sign = -1 if lower_is_better(self.run.task.metric) else 1
+    better = history.best is None or sign * score > sign * history.best
     if better:
       history.best, history.best_step, history.stale = score, history.step, 0
       self._save_model(models / "best", score)

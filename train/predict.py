@@ -103,7 +103,7 @@ def _translate(
   return opened.model.task.translator(
     opened.params,
     sentences,
-    opened.decode,
+    opened.model.task.decode,
     sharing=opened.sharing,
     rng=jax.random.fold_in(jax.random.key(seed), first),
     status=lambda text, done=0, total=None: progress.status(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
   from compmod_jax.api import TrainedModel
-  from compmod_jax.decoding import DecodeConfig
   from compmod_jax.tasks.base import Sharing
 
 
@@ -46,16 +45,14 @@ class Opened(NamedTuple):
   """A model on the devices.
 
   Attributes:
-    model: as `compmod_jax.load` gives it.
+    model: as `compmod_jax.load` gives it, its task decoding as the options say.
     params: its parameters, placed.
     sharing: how batches are laid over the devices.
-    decode: how it decodes.
   """
 
   model: "TrainedModel"
   params: Any
   sharing: "Sharing"
-  decode: "DecodeConfig"
 
 
 def open_model(args: ModelArgs, **decode: Any) -> Opened:
@@ -72,13 +69,29 @@ def open_model(args: ModelArgs, **decode: Any) -> Opened:
 
   run.use_compile_cache()
   model = api.load(args.workdir, model=args.model)
-  config = api.override(model.task.config.decode, {**args.decoding(), **decode})
+  model = _decoding(model, {**args.decoding(), **decode})
   mesh, micro_batches = _layout(args.workdir)
   # Training laid batches out like this, so that sums come out the same to the last bit.
   sharing = run.sharing_of(mesh, micro_batches)
   boxed = jax.eval_shape(model.task.init, jax.random.key(0))
   params = jax.device_put(model.params, sharding.parameter_shardings(boxed, mesh))
-  return Opened(model, params, sharing, config)
+  return Opened(model, params, sharing)
+
+
+def _decoding(model: "TrainedModel", options: dict[str, Any]) -> "TrainedModel":
+  """The model whose task decodes as the options say."""
+  from compmod_jax import api, errors
+
+  if not options:
+    return model
+  if model.task.decode is None:
+    raise errors.UserError(
+      f"{', '.join(f'--{name}' for name in options)}: the model in {model.folder} does not search"
+      " for its outputs, so that there is nothing to set. Leave these options out."
+    )
+  return dataclasses.replace(
+    model, task=model.task.decoding(api.override(model.task.decode, options))
+  )
 
 
 def _layout(workdir: Path) -> tuple[Any, int]:

@@ -136,7 +136,7 @@ def _html(results: Results, title: str, pictures: list[dict[str, str]]) -> str:
   environment = jinja2.Environment(
     autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
   )
-  samples = []
+  columns, samples = _results.columns(results), []
   for sample in results.get("samples") or ():
     output, reference = _differences(sample["output"], sample["reference"])
     score = sample.get("score")
@@ -147,8 +147,13 @@ def _html(results: Results, title: str, pictures: list[dict[str, str]]) -> str:
     description=results.get("description"),
     command=results.get("command"),
     tiles=list(_tiles(results)),
-    header=_results.HEADER,
-    rows=[_results.cells(row, "–", "–") for row in results["splits"]],
+    header=[_results.HEADINGS[column] for column in columns],
+    rows=[
+      {column: _results.cells(row, "–", "–")[column] for column in columns}
+      for row in results["splits"]
+    ],
+    columns=columns,
+    units=results.get("units"),
     signatures=_results.signatures(results),
     samples=samples,
     pictures=[{**picture, "svg": Markup(picture["svg"])} for picture in pictures],

@@ -23,12 +23,18 @@ class SplitResult(TypedDict, total=False):
 
   split: Required[str]
   sentences: int | None
+  tokens: int | None
+  """What loss, perplexity and accuracy are over: target tokens, or masked ones."""
   loss: float | None
-  """Mean negative log likelihood, nats per target token, without label smoothing."""
+  """Mean negative log likelihood, nats per token, without label smoothing."""
+  unigram: float | None
+  """What the loss would be if tokens were predicted by their frequency in training alone."""
   perplexity: float | None
-  """Per target token of the model's own vocabulary, end of sentence included."""
+  """Per token of the model's own vocabulary."""
   word_perplexity: float | None
   """Per word of the raw reference: comparable between tokenizers."""
+  accuracy: float | None
+  """Share of tokens whose most probable prediction is right, 0 to 1."""
   bleu: float | None
   """0 to 100."""
   bleu_low: float | None
@@ -71,6 +77,8 @@ class Results(TypedDict, total=False):
   command: str
   description: str
   """A sentence or two: which model, on which data."""
+  units: str
+  """A sentence or two: what loss and perplexity are per."""
   parameters: int | None
   plain_parameters: int | None
   """Of the same model without the mechanism."""
@@ -86,22 +94,35 @@ class Results(TypedDict, total=False):
 
 
 METRICS = {
-  "loss": "loss", "perplexity": "perplexity per token", "word_perplexity": "perplexity per word",
-  "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match",
+  "loss": "loss", "unigram": "unigram loss", "perplexity": "perplexity per token",
+  "word_perplexity": "perplexity per word", "accuracy": "accuracy", "bleu": "BLEU",
+  "chrf": "chrF", "exact_match": "exact match",
 }  # fmt: skip
-HEADER = (
-  "split", "sentences", "loss", "ppl/token", "ppl/word", "BLEU", "95 % interval", "chrF",
-  "exact match",
-)  # fmt: skip
+HEADINGS = {
+  "split": "split", "sentences": "sentences", "loss": "loss", "unigram": "unigram",
+  "perplexity": "ppl/token", "word_perplexity": "ppl/word", "accuracy": "accuracy", "bleu": "BLEU",
+  "interval": "95 % interval", "chrf": "chrF", "exact_match": "exact match",
+}  # fmt: skip
+
+
+def columns(results: Results) -> list[str]:
+  """The columns of a table, keys of `HEADINGS`: what at least one split has."""
+  measured = {name for row in results["splits"] for name, value in row.items() if value is not None}
+  # Where outputs are scored, how many tokens are predicted from the right ones before says less.
+  needed = {"interval": {"bleu"}, "accuracy": {"accuracy", "unigram"}}
+  return [name for name in HEADINGS if needed.get(name, {name}) <= measured]
 
 
 def table(results: Results) -> str:
   """The results as aligned plain text, one line a split, with the signatures below.
 
-  A value that was not measured is a hyphen. ASCII wherever the names are.
+  A value that was not measured is a hyphen; what no split has is no column. ASCII wherever the
+  names are.
   """
-  rows = [HEADER, *(tuple(cells(row, "-", "-").values()) for row in results["splits"])]
-  widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+  shown = columns(results)
+  rows = [[HEADINGS[column] for column in shown]]
+  rows += [[cells(row, "-", "-")[column] for column in shown] for row in results["splits"]]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = []
   for row in rows:
     first, *rest = (
@@ -167,7 +188,7 @@ def signatures(results: Results) -> list[tuple[str, str, str]]:
 
 
 def cells(row: SplitResult, dash: str, between: str) -> dict[str, str]:
-  """The nine cells of a table's row, by column."""
+  """The cells of a table's row, by column."""
   low, high = row.get("bleu_low"), row.get("bleu_high")
   interval = dash
   if low is not None and high is not None:
@@ -188,7 +209,7 @@ def number(metric: str, value: float) -> str:
     return "inf" if value > 0 else "-inf" if value < 0 else "nan"
   if metric == "exact_match":
     return f"{value:.2f} %"
-  if metric == "loss":
+  if metric in ("loss", "unigram", "accuracy"):
     return f"{value:.4f}"
   if "perplexity" in metric:
     return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.3e}"

@@ -6,37 +6,35 @@ from typing import Any
 import jax
 import numpy as np
 
-from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.mechanisms.health import weights_by_position
 from compmod_jax.sites import Taps
-from compmod_jax.tasks.base import Batch, Sharing
-from compmod_jax.tasks.translation import Translation, routed_rows
+from compmod_jax.tasks.base import Batch, Sharing, Task
 
 
 def mean_weights(
-  task: Translation,
+  task: Task,
   params: Any,
   split: str,
   *,
   sharing: Sharing = Sharing(),
   positions: int = 12,
 ) -> dict[str, dict[str, list]]:
-  """Mean weight of every head of every routed module over a split's real tokens.
+  """Mean weight of every unit of every router over a split's real tokens.
 
   Args:
-    task: the translation task.
+    task: the task.
     params: the model's parameters.
-    split: name of the split; the decoder reads its references.
+    split: name of the split; a decoder reads its references.
     sharing: how batches are laid over devices.
     positions: how many first positions are told apart.
 
   Returns:
-    Site -> `mean` [heads] and `by_position` [positions, heads].
+    Site -> `mean` [units] and `by_position` [positions, units].
   """
-  if not task.model.routing_sites():
+  if not task.routing_sites():
     return {}
   sums = jax.jit(functools.partial(_sums, task, positions=positions))
-  batches = eval_batches(task.examples(split), task.batch, multiple=sharing.multiple)
+  batches = task.eval_batches(split, multiple=sharing.multiple)
   parts = [jax.device_get(sums(params, sharing.place(batch))) for batch in batches]
   totals = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *parts)
   return {
@@ -48,10 +46,10 @@ def mean_weights(
   }
 
 
-def _sums(task: Translation, params: Any, batch: Batch, *, positions: int) -> dict[str, Any]:
-  taps = Taps(capture=frozenset(task.model.routing_sites()))
+def _sums(task: Task, params: Any, batch: Batch, *, positions: int) -> dict[str, Any]:
+  taps = Taps(capture=frozenset(task.routing_sites()))
   task.forward(params, batch, taps=taps)
   return {
-    site: weights_by_position(weights, routed_rows(site, batch), positions)
+    site: weights_by_position(weights, task.rows(site, batch), positions)
     for site, weights in taps.captured.items()
   }

@@ -1,14 +1,15 @@
 """What the training loop knows of a task."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
 
+from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term
-from compmod_jax.sites import OFF, Taps
+from compmod_jax.sites import OFF, Edit, Taps
 
 Batch = Mapping[str, Any]
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
@@ -77,12 +78,56 @@ class Evaluation(NamedTuple):
   sources: list[str]
 
 
+def lower_is_better(metric: str) -> bool:
+  """Whether a smaller value of a score is the better one: of losses and perplexities, no other."""
+  return metric == "loss" or metric.endswith("perplexity")
+
+
 class Task(Protocol):
-  """A task: its data, its model, what a batch means and how it is scored."""
+  """A task: its data, its model, what a batch means and how it is scored.
+
+  Attributes:
+    config: the task's configuration.
+    model: the module.
+    edits: site -> change of that activation, wherever the model runs.
+  """
+
+  config: Any
+  model: Any
+  edits: dict[str, Edit]
 
   @property
   def metric(self) -> str:
-    """Name of the score by which checkpoints are compared; higher is better unless a loss."""
+    """Name of the score by which checkpoints are compared; see `lower_is_better`."""
+    ...
+
+  @property
+  def decode(self) -> DecodeConfig | None:
+    """How outputs are searched for; none where nothing is searched for."""
+    ...
+
+  def decoding(self, decode: DecodeConfig) -> Self:
+    """The same task, whose outputs are searched for in another way."""
+    ...
+
+  def edited(self, edits: Mapping[str, Edit]) -> Self:
+    """The same task with activations changed at these sites besides those of `edits`."""
+    ...
+
+  def describe(self) -> str:
+    """One sentence on model and data."""
+    ...
+
+  def describe_batches(self) -> str:
+    """What a training batch holds, in a few words."""
+    ...
+
+  def describe_scores(self) -> str:
+    """What loss and perplexity are per, and other units of `evaluate`, in a sentence or two."""
+    ...
+
+  def split_names(self) -> tuple[str, ...]:
+    """Names of all splits, that of training among them."""
     ...
 
   def final_splits(self) -> tuple[str, ...]:
@@ -141,6 +186,24 @@ class Task(Protocol):
     """Scores a split; `decode` says whether outputs are made: for all, for the first n, or none."""
     ...
 
-  def forward(self, params: Any, batch: Batch, *, taps: Taps = OFF) -> jax.Array:
-    """The model's logits on a batch, without dropout."""
+  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterable[Mapping[str, np.ndarray]]:
+    """Batches in which every example of a split is once, as they are scored."""
+    ...
+
+  def example(self) -> Mapping[str, jax.Array]:
+    """The smallest batch that the model takes, to trace it with."""
+    ...
+
+  def forward(
+    self, params: Any, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+  ) -> jax.Array:
+    """The model's logits on a batch; with dropout if a key is given."""
+    ...
+
+  def routing_sites(self) -> list[str]:
+    """Names of the weights [batch, time, units] of every router, in the model's order."""
+    ...
+
+  def rows(self, site: str, batch: Batch) -> jax.Array:
+    """Positions [batch, time] at which a site holds real tokens."""
     ...

@@ -1,8 +1,9 @@
 """Translation: sentence pairs in, an encoder-decoder Transformer, BLEU or exact match out."""
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,41 @@ class Translation:
       {**self.edits, **edits},
     )
 
+  def decoding(self, decode: DecodeConfig) -> "Translation":
+    """The same task, whose outputs are searched for in another way."""
+    other = copy.copy(self)
+    other.config = dataclasses.replace(self.config, decode=decode)
+    other.translator = self.translator  # what is compiled for one serves the other
+    return other
+
+  @property
+  def decode(self) -> DecodeConfig:
+    """How translations are searched for."""
+    return self.config.decode
+
+  def describe(self) -> str:
+    """One sentence on model and data."""
+    model, data = self.model.config, self.config.data
+    places = " and ".join(place.replace("_", " ") for place in model.compete)
+    heads = f"heads compete in {places} attention" if places else "plain attention"
+    return (
+      f"Transformer with {model.encoder_layers} + {model.decoder_layers} layers of width"
+      f" {model.dim} and {model.heads} heads ({heads}), {data.source_language} to"
+      f" {data.target_language}."
+    )
+
+  def describe_batches(self) -> str:
+    """What a training batch holds, in a few words."""
+    buckets = ", ".join(map(str, self.batch.buckets))
+    return f"batches of {self.batch.tokens} tokens padded to {buckets}"
+
+  def describe_scores(self) -> str:
+    """What loss and perplexity are per."""
+    return (
+      "Loss: nats per target token, end of sentence included, without label smoothing. Perplexity:"
+      " per token of the model's vocabulary, and per word of the raw reference."
+    )
+
   @property
   def metric(self) -> str:
     """`bleu` or `exact_match`, as the data say."""
@@ -138,9 +174,13 @@ class Translation:
       TARGET_FILE: self.target_tokenizer.to_bytes(),
     }
 
+  def split_names(self) -> tuple[str, ...]:
+    """Names of all splits, that of training among them."""
+    return self.config.data.splits()
+
   def final_splits(self) -> tuple[str, ...]:
     """Names of the splits that are scored at the end: all but the training split."""
-    return tuple(split for split in self.config.data.splits() if split != "train")
+    return tuple(split for split in self.split_names() if split != "train")
 
   def check_data(self) -> None:
     """Loads every split that will be scored.
@@ -204,6 +244,19 @@ class Translation:
     )
     return logits
 
+  def example(self) -> dict[str, jax.Array]:
+    """The smallest batch that the model takes, to trace it with."""
+    tokens = jnp.ones((1, 2), jnp.int32)
+    return {"source": tokens, "target": tokens}
+
+  def routing_sites(self) -> list[str]:
+    """Names of the weights [batch, time, units] of every router, in the model's order."""
+    return list(self.model.routing_sites())
+
+  def rows(self, site: str, batch: Batch) -> jax.Array:
+    """Positions at which a site holds real tokens: source or target tokens, without padding."""
+    return batch["source" if site.startswith("encoder/") else "target"] != PAD
+
   def objective(self) -> dict[str, float]:
     """One term: label-smoothed cross-entropy."""
     return {"cross_entropy": 1.0}
@@ -212,7 +265,7 @@ class Translation:
     self, params: Any, carry: Any, batch: Batch, context: Context
   ) -> tuple[dict[str, Term], Any, Metrics]:
     """Label-smoothed cross-entropy per target token, end of sentence included."""
-    sites = self.model.routing_sites()
+    sites = self.routing_sites()
     taps = Taps(capture=frozenset(sites)) if sites else OFF
     rng = context.rng if context.train else None
     logits = self.forward(params, batch, taps=taps, rng=rng)
@@ -224,7 +277,7 @@ class Translation:
     }
     for site in sites:
       name = site.removesuffix("/router/weights")
-      found |= router_statistics(name, taps.captured[site], routed_rows(site, batch))
+      found |= router_statistics(name, taps.captured[site], self.rows(site, batch))
     return {"cross_entropy": Term(losses.smoothed, losses.count)}, carry, found
 
   def train_batches(
@@ -244,6 +297,10 @@ class Translation:
 
   # Evaluation and use.
 
+  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[pipeline.Batch]:
+    """Batches in which every pair of a split is once, but for those over the length ceiling."""
+    return pipeline.eval_batches(self.examples(split), self.batch, multiple=multiple)
+
   def evaluate(
     self,
     params: Any,
@@ -251,7 +308,6 @@ class Translation:
     *,
     sharing: Sharing = Sharing(),
     decode: bool | int = True,
-    config: DecodeConfig | None = None,
     status: Status = silent,
   ) -> Evaluation:
     """Loss and perplexity of a split, and BLEU and chrF or exact match of its translations.
@@ -265,12 +321,11 @@ class Translation:
       split: name of the split.
       sharing: how batches are laid over devices.
       decode: translate all sentences, the first n, or none.
-      config: how to search; the task's own way if not given.
       status: shows progress.
     """
     pairs, examples = self.splits[split], self.examples(split)
     sums = np.zeros(3)
-    batches = list(pipeline.eval_batches(examples, self.batch, multiple=sharing.multiple))
+    batches = list(self.eval_batches(split, multiple=sharing.multiple))
     for i, batch in enumerate(batches):
       sums += np.asarray(jax.device_get(self._token_losses(params, sharing.place(batch))))
       status(f"loss on {split}", i + 1, len(batches))
@@ -291,7 +346,7 @@ class Translation:
     if not count:
       return Evaluation(values, [], [], [])
     hypotheses = self.translator(
-      params, sources, config or self.config.decode, sharing=sharing, status=status, name=split
+      params, sources, self.decode, sharing=sharing, status=status, name=split
     )
     outputs = [best[0].text for best in hypotheses]
     return Evaluation(
@@ -314,8 +369,3 @@ class Translation:
 def shift_right(target: jax.Array) -> jax.Array:
   """Decoder input: the start token, then every target token but the last."""
   return jnp.pad(target, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]
-
-
-def routed_rows(site: str, batch: Batch) -> jax.Array:
-  """Positions that a router's site really routes: source or target tokens, without padding."""
-  return batch["source" if site.startswith("encoder/") else "target"] != PAD

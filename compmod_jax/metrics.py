@@ -1,10 +1,11 @@
-"""Scores of a list of outputs against a list of references, and how sure they are.
+"""Scores of a list of outputs against a list of references.
 
 A corpus score is a function of sums of per-sentence statistics (n-gram matches, lengths, ...), so
-a resampled corpus costs one more sum: `sentence_statistics` is computed once, `bootstrap_interval`
-and `paired_bootstrap` resample its rows. BLEU and chrF are sacreBLEU's; everything works offline.
+a resampled corpus costs one more sum: `sentence_statistics` is computed once, and `bootstrap`
+resamples its rows. BLEU and chrF are sacreBLEU's; everything works offline.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -15,17 +16,37 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from compmod_jax.bootstrap import bootstrap_interval, paired_bootstrap
 from compmod_jax.errors import check, check_choice
 
-MetricName = Literal["bleu", "bleu_lowercase", "chrf", "exact_match"]
+__all__ = [
+  "MetricName",
+  "Perplexity",
+  "Score",
+  "Statistics",
+  "bleu",
+  "bleu_lowercase",
+  "bootstrap_interval",
+  "chrf",
+  "count_words",
+  "exact_match",
+  "loss_statistics",
+  "paired_bootstrap",
+  "perplexity",
+  "score",
+  "score_outputs",
+  "sentence_statistics",
+]
+
+MetricName = Literal["bleu", "bleu_lowercase", "chrf", "exact_match", "loss"]
 
 _NAMES: dict[str, str] = {
   "bleu": "BLEU",
   "bleu_lowercase": "BLEU (lower case)",
   "chrf": "chrF2",
   "exact_match": "exact match",
+  "loss": "loss",
 }
-_CELLS = 1 << 22  # numbers drawn at once while resampling: bounds its memory
 
 
 @dataclass(frozen=True)
@@ -35,7 +56,7 @@ class Score:
   name: str
   """How tables call it."""
   value: float
-  """Between 0 and 100, higher is better."""
+  """Between 0 and 100, higher is better; of a loss, nats per token, lower is better."""
   signature: str
   """sacreBLEU's signature, or the equivalent."""
 
@@ -50,32 +71,29 @@ class Statistics:
   metric: MetricName
   signature: str
   rows: np.ndarray
-  """float64 [sentences, statistics], whole numbers; an order of their own for each metric."""
+  """float64 [sentences, statistics], an order of their own for each metric; whole numbers but for
+  a loss."""
 
   def score(self) -> Score:
     """The corpus score; for BLEU and chrF exactly sacreBLEU's."""
-    value = _value(self.metric, self.rows.sum(axis=0))
+    value = float(self.values(self.rows.sum(axis=0, keepdims=True))[0])
     return Score(_NAMES[self.metric], value, self.signature)
 
+  def part(self, numbers: np.ndarray) -> "Statistics":
+    """Those of the sentences with these numbers, in this order."""
+    return dataclasses.replace(self, rows=self.rows[numbers])
 
-@dataclass(frozen=True)
-class Interval:
-  """A value between two bounds that hold it with probability `level`."""
+  def values(self, sums: np.ndarray) -> np.ndarray:
+    """Scores [n] of n corpora whose statistics add up to `sums` [n, statistics].
 
-  value: float
-  low: float
-  high: float
-  level: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-  """How much better the second of two systems is on the same sentences."""
-
-  difference: Interval
-  """Score of the second less score of the first."""
-  p: float
-  """Two-sided: how often a difference this large comes by chance if there is none."""
+    `values(rows)` are the scores of single sentences, which mean little for BLEU.
+    """
+    if self.metric in ("exact_match", "loss"):
+      factor = 100.0 if self.metric == "exact_match" else 1.0
+      return factor * sums[:, 0] / np.where(sums[:, 1], sums[:, 1], np.nan)
+    scorer = _scorer(self.metric)
+    rows = np.rint(sums).astype(np.int64).tolist()
+    return np.array([scorer._aggregate_and_compute([row]).score for row in rows])
 
 
 @dataclass(frozen=True)
@@ -169,7 +187,7 @@ def sentence_statistics(
   metric: MetricName, hypotheses: Sequence[str], references: Sequence[str]
 ) -> Statistics:
   """What `metric` sums over sentences, one row each; arguments and errors as in `bleu`."""
-  check_choice("metric", metric, _NAMES)
+  check_choice("metric", metric, [name for name in _NAMES if name != "loss"])
   check(
     len(hypotheses) == len(references),
     f"there are {len(hypotheses)} hypotheses for {len(references)} references; a score needs one "
@@ -185,69 +203,22 @@ def sentence_statistics(
   return Statistics(metric, str(scorer.get_signature()), np.array(rows, np.float64))
 
 
-def bootstrap_interval(
-  statistics: Statistics, *, seed: int = 0, samples: int = 1000, level: float = 0.95
-) -> Interval:
-  """Percentile bootstrap over sentences: the range of scores of resampled test sets.
+def loss_statistics(nats: Sequence[float], counts: Sequence[float]) -> Statistics:
+  """What a mean loss sums over sentences: nats, and the tokens (or words) that they are for.
 
   Args:
-    statistics: of the test set.
-    seed: the same seed gives the same interval.
-    samples: resampled test sets.
-    level: probability that the interval is to hold, in (0, 1).
-
-  Returns:
-    The score of the test set itself and the interval, in points.
+    nats: negative log likelihood of every sentence.
+    counts: over how many tokens, as many numbers.
 
   Raises:
-    UserError: samples below 1 or level outside (0, 1).
-
-  Source: Koehn 2004.
-  """
-  drawn = _resample([statistics], seed, samples, level)[0]
-  return _interval(statistics.score().value, drawn, level)
-
-
-def paired_bootstrap(
-  first: Statistics,
-  second: Statistics,
-  *,
-  seed: int = 0,
-  samples: int = 1000,
-  level: float = 0.95,
-) -> Comparison:
-  """Compares two systems on the same sentences, resampled together.
-
-  Args:
-    first: statistics of the baseline.
-    second: statistics of the other system: same metric, same references in the same order.
-    seed: as in `bootstrap_interval`, like `samples` and `level`.
-
-  Returns:
-    Difference second - first with its interval, and p: the share of resampled differences, shifted
-    to mean zero, at least as large as the one observed (one added above and below the line).
-
-  Raises:
-    UserError: different metrics or numbers of sentences; otherwise as `bootstrap_interval`.
-
-  Source: Koehn 2004; the p value after Riezler and Maxwell 2005, as in sacreBLEU.
+    UserError: unequal numbers, or nothing is counted.
   """
   check(
-    (first.metric, first.signature) == (second.metric, second.signature),
-    f"the statistics are of {first.metric} [{first.signature}] and {second.metric} "
-    f"[{second.signature}]; compare two systems by one metric.",
+    len(nats) == len(counts) and sum(counts) > 0,
+    f"there are {len(nats)} losses for {len(counts)} counts of {sum(counts):g} tokens; a mean loss"
+    " needs one count for each loss and at least one token.",
   )
-  check(
-    len(first.rows) == len(second.rows),
-    f"the statistics have {len(first.rows)} and {len(second.rows)} sentences; a paired comparison "
-    "needs the same test set.",
-  )
-  drawn_first, drawn_second = _resample([first, second], seed, samples, level)
-  drawn = drawn_second - drawn_first
-  observed = second.score().value - first.score().value
-  as_large = np.abs(drawn - drawn.mean()) >= abs(observed) - 1e-12
-  p = (as_large.sum() + 1) / (samples + 1)
-  return Comparison(_interval(observed, drawn, level), float(p))
+  return Statistics("loss", "nats per token", np.stack([nats, counts], axis=1).astype(np.float64))
 
 
 def score_outputs(outputs: list[str], references: list[str]) -> dict[str, Any]:
@@ -264,42 +235,6 @@ def score_outputs(outputs: list[str], references: list[str]) -> dict[str, Any]:
     "signature": statistics.signature,
     "chrf_signature": characters.signature,
   }
-
-
-def _resample(
-  systems: Sequence[Statistics], seed: int, samples: int, level: float
-) -> list[np.ndarray]:
-  """Scores of `samples` resampled test sets, the same ones for every system."""
-  check(samples >= 1, f"samples is {samples}; it must be at least 1.")
-  check(0 < level < 1, f"level is {level}; it must lie between 0 and 1, for example 0.95.")
-  rng = np.random.default_rng(seed)
-  sentences = len(systems[0].rows)
-  sums: list[list[np.ndarray]] = [[] for _ in systems]
-  for start in range(0, samples, at_once := max(1, _CELLS // sentences)):
-    size = min(at_once, samples - start)
-    drawn = rng.integers(sentences, size=(size, sentences))
-    # How often each sentence was drawn: then a resampled corpus is one row of a matrix product.
-    drawn += np.arange(size)[:, None] * sentences
-    counts = np.bincount(drawn.ravel(), minlength=size * sentences).reshape(size, sentences)
-    for found, statistics in zip(sums, systems, strict=True):
-      found.append(counts.astype(np.float64) @ statistics.rows)
-  return [
-    np.array([_value(statistics.metric, row) for row in np.concatenate(found)])
-    for found, statistics in zip(sums, systems, strict=True)
-  ]
-
-
-def _interval(value: float, drawn: np.ndarray, level: float) -> Interval:
-  low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-  return Interval(value, float(low), float(high), level)
-
-
-def _value(metric: MetricName, sums: np.ndarray) -> float:
-  """The score of a corpus whose statistics add up to `sums`."""
-  if metric == "exact_match":
-    return float(100.0 * sums[0] / sums[1])
-  whole = [round(number) for number in sums.tolist()]
-  return float(_scorer(metric)._aggregate_and_compute([whole]).score)
 
 
 @functools.cache

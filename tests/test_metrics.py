@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from compmod_jax import metrics
+from compmod_jax import bootstrap, metrics
 from compmod_jax.errors import UserError
 
 WORDS = ("the", "a", "dog", "sees", "that", "big", "house", "in", ",", ".", "runs", "Öko", "'", "s")
@@ -133,7 +133,7 @@ def test_the_interval_agrees_with_rescoring_resampled_corpora(metric):
 def test_resampling_in_parts_gives_the_same_interval(monkeypatch):
   statistics = metrics.sentence_statistics("bleu", *corpus(2))
   at_once = metrics.bootstrap_interval(statistics, samples=50)
-  monkeypatch.setattr(metrics, "_CELLS", 500)
+  monkeypatch.setattr(bootstrap, "_CELLS", 500)
   assert metrics.bootstrap_interval(statistics, samples=50) == at_once
 
 
@@ -176,3 +176,31 @@ def test_a_paired_test_needs_the_same_sentences_and_metric():
     metrics.bootstrap_interval(found, level=95)
   with pytest.raises(UserError, match="samples"):
     metrics.bootstrap_interval(found, samples=0)
+
+
+def test_a_mean_loss_is_resampled_like_any_other_score():
+  rng = np.random.default_rng(0)
+  counts = rng.integers(3, 30, size=400)
+  nats = rng.normal(2.0, 0.5, size=400) * counts
+  statistics = metrics.loss_statistics(nats, counts)
+  assert statistics.score().value == pytest.approx(nats.sum() / counts.sum())
+  worse = metrics.loss_statistics(nats + 0.1 * counts, counts)
+  found = metrics.paired_bootstrap(statistics, worse, samples=200)
+  # The difference is the same in every sentence, so resampling cannot move it.
+  assert found.difference.low == pytest.approx(0.1) == pytest.approx(found.difference.high)
+  part = statistics.part(np.array([3, 3, 5]))
+  assert part.score().value == pytest.approx((2 * nats[3] + nats[5]) / (2 * counts[3] + counts[5]))
+  np.testing.assert_allclose(statistics.values(statistics.rows), nats / counts)
+  with pytest.raises(UserError, match="2 losses for 1 counts"):
+    metrics.loss_statistics([1.0, 2.0], [1.0])
+  with pytest.raises(UserError, match="metric is 'loss'"):
+    metrics.score("loss", ["a"], ["a"])
+
+
+def test_holm_keeps_the_chance_of_any_false_positive():
+  assert bootstrap.holm([0.01, 0.04, 0.03]).tolist() == pytest.approx([0.03, 0.06, 0.06])
+  assert bootstrap.holm([0.5, 0.9]).tolist() == [1.0, 1.0]
+  assert bootstrap.holm([]).tolist() == []
+  rng = np.random.default_rng(0)
+  any_found = [(bootstrap.holm(rng.random(20)) < 0.05).any() for _ in range(2000)]
+  assert 0.035 <= np.mean(any_found) <= 0.062

@@ -4,14 +4,12 @@
 pictures and style are inside it, it loads no font and runs no script.
 """
 
-import difflib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compmod_jax.analysis import page
 from compmod_jax.analysis import results as _results
 from compmod_jax.analysis.results import (
   METRICS,
@@ -72,9 +70,9 @@ def write_report(
     pictures.append({"name": name, "caption": caption, "svg": plot.inline_svg(figure, name)})
   html, data, rows = (workdir / name for name in ("report.html", "results.json", "results.csv"))
   text = json.dumps(_results.plain(results), indent=2, ensure_ascii=False, allow_nan=False)
-  _write(data, text + "\n")
-  _write(rows, _results.csv_table(results))
-  _write(html, _html(results, title or results["name"], pictures))
+  page.write_text(data, text + "\n")
+  page.write_text(rows, _results.csv_table(results))
+  page.write_text(html, _html(results, title or results["name"], pictures))
   return Report(html, data, rows, saved)
 
 
@@ -129,20 +127,17 @@ def _figures(results: Results, records: Sequence[Mapping[str, Any]]) -> Iterator
 
 
 def _html(results: Results, title: str, pictures: list[dict[str, str]]) -> str:
-  import jinja2
   from markupsafe import Markup
 
-  text = resources.files("compmod_jax.analysis").joinpath("report.html").read_text("utf-8")
-  environment = jinja2.Environment(
-    autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-  )
   columns, samples = _results.columns(results), []
   for sample in results.get("samples") or ():
-    output, reference = _differences(sample["output"], sample["reference"])
+    output, reference = page.differences(sample["output"], sample["reference"])
+    entries = [("source", sample["source"]), ("output", output), ("reference", reference)]
     score = sample.get("score")
-    shown = None if score is None else f"{score:.3f}"
-    samples.append({**sample, "output": output, "reference": reference, "score": shown})
-  return environment.from_string(text).render(
+    note = sample["split"] if score is None else f"{sample['split']} · score {score:.3f}"
+    samples.append({"entries": entries, "note": note})
+  return page.render(
+    "report.html",
     title=title,
     description=results.get("description"),
     command=results.get("command"),
@@ -157,8 +152,8 @@ def _html(results: Results, title: str, pictures: list[dict[str, str]]) -> str:
     signatures=_results.signatures(results),
     samples=samples,
     pictures=[{**picture, "svg": Markup(picture["svg"])} for picture in pictures],
-    configuration=list(_flat(results.get("configuration") or {})),
-    provenance=list(_flat(results.get("provenance") or {})),
+    configuration=list(page.flat(results.get("configuration") or {})),
+    provenance=list(page.flat(results.get("provenance") or {})),
   )
 
 
@@ -191,38 +186,3 @@ def _tiles(results: Results) -> Iterator[tuple[str, str, str]]:
       _results.duration(seconds),
       str((results.get("provenance") or {}).get("device", "")),
     )
-
-
-def _differences(output: str, reference: str) -> tuple[list, list]:
-  """Output and reference, each as [(words, differs)]: runs of words that both have, or only one."""
-  ours, theirs = output.split(), reference.split()
-  left: list[tuple[str, bool]] = []
-  right: list[tuple[str, bool]] = []
-  matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
-  for kind, start, stop, first, last in matcher.get_opcodes():
-    for side, words in ((left, ours[start:stop]), (right, theirs[first:last])):
-      if words:
-        side.append((" ".join(words), kind != "equal"))
-  return left, right
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-  """The leaves of nested mappings, as (dotted path, text)."""
-  if isinstance(value, Mapping):
-    for key, inner in value.items():
-      yield from _flat(inner, f"{path}.{key}" if path else str(key))
-  elif isinstance(value, list | tuple) and any(isinstance(inner, Mapping) for inner in value):
-    for place, inner in enumerate(value):
-      yield from _flat(inner, f"{path}[{place}]")
-  else:
-    text = (
-      value if isinstance(value, str) else json.dumps(_results.plain(value), ensure_ascii=False)
-    )
-    yield path, text
-
-
-def _write(path: Path, text: str) -> None:
-  """Writes the file under another name first, so that a full disk cannot leave half of it."""
-  part = path.with_name(path.name + ".part")
-  part.write_text(text, encoding="utf-8")
-  os.replace(part, path)

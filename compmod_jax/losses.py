@@ -38,6 +38,12 @@ class Term(flax.struct.PyTreeNode):
     """The term without its weight."""
     return self.finish(self.sum, jax.lax.stop_gradient(self.count))
 
+  def logged(self) -> tuple[jax.Array, jax.Array]:
+    """Sum and count of what the log averages: tokens, or else the values of single steps."""
+    if self.finish is ratio:
+      return self.sum, self.count
+    return self.value(), jnp.float32(1)
+
 
 def objective(terms: Mapping[str, Term]) -> jax.Array:
   """The scalar that training lowers: the weighted sum of all terms."""

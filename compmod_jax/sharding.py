@@ -28,6 +28,8 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
   "router": None,
   "key": None,
   "units": None,
+  "experts": "tensor",
+  "expert_mlp": None,
   "norm": None,
 }
 
@@ -41,7 +43,7 @@ class MeshConfig:
   fsdp: int = 1
   """Parts that parameters and the batch are split into."""
   tensor: int = 1
-  """Parts that heads, feed-forward units and the vocabulary are split into."""
+  """Parts that heads, feed-forward units, experts and the vocabulary are split into."""
 
   def __post_init__(self):
     sizes = dataclasses.asdict(self)
@@ -83,7 +85,7 @@ def logical(initializer: Callable[..., jax.Array], *names: str) -> Callable[...,
   return nn.with_logical_partitioning(initializer, names)
 
 
-def _spec(names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+def _spec(names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Any) -> PartitionSpec:
   axes: list[str | tuple[str, ...] | None] = []
   for name, size in zip(names, shape, strict=True):
     axis = RULES[name] if name is not None else None
@@ -122,3 +124,32 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Ar
   """Global arrays from this process's rows of a batch."""
   sharding = batch_sharding(mesh)
   return {k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()}
+
+
+def on_parts(
+  function: Callable[..., jax.Array], arguments: Sequence[Any], names: Sequence[Any]
+) -> jax.Array:
+  """Runs a function on every device's part of its arguments, where they lie on a mesh.
+
+  Inside, collective operations over mesh axes join the parts. Without a mesh of several devices
+  (one made by `make_mesh`) the function runs once on everything.
+
+  Args:
+    function: of the arguments' parts; the first dimension of its result is the last argument's.
+    arguments: arrays, or trees of arrays.
+    names: for each argument the logical names of its dimensions, in a tree of the same structure; a
+      dimension that its mesh axis does not divide is handed over whole.
+  """
+  mesh = jax.typeof(arguments[-1]).sharding.mesh
+  axes = {field.name for field in dataclasses.fields(MeshConfig)}
+  ours = axes <= set(mesh.axis_names) and set(mesh.axis_types) == {AxisType.Auto}
+  if not ours or mesh.size == 1:
+    return function(*arguments)
+
+  def specs(argument: Any, names: Any) -> Any:
+    return jax.tree.map(lambda leaf, words: _spec(words, leaf.shape, mesh), argument, names)
+
+  inside = tuple(map(specs, arguments, names))
+  outside = PartitionSpec(inside[-1][0])
+  mapped = jax.shard_map(function, mesh=mesh, in_specs=inside, out_specs=outside, check_vma=False)
+  return mapped(*arguments)

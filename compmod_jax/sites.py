@@ -67,6 +67,10 @@ class Taps:
     self.seen.update(full)
     return self.capture is None or any(name in self.capture or name in self.edits for name in full)
 
+  def changes(self, name: str) -> bool:
+    """Whether this site of this module is changed."""
+    return self._full(name) in self.edits
+
   def __call__(self, name: str, value: jax.Array) -> jax.Array:
     """Passes the site `name` of this module: edits it, records it, returns it."""
     full = self._full(name)
@@ -108,6 +112,9 @@ class _Off(Taps):
     return Taps(edits=edits) if edits else self
 
   def wants(self, *names: str) -> bool:
+    return False
+
+  def changes(self, name: str) -> bool:
     return False
 
   def __call__(self, name: str, value: jax.Array) -> jax.Array:

@@ -175,7 +175,7 @@ def make_step(
     )
     metrics = {
       "objective": value,
-      "terms": {name: (term.sum, term.count) for name, term in terms.items()},
+      "terms": {name: term.logged() for name, term in terms.items()},
       "task": found,
       "gradient_norm": norm,
       "learning_rate": rate(state.step - state.skipped),

@@ -54,6 +54,10 @@ class CompetitionConfig:
   """Multiply weights by the number of heads, so that uniform weights change nothing."""
   dropout: float = 0.0
   """Dropout inside the inference network."""
+  balance: float = 0.0
+  """Coefficient of the load-balance loss; 0 for none, 0.01 is usual."""
+  z: float = 0.0
+  """Coefficient of the z-loss, which keeps scores small; 0 for none, 0.001 is usual."""
 
   def __post_init__(self):
     for field in ("key_dim", "hidden_dim"):
@@ -73,6 +77,9 @@ class CompetitionConfig:
       0 <= self.dropout < 1,
       f"competition.dropout is {self.dropout}; it must be at least 0 and below 1.",
     )
+    for field in ("balance", "z"):
+      value = getattr(self, field)
+      errors.check(value >= 0, f"competition.{field} is {value}; it must be at least 0 (no loss).")
     errors.check(
       self.keep is None or self.rule == "top_k",
       f"competition.keep is {self.keep} but competition.rule is {self.rule!r}; `keep` belongs to"
@@ -84,8 +91,12 @@ class CompetitionConfig:
       " `threshold` belongs to the rule 'threshold'. Set the rule or leave `threshold` out.",
     )
 
-  def kept(self, units: int) -> int:
+  def kept(self, units: int, kind: str = "heads") -> int:
     """Units that stay at each position under `top_k`, all of them under the other rules.
+
+    Args:
+      units: how many compete.
+      kind: what an error calls them.
 
     Raises:
       UserError: `keep` is out of range for this many units.
@@ -95,7 +106,7 @@ class CompetitionConfig:
     keep = max(1, units - 1) if self.keep is None else self.keep
     errors.check(
       1 <= keep <= units,
-      f"competition.keep is {keep}; with {units} heads it must lie between 1 and {units}.",
+      f"competition.keep is {keep}; with {units} {kind} it must lie between 1 and {units}.",
     )
     return keep
 
@@ -181,6 +192,9 @@ def select(
   """
   scores = scores.astype(jnp.float32) / temperature
   allowed = jnp.ones(scores.shape, bool)
+  if scores.shape[-1] == 1 and mask is None:
+    # A constant, so that the compiler leaves the scaling by it out.
+    return Selection(jnp.ones_like(scores), allowed)
   if mask is not None:
     allowed = jnp.broadcast_to(mask, scores.shape)
   active = allowed

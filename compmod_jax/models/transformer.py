@@ -11,15 +11,22 @@ from compmod_jax import errors
 from compmod_jax.layers.attention import ancestor_mask
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding, PositionTable
-from compmod_jax.models.transformer_config import PLACES, Place, TransformerConfig
+from compmod_jax.mechanisms.router_losses import Routers
+from compmod_jax.models.transformer_config import PLACES, Place, Side, TransformerConfig
 from compmod_jax.models.transformer_layer import Layer, layer_norm
 from compmod_jax.sites import OFF, Taps
 
 __all__ = ["PLACES", "Place", "Transformer", "TransformerConfig"]
 
+_ATTENTION: dict[Side, tuple[tuple[Place, str], ...]] = {
+  "encoder": (("encoder_self", "self"),),
+  "decoder": (("decoder_self", "self"), ("cross", "cross")),
+}
+_EXPERTS = "/ffn/"
+
 
 class Transformer(nn.Module):
-  """Encoder-decoder Transformer (Vaswani et al. 2017) with competitive attention heads.
+  """Encoder-decoder Transformer (Vaswani et al. 2017) with competitive heads and experts.
 
   Sites: `encoder/layer_<i>/...`, `decoder/layer_<i>/...` (see `Layer` and `Attention`),
   `encoder/output` and `logits`.
@@ -57,8 +64,8 @@ class Transformer(nn.Module):
       self.output_embedding = self.decoder_embedding
     self.encoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
     self.decoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
-    self.encoder = [Layer(c, decoder=False) for _ in range(c.encoder_layers)]
-    self.decoder = [Layer(c, decoder=True) for _ in range(c.decoder_layers)]
+    self.encoder = [Layer(c, False, c.experts_in("encoder", i)) for i in range(c.encoder_layers)]
+    self.decoder = [Layer(c, True, c.experts_in("decoder", i)) for i in range(c.decoder_layers)]
     if c.norm == "pre":
       self.encoder_norm, self.decoder_norm = layer_norm(dtype), layer_norm(dtype)
     self.drop = Dropout(c.dropout)
@@ -133,7 +140,7 @@ class Transformer(nn.Module):
       source: source tokens, padded.
       beams: hypotheses an example.
       length: most steps.
-      routing: also keep every routed module's weights of every step, [batch, beams, length, heads].
+      routing: also keep every routed module's weights of every step, [batch, beams, length, units].
       taps: sites of the encoder to read or change.
     """
     errors.check(
@@ -143,13 +150,15 @@ class Transformer(nn.Module):
     )
     memory = self.encode(source, taps=taps)
     batch = source.shape[0]
-    shape = (batch, beams, length, self.config.heads)
     return {
       "position": jnp.int32(0),
       "ancestry": jnp.zeros((batch, beams, length), jnp.int32),
       "memory_mask": self._visible(source),
       "layers": [layer.empty_cache(memory, beams, length) for layer in self.decoder],
-      "routing": {s: jnp.zeros(shape) for s in self.decoder_routing_sites()} if routing else {},
+      "routing": {
+        site: jnp.zeros((batch, beams, length, self._units(site)))
+        for site in (self.decoder_routing_sites() if routing else ())
+      },
     }
 
   def step(
@@ -188,24 +197,32 @@ class Transformer(nn.Module):
     return logits, cache | changed
 
   def routing_sites(self) -> tuple[str, ...]:
-    """Names of the weights [batch, time, heads] of every module whose heads compete."""
-    c = self.config
-    encoder = tuple(
-      f"encoder/layer_{i}/self/router/weights"
-      for i in range(c.encoder_layers)
-      if "encoder_self" in c.compete
-    )
-    return encoder + self.decoder_routing_sites()
+    """Names of the weights [batch, time, units] of every router, of heads and of experts."""
+    return self._routing_sites("encoder") + self.decoder_routing_sites()
 
   def decoder_routing_sites(self) -> tuple[str, ...]:
     """The part of `routing_sites` that belongs to the decoder."""
-    kinds = (("decoder_self", "self"), ("cross", "cross"))
+    return self._routing_sites("decoder")
+
+  def _routing_sites(self, side: Side) -> tuple[str, ...]:
+    c = self.config
+    heads = [name for place, name in _ATTENTION[side] if place in c.compete]
     return tuple(
-      f"decoder/layer_{i}/{name}/router/weights"
-      for i in range(self.config.decoder_layers)
-      for place, name in kinds
-      if place in self.config.compete
+      f"{side}/layer_{i}/{name}/router/weights"
+      for i in range(c.layers(side))
+      for name in (*heads, *(("ffn",) if c.experts_in(side, i) else ()))
     )
+
+  def routers(self) -> tuple[Routers, ...]:
+    """The routers of heads and those of experts, for the losses that keep them healthy."""
+    sites = self.routing_sites()
+    experts = tuple(site for site in sites if _EXPERTS in site)
+    heads = tuple(site for site in sites if _EXPERTS not in site)
+    c = self.config
+    return Routers("head", heads, c.competition), Routers("expert", experts, c.experts.competition)
+
+  def _units(self, site: str) -> int:
+    return self.config.experts.count if _EXPERTS in site else self.config.heads
 
   def _visible(self, tokens: jax.Array) -> jax.Array:
     return (tokens != self.pad)[:, None, None, :]

@@ -5,11 +5,13 @@ from typing import Literal
 
 from compmod_jax import errors
 from compmod_jax.layers.embedding import Positions
+from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
 from compmod_jax.mechanisms.competition import CompetitionConfig
 
 Place = Literal["encoder_self", "decoder_self", "cross"]
 PLACES: tuple[Place, ...] = ("encoder_self", "decoder_self", "cross")
+Side = Literal["encoder", "decoder"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,10 @@ class TransformerConfig:
   """Kinds of attention whose heads compete: encoder_self, decoder_self, cross."""
   competition: CompetitionConfig = CompetitionConfig()
   """How heads compete where they do."""
+  expert_layers: tuple[str, ...] = ()
+  """Layers with competing feed-forward networks: encoder, decoder, or one by one (encoder_2)."""
+  experts: ExpertsConfig = ExpertsConfig()
+  """The experts where there are any."""
   dtype: Literal["float32", "bfloat16"] = "float32"
   """Compute type; parameters, softmax, norms, losses and router scores stay float32."""
   remat: bool = False
@@ -83,20 +89,39 @@ class TransformerConfig:
         " of encoder-decoder attention has no value vector of its own. Use inactive = null there.",
       )
 
+    for name in self.expert_layers:
+      one_by_one = [f"{s}_{i}" for s in ("encoder", "decoder") for i in range(self.layers(s))]
+      errors.check_choice("model.expert_layers", name, ["encoder", "decoder", *one_by_one])
+    if self.expert_layers:
+      self.experts.width(self.ffn_dim)
+
+  def layers(self, side: Side) -> int:
+    """Layers of the encoder or the decoder."""
+    return self.encoder_layers if side == "encoder" else self.decoder_layers
+
+  def experts_in(self, side: Side, layer: int) -> ExpertsConfig | None:
+    """The experts of a layer, `None` where it has a single feed-forward network."""
+    return self.experts if {side, f"{side}_{layer}"} & set(self.expert_layers) else None
+
   def competition_at(self, place: Place) -> CompetitionConfig | None:
     """How heads compete at a place, `None` where they do not."""
     return self.competition if place in self.compete else None
 
   def warnings(self) -> list[str]:
     """What is allowed here but hardly meant, a sentence each; empty if nothing is."""
-    if self.compete and self.competition.kept(self.heads) == 1:
-      return [
-        f"one of {self.heads} heads stays at each position (competition.rule ="
-        f" {self.competition.rule}), so its weight is always 1 and the routers learn nothing;"
-        " let at least 2 stay (competition.keep, model.heads) if they should."
-      ]
-    return []
+    experts = self.experts.count, "experts.count", "experts.", self.experts.competition
+    kinds = (
+      (self.compete, "heads", self.heads, "model.heads", "", self.competition),
+      (self.expert_layers, "experts", *experts),
+    )
+    return [
+      f"one of {count} {kind} stays at each position ({prefix}competition.rule ="
+      f" {competition.rule}), so its weight is always 1 and the routers learn nothing;"
+      f" let at least 2 stay ({prefix}competition.keep, {field}) if they should."
+      for used, kind, count, field, prefix, competition in kinds
+      if used and competition.kept(count) == 1
+    ]
 
   def plain(self) -> "TransformerConfig":
     """The same model without any competition."""
-    return dataclasses.replace(self, compete=())
+    return dataclasses.replace(self, compete=(), expert_layers=())

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.dropout import Dropout
+from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.feedforward import FeedForward
 from compmod_jax.models.transformer_config import Place, TransformerConfig
 from compmod_jax.sharding import logical
@@ -63,10 +64,12 @@ class Layer(nn.Module):
   Attributes:
     config: sizes and options.
     decoder: whether it attends to an encoder's output.
+    experts: its competing feed-forward networks, in place of a single one.
   """
 
   config: TransformerConfig
   decoder: bool
+  experts: ExpertsConfig | None = None
 
   def setup(self):
     """Makes the sub-layers and their frames."""
@@ -88,7 +91,11 @@ class Layer(nn.Module):
     if self.decoder:
       self.cross_attention = attention("cross")
       self.cross_residual = Residual(c.norm, c.dropout, dtype)
-    self.ffn = FeedForward(c.dim, c.ffn_dim, c.activation, c.ffn_dropout, dtype)
+    if self.experts is None:
+      self.ffn = FeedForward(c.dim, c.ffn_dim, c.activation, c.ffn_dropout, dtype)
+    else:
+      width = self.experts.width(c.ffn_dim)
+      self.ffn = Experts(c.dim, width, self.experts, c.activation, c.ffn_dropout, dtype)
     self.ffn_residual = Residual(c.norm, c.dropout, dtype)
 
   def __call__(

@@ -23,6 +23,7 @@ from compmod_jax.data.tfds import TfdsData
 from compmod_jax.data.tokenizer import BOS, PAD, Tokenizer, TokenizerConfig, pair_tokenizers
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term, cross_entropy
+from compmod_jax.mechanisms import router_losses
 from compmod_jax.mechanisms.health import router_statistics
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.sites import OFF, Edit, Taps
@@ -258,15 +259,16 @@ class Translation:
     return batch["source" if site.startswith("encoder/") else "target"] != PAD
 
   def objective(self) -> dict[str, float]:
-    """One term: label-smoothed cross-entropy."""
-    return {"cross_entropy": 1.0}
+    """Label-smoothed cross-entropy, and the routers' losses where their coefficients are not 0."""
+    return {"cross_entropy": 1.0} | router_losses.objective(self.model.routers())
 
   def loss(
     self, params: Any, carry: Any, batch: Batch, context: Context
   ) -> tuple[dict[str, Term], Any, Metrics]:
     """Label-smoothed cross-entropy per target token, end of sentence included."""
-    sites = self.routing_sites()
-    taps = Taps(capture=frozenset(sites)) if sites else OFF
+    sites, routers = self.routing_sites(), self.model.routers()
+    capture = frozenset(sites) | router_losses.captured_sites(routers)
+    taps = Taps(capture=capture) if sites else OFF
     rng = context.rng if context.train else None
     logits = self.forward(params, batch, taps=taps, rng=rng)
     target, smoothing = batch["target"], self.config.label_smoothing
@@ -278,7 +280,9 @@ class Translation:
     for site in sites:
       name = site.removesuffix("/router/weights")
       found |= router_statistics(name, taps.captured[site], self.rows(site, batch))
-    return {"cross_entropy": Term(losses.smoothed, losses.count)}, carry, found
+    terms = {"cross_entropy": Term(losses.smoothed, losses.count)}
+    terms |= router_losses.terms(routers, taps.captured, lambda site: self.rows(site, batch))
+    return terms, carry, found
 
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1

@@ -1,0 +1,192 @@
+"""Feed-forward networks that compete for every position."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import cast, get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from compmod_jax import errors
+from compmod_jax.kernels.grouped import Grouped
+from compmod_jax.layers.dropout import Dropout
+from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
+from compmod_jax.mechanisms import dispatch
+from compmod_jax.mechanisms.competition import CompetitionConfig, Router
+from compmod_jax.mechanisms.dispatch import ExpertWeights, Implementation
+from compmod_jax.sharding import logical
+from compmod_jax.sites import OFF, Taps
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+  """Expert feed-forward networks in place of one (Kolios 2023, section 5.3.1)."""
+
+  count: int = 8
+  """Experts N_f of a layer."""
+  matched: bool = False
+  """Split the single network's hidden units among the experts, ffn_dim / count each; otherwise
+  every expert has ffn_dim of them."""
+  competition: CompetitionConfig = CompetitionConfig()
+  """How experts compete: under `top_k` the others do not run; `balance` and `z` even out their
+  use."""
+  implementation: Implementation = "auto"
+  """How they run: dense (all); blocked or ragged (the chosen ones, under `top_k`); auto: what is
+  least work on the platform."""
+
+  def __post_init__(self):
+    errors.check(self.count >= 1, f"experts.count is {self.count}; it must be at least 1.")
+    self.competition.kept(self.count, "experts")
+    errors.check(
+      self.competition.inactive == "null",
+      f"experts.competition.inactive is {self.competition.inactive!r}; an expert has no value"
+      " vector to put out where it lost. Use inactive = null.",
+    )
+    choices = get_args(Implementation)
+    errors.check_choice("experts.implementation", self.implementation, choices)
+    errors.check(
+      self.implementation in ("auto", "dense") or self.competition.rule == "top_k",
+      f"experts.implementation is {self.implementation!r} but experts.competition.rule is"
+      f" {self.competition.rule!r}; only under 'top_k' is it known how many experts a token has."
+      " Use rule = top_k or implementation = auto.",
+    )
+
+  def width(self, ffn_dim: int) -> int:
+    """Hidden units of each expert where the single network has `ffn_dim`.
+
+    Raises:
+      UserError: they cannot be split evenly.
+    """
+    if not self.matched:
+      return ffn_dim
+    errors.check(
+      ffn_dim % self.count == 0,
+      f"experts.matched is set, but experts.count = {self.count} does not divide ffn_dim ="
+      f" {ffn_dim}; each expert gets ffn_dim / count hidden units. Choose a count that divides it.",
+    )
+    return ffn_dim // self.count
+
+
+class Experts(nn.Module):
+  r"""Expert networks whose outputs are weighed by a router.
+
+  .. math:: o_j = \sum_i C_{ij} F_i(h_j), \qquad F_i(h) = \phi(h W_i + b_i) V_i + c_i
+
+  Sites: `router/scores`, `router/weights` [batch, time, experts]; `hidden`
+  [batch, time, experts, mlp], after the nonlinearity; `experts` and `experts_scaled`
+  [batch, time, experts, embed], every expert's output before and after weighing. The last three
+  make all experts run, also those that were not chosen. With one expert this is `FeedForward` bit
+  for bit.
+
+  Attributes:
+    dim: model width.
+    hidden_dim: hidden units of an expert.
+    config: how many experts, and how they compete.
+    activation: the nonlinearity.
+    dropout: rate on hidden units.
+    dtype: compute type.
+
+  Source: Kolios 2023, equations 5.1 and 5.2.
+  """
+
+  dim: int
+  hidden_dim: int
+  config: ExpertsConfig
+  activation: Activation = "relu"
+  dropout: float = 0.0
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    inputs: Float[Array, "batch time embed"],
+    *,
+    deterministic: bool = True,
+    taps: Taps = OFF,
+  ) -> Float[Array, "batch time embed"]:
+    """The weighted sum of the experts' outputs at every position."""
+    config, count = self.config.competition, self.config.count
+    router = Router(count, config, self.dtype, name="router")
+    selection = router(inputs, deterministic=deterministic, taps=taps.scope("router"))
+    shares = selection.weights * count if config.rescale else selection.weights
+    shape, names = (inputs.shape[-1], count, self.hidden_dim), ("embed", "experts", "expert_mlp")
+    up = _Matrices(shape, names, name="up")()
+    shape, names = (count, self.hidden_dim, self.dim), ("experts", "expert_mlp", "embed")
+    down = _Matrices(shape, names, name="down")()
+    weights = ExpertWeights(*(leaf.astype(self.dtype) for leaf in (*up, *down)))
+    inputs = inputs.astype(self.dtype)
+    drop = functools.partial(Dropout(self.dropout), deterministic=deterministic)
+    if self._runs_all(inputs.shape[0] * inputs.shape[1], taps):
+      return self._all(inputs, shares, weights, drop, taps)
+    factors = None
+    if self.dropout > 0 and not deterministic:
+      places = (*inputs.shape[:2], config.kept(count), self.hidden_dim)
+      factors = drop(jnp.ones(places, self.dtype))
+    return dispatch.sparse(
+      inputs,
+      shares,
+      selection.active,
+      weights,
+      ACTIVATIONS[self.activation],
+      keep=config.kept(count),
+      factors=factors,
+      implementation=cast(Grouped, self.config.implementation),
+    )
+
+  def _runs_all(self, tokens: int, taps: Taps) -> bool:
+    """Whether all experts run, because they must or because that is less work."""
+    config, count = self.config, self.config.count
+    keep = config.competition.kept(count)
+    if taps.wants("hidden", "experts", "experts_scaled") or taps.changes("router/weights"):
+      return True
+    if config.implementation == "auto":
+      return not dispatch.worthwhile(tokens, count, keep)
+    return config.implementation == "dense"
+
+  def _all(
+    self,
+    inputs: jax.Array,
+    shares: jax.Array,
+    weights: ExpertWeights,
+    drop: Callable[[jax.Array], jax.Array],
+    taps: Taps,
+  ) -> jax.Array:
+    """The weighted sum over all experts, in one product unless each one's part is asked for."""
+    hidden = dispatch.side_by_side(inputs, weights, ACTIVATIONS[self.activation])
+    if taps.wants("hidden"):
+      split = (*hidden.shape[:2], self.config.count, self.hidden_dim)
+      hidden = taps("hidden", hidden.reshape(split)).reshape(hidden.shape)
+    hidden = drop(hidden)
+    if not taps.wants("experts", "experts_scaled"):
+      return dispatch.dense(hidden, shares, weights)
+    outputs = taps("experts", dispatch.outputs(hidden, weights))
+    scaled = outputs * shares[..., None].astype(outputs.dtype)
+    return jnp.sum(taps("experts_scaled", scaled), axis=2)
+
+
+class _Matrices(nn.Module):
+  """A matrix and a bias for each expert.
+
+  Attributes:
+    shape: of the matrices, the axis of experts included.
+    names: logical names of its axes.
+  """
+
+  shape: tuple[int, int, int]
+  names: tuple[str, str, str]
+
+  @nn.compact
+  def __call__(self) -> tuple[jax.Array, jax.Array]:
+    """The matrices, and biases [experts, outer]."""
+    experts = self.names.index("experts")
+    inner, outer = (axis for axis in range(3) if axis != experts)
+    init = nn.initializers.variance_scaling(
+      1.0, "fan_avg", "uniform", in_axis=inner, out_axis=outer, batch_axis=experts
+    )
+    kernel = self.param("kernel", logical(init, *self.names), self.shape)
+    zeros = logical(nn.initializers.zeros, "experts", self.names[outer])
+    return kernel, self.param("bias", zeros, (self.shape[experts], self.shape[outer]))

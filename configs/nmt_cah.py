@@ -6,6 +6,8 @@ Variants: (none)      the project's own grammar, 5 minutes on 2 CPU cores
           multi30k    $COMPMOD_DATA/multi30k
           iwslt14     data/iwslt14, the thesis's model and recipe (a GPU)
           wmt14       wmt14_translate/de-en from TensorFlow Datasets, the same model
+Ways:     NAME-joint, NAME-sequential, NAME-iterative, such as grammar-iterative: 15 epochs in each
+          of the thesis's ways of training (section 5.4, Table 5.4); the grammar with 15,000 pairs
 Plain:    add --config.model.compete (nothing after it): no heads compete
 """
 
@@ -21,18 +23,39 @@ from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from train.experiment import Experiment, Phase
 from train.optimizer import OptimizerConfig
+from train.ways import WAYS
 
 
 def get_config(variant: str) -> Experiment:
   variants = {
-    "": grammar,
+    "grammar": grammar,
     "tatoeba": tatoeba,
     "multi30k": multi30k,
     "iwslt14": iwslt14,
     "wmt14": wmt14,
   }
-  errors.check_choice("variant", variant, variants)
-  return variants[variant]()
+  ways = {f"{name}-{way}": (name, way) for name in variants for way in WAYS}
+  errors.check_choice("variant", variant, {"", *variants, *ways})
+  if variant in ways:
+    name, way = ways[variant]
+    return trained(variants[name](), way)
+  return variants[variant or "grammar"]()
+
+
+def trained(base: Experiment, way: str, epochs: int = 15) -> Experiment:
+  """An experiment in one of the ways of training, evaluated at the end of every epoch."""
+  task = base.task
+  if isinstance(task.data, GrammarData):
+    task = dataclasses.replace(task, data=GrammarData(train=15_000))
+  return dataclasses.replace(
+    base,
+    name=f"{base.name}, {way} training",
+    task=task,
+    phases=WAYS[way](epochs),
+    evaluate_every=0,
+    score_train=True,
+    time_limit_minutes=0,
+  )
 
 
 def grammar() -> Experiment:

@@ -27,7 +27,8 @@ CONFIG = TransformerConfig(
   competition=CompetitionConfig(key_dim=3, hidden_dim=4),
 )
 SOURCE, TARGET = jnp.asarray([[4, 5, 6, 0]]), jnp.asarray([[2, 4, 5]])
-ATTENTION = ("attention", "heads", "heads_scaled", "router/scores", "router/weights")
+ATTENTION = ("attention", "heads", "heads_scaled")
+ATTENTION += ("router/signatures", "router/scores", "router/weights")
 # The public names: analyses and saved edits rely on them.
 NAMES = {
   *(f"encoder/layer_0/self/{name}" for name in ATTENTION),

@@ -20,6 +20,18 @@ def opening_lines(run: Run) -> list[str]:
   return [*lines, *task.data_notes(), *(f"warning: {w}" for w in experiment.model.warnings())]
 
 
+def phase(run: Run, number: int) -> str:
+  """What begins, where one phase follows another."""
+  it = run.experiment.phases[number]
+  part = "all training data" if it.part == "all" else f"the {it.part} part of the training data"
+  trains = {"all": "everything trains", "routing": "the routers train"}
+  return (
+    f"phase {number + 1} of {len(run.experiment.phases)}, {it.name}:"
+    f" {trains.get(it.trainable, 'everything but the routers trains')} on {part},"
+    f" {run.batches_per_epoch[number]:,} batches an epoch, up to step {run.phase_ends[number]:,}"
+  )
+
+
 def count_parameters(task: Task) -> int:
   """Number of a model's parameters, from shapes alone."""
   shapes = jax.eval_shape(task.init, jax.random.key(0))

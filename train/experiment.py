@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from compmod_jax import errors
+from compmod_jax.data.parts import PARTS, Part
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.sharding import MeshConfig
 from compmod_jax.tasks.translation import TranslationConfig
@@ -26,8 +27,9 @@ class Phase:
 
   name: str = "train"
   """What logs call it."""
-  part: str = "all"
-  """Part of the training data."""
+  part: Part = "all"
+  """Part of the training data: all, or the large or the small one of two without a common example
+  (task.small_share)."""
   trainable: Literal["all", "routing", "rest"] = "all"
   """Parameters that move: all, the routers' alone, or all but the routers'."""
   epochs: float = 0
@@ -42,6 +44,7 @@ class Phase:
       " them a positive value.",
     )
     errors.check_choice("phases.trainable", self.trainable, ("all", "routing", "rest"))
+    errors.check_choice("phases.part", self.part, PARTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +75,11 @@ class Experiment:
   """Steps between evaluations on the validation split; 0 for once an epoch."""
   evaluate_sentences: int = 500
   """Validation sentences that are translated at each evaluation."""
+  watch_sentences: int = 64
+  """Validation sentences on which weights and norms of heads are measured at each evaluation; 0 for
+  none."""
+  score_train: bool = False
+  """Score the whole training split at the end, too: its loss and perplexity."""
   checkpoint_every: int = 0
   """Steps between checkpoints besides those at evaluations; 0 for none."""
   keep_last: int = 2
@@ -90,7 +98,13 @@ class Experiment:
     for field in ("micro_batches", "log_every", "keep_last", "max_nonfinite"):
       value = getattr(self, field)
       errors.check(value >= 1, f"{field} is {value}; it must be at least 1.")
-    for field in ("evaluate_every", "checkpoint_every", "patience", "keep_models"):
+    for field in (
+      "evaluate_every",
+      "watch_sentences",
+      "checkpoint_every",
+      "patience",
+      "keep_models",
+    ):
       value = getattr(self, field)
       errors.check(value >= 0, f"{field} is {value}; it must not be negative.")
     errors.check(0 <= self.ema < 1, f"ema is {self.ema}; it must be at least 0 and below 1.")

@@ -53,6 +53,10 @@ def report_run(run: Run, history: History, writer: Writer, *, command: str) -> N
     sharing=run.sharing,
     status=writer.status,
   )
+  if run.experiment.score_train:
+    found["train"] = run.task.evaluate(
+      params, "train", sharing=run.sharing, decode=False, status=writer.status
+    )
   for split, evaluation in found.items():
     writer.write("final", history.best_step, {"split": split, **evaluation.values})
   weights = mean_weights(run.task, params, "valid", sharing=run.sharing)

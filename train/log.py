@@ -55,7 +55,6 @@ class Step(NamedTuple):
     number: batches seen, this one included.
     metrics: what the step returned, on the devices.
     batch: what it was given, on the host.
-    epoch: position in the data.
     waited: seconds lost to input.
     flops: operations of the step's program, 0 where not known.
   """
@@ -63,7 +62,6 @@ class Step(NamedTuple):
   number: int
   metrics: Any
   batch: Any
-  epoch: float
   waited: float
   flops: float
 
@@ -121,18 +119,23 @@ class Window:
 class Log:
   """Adds up the steps' sums and counts and writes a line every `log_every` steps.
 
+  An epoch ends with a line too, so that no line is about two parts of the data. A line also names
+  each router's dead units, to which no token gave the largest weight since the line before; a
+  warning says when a unit dies.
+
   A step's metrics are read after the next step has been dispatched, so that reading them never
   keeps the device waiting. What is added up between two lines is part of every checkpoint, so that
   a run that was interrupted writes the lines of one that was not.
 
   Attributes:
     last: metrics and batch of the step read last: (step, host metrics, batch), or None.
+    dead: key of the log -> units that were dead at the last line; never changed, but replaced.
   """
 
   EMPTY: ClassVar[dict[str, Any]] = {"window": {"sums": {}}, "lines": []}
 
   def __init__(self, run: Run, writer: Writer):
-    self.writer, self.every = writer, run.experiment.log_every
+    self.run, self.writer, self.every = run, writer, run.experiment.log_every
     self.compilations = Compilations()
     kind = jax.devices()[0].device_kind
     self.peak = PEAK_FLOPS.get(kind, 0.0) * jax.device_count()
@@ -140,6 +143,7 @@ class Log:
     self.window = Window()
     self.began: float | None = None
     self.last: Any = None
+    self.dead: Mapping[str, list[int]] = {}
 
   def add(self, step: Step) -> None:
     """Takes a step just dispatched; waits for nothing."""
@@ -160,25 +164,28 @@ class Log:
 
   def held(self) -> Any:
     """What `saved` needs, and no later step changes. Waits for nothing."""
-    return self._timed(), tuple(self.pending)
+    return self._timed(), tuple(self.pending), self.dead
 
   def saved(self, held: Any) -> dict[str, Any]:
     """What to keep in a checkpoint: the sums so far, and lines that are not written yet."""
-    window, pending = held
+    window, pending, dead = held
     lines = []
     for step in pending:
       host = jax.device_get(step.metrics)
       window = window.plus(step, host)
-      if step.number % self.every == 0:
+      if self._due(step.number):
         lines.append([step.number, self._line(window, step, host)])
         window = Window()
-    return {"window": window.to_json(), "lines": lines}
+    return {"window": window.to_json(), "lines": lines, "dead": dead}
 
   def restore(self, saved: Mapping[str, Any]) -> None:
     """Goes on from what a checkpoint kept; writes the lines that were left."""
-    self.window = Window.from_json(saved["window"])
+    self.window, self.dead = Window.from_json(saved["window"]), saved.get("dead", {})
     for number, values in saved["lines"]:
-      self.writer.write("train", number, values)
+      self._write(number, values)
+
+  def _due(self, number: int) -> bool:
+    return number % self.every == 0 or self.run.ends_epoch(number)
 
   def _timed(self) -> Window:
     passed = 0.0 if self.began is None else time.monotonic() - self.began
@@ -189,15 +196,34 @@ class Log:
     host = jax.device_get(step.metrics)
     self.last = (step.number, host, step.batch)
     self.window = self.window.plus(step, host)
-    if step.number % self.every == 0:
-      self.writer.write("train", step.number, self._line(self._timed(), step, host))
+    if self._due(step.number):
+      self._write(step.number, self._line(self._timed(), step, host))
       self.window, self.began = Window(), time.monotonic()
+
+  def _write(self, number: int, values: Mapping[str, Any]) -> None:
+    """Writes a line, and a warning for every unit that is dead now and was not before."""
+    self.writer.write("train", number, values)
+    dead = {name: units for name, units in values.items() if name.endswith("/dead")}
+    for name, units in dead.items():
+      for unit in units:
+        if unit not in self.dead.get(name, ()):
+          site = name.removeprefix("router/").removesuffix("/dead")
+          kind = "expert" if site.endswith("/ffn") else "head"
+          text = f"{kind} {unit} of {site} is dead: no token of the last steps weighs it most"
+          self.writer.write("warning", number, {"text": text})
+          self.writer.say(f"warning: step {number}: {text}")
+    self.dead = {**self.dead, **dead}
 
   def _line(self, window: Window, step: Step, host: Mapping[str, Any]) -> dict[str, Any]:
     seconds = max(window.seconds, 1e-9)
-    values: dict[str, Any] = {"epoch": round(step.epoch, 4)}
+    values: dict[str, Any] = {"epoch": round(self.run.epoch(step.number), 4)}
+    if len(self.run.experiment.phases) > 1:
+      number, _ = self.run.phase_at(step.number)
+      values["phase"] = self.run.experiment.phases[number].name
     for name, (total, count) in window.sums.items():
       values |= _flat(name, total / np.maximum(count, 1))
+      if name.startswith("router/") and name.endswith("/wins"):
+        values[f"{name.removesuffix('wins')}dead"] = np.flatnonzero(total == 0).tolist()
     if "nll" in values:
       values["loss"] = values.pop("nll")
       with np.errstate(over="ignore"):

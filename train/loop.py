@@ -70,7 +70,8 @@ class Loop:
     self.compiled: dict[Any, Any] = {}
     self.log = Log(run, writer)
     self.state: TrainState = self._restore()
-    self.iterator_states = [iterator.get_state() for iterator in run.iterators]
+    phases = zip(self.experiment.phases, run.iterators, strict=True)
+    self.positions = {phase.part: iterator.get_state() for phase, iterator in phases}
     self.started = time.monotonic() - self.history.seconds
     self._publish()
     preemption.save = self.save_held
@@ -92,8 +93,9 @@ class Loop:
     restored = self.checkpoints.restore(self.run.abstract_state())
     assert restored is not None
     self.history = history = History(**meta["history"])
-    for iterator, saved in zip(self.run.iterators, meta["iterators"], strict=True):
-      iterator.set_state(saved)
+    # Phases on one part share an iterator; old checkpoints hold a position of each of them.
+    for number in (*range(len(self.run.iterators)), self.run.phase_at(step + 1)[0]):
+      self.run.iterators[number].set_state(meta["iterators"][number])
     self._rewind(step)
     limit = self.experiment.time_limit_minutes
     if history.stopped == TIME_UP and (not limit or history.seconds < limit * 60):
@@ -105,15 +107,18 @@ class Loop:
     """Takes back the lines of the log that are going to be written again."""
     log = self.history.log
     unwritten = [number for number, _ in log["lines"]]
-    ends = {"eval": self.history.evaluated, "final": -1}
-    self.writer.rewind(step, ends | ({"train": unwritten[0] - 1} if unwritten else {}))
+    evaluated, last = self.history.evaluated, unwritten[0] - 1 if unwritten else step
+    ends = {"eval": evaluated, "heads": evaluated, "final": -1, "train": last, "warning": last}
+    self.writer.rewind(step, ends)
     self.log.restore(log)
 
-  def _publish(self) -> None:
-    """Says what a preemption would save: the state after the last completed step."""
+  def _publish(self) -> tuple[Any, ...]:
+    """Says what a preemption would save, the state after the last completed step; returns it."""
     self.history.seconds = time.monotonic() - self.started
-    history, iterators = dataclasses.replace(self.history), list(self.iterator_states)
-    self.preemption.hold(history.step, (self.state, history, iterators, self.log.held()))
+    history, positions = dataclasses.replace(self.history), dict(self.positions)
+    held = (self.state, history, positions, self.log.held())
+    self.preemption.hold(history.step, held)
+    return held
 
   def save_held(self, step: int, held: Any) -> None:
     """Writes a checkpoint of what was published and waits until it is complete."""
@@ -121,11 +126,11 @@ class Loop:
     self.checkpoints.wait()
 
   def _save(
-    self, step: int, state: TrainState, history: History, iterators: list[Any], log: Any
+    self, step: int, state: TrainState, history: History, positions: dict[str, Any], log: Any
   ) -> None:
     meta = {
       "history": dataclasses.asdict(dataclasses.replace(history, log=self.log.saved(log))),
-      "iterators": iterators,
+      "iterators": [positions[phase.part] for phase in self.experiment.phases],
       "experiment": to_json(self.experiment),
       "tokenizers": encode_files(self.files),
       "tokenizer_hash": self.tokenizer_hash,
@@ -136,9 +141,7 @@ class Loop:
   def save(self) -> None:
     """Starts writing a checkpoint of the last completed step."""
     with self.preemption.lock:
-      self._publish()
-      log = self.log.held()
-      self._save(self.history.step, self.state, self.history, self.iterator_states, log)
+      self._save(self.history.step, *self._publish())
 
   # Steps.
 
@@ -154,8 +157,8 @@ class Loop:
       self._evaluate_if_due()
       self.save()
 
-  def _phase(self, number: int, end: int) -> None:
-    phase = self.experiment.phases[number]
+  def _jitted(self, trainable: str) -> Callable[..., Any]:
+    """The step in which these parameters train."""
     step = make_step(
       self.run.task,
       self.run.optimizer,
@@ -163,34 +166,39 @@ class Loop:
       seed=self.experiment.seed,
       micro_batches=self.experiment.micro_batches,
       ema=self.experiment.ema,
-      mask=trainable_mask(self.state.params, phase.trainable),
+      mask=trainable_mask(self.state.params, trainable),
+      total_steps=self.run.total_steps,
     )
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(self.run.state_shardings, None))
+    return jax.jit(step, donate_argnums=0, out_shardings=(self.run.state_shardings, None))
+
+  def _phase(self, number: int, end: int) -> None:
+    if len(self.experiment.phases) > 1:
+      self.writer.say(describe.phase(self.run, number))
     while self.history.step < end and not self.history.stopped:
       self._evaluate_if_due()
       if self.history.stopped:
         return
-      self._one_step(number, jitted)
+      self._one_step(number)
       self._check_time()
       every = self.experiment.checkpoint_every
       # Where an evaluation is due, it saves once it knows its result.
       if every and self.history.step % every == 0 and not self._evaluation_due():
         self.save()
 
-  def _one_step(self, number: int, jitted: Callable[..., Any]) -> None:
+  def _one_step(self, number: int) -> None:
     """Takes a batch, steps, and hands the metrics to the log, which reads the step before's."""
     began = time.monotonic()
-    batch = next(self.run.iterators[number])
+    phase, iterator = self.experiment.phases[number], self.run.iterators[number]
+    batch = next(iterator)
     waited = time.monotonic() - began
     placed = self.run.sharing.place(batch)
-    compiled, flops = self._compile(number, jitted, placed)
+    compiled, flops = self._compile(phase.trainable, placed)
     # The lock keeps a preemption from reading buffers that the step is about to reuse.
     with self.preemption.lock:
       self.state, metrics = compiled(self.state, placed)
       self.history.step += 1
-      self.iterator_states[number] = self.run.iterators[number].get_state()
-      epoch = self.history.step / self.run.batches_per_epoch[number]
-      self.log.add(Step(self.history.step, metrics, batch, epoch, waited, flops))
+      self.positions[phase.part] = iterator.get_state()
+      self.log.add(Step(self.history.step, metrics, batch, waited, flops))
       self._publish()
     self.log.read()
     nonfinite.watch(self, self.log.last)
@@ -200,13 +208,13 @@ class Loop:
     self.log.flush()
     nonfinite.watch(self, self.log.last)
 
-  def _compile(self, number: int, jitted: Callable[..., Any], batch: Any) -> Any:
+  def _compile(self, trainable: str, batch: Any) -> Any:
     """The step's program for these shapes; compiled apart, so that the lock is free meanwhile."""
-    key = (number, _shapes(batch))
+    key = (trainable, _shapes(batch))
     if key not in self.compiled:
       widest = max((shape for _, shape in key[1]), key=len)
       self.writer.status(f"compiling the step for batches of {' x '.join(map(str, widest))}")
-      program = jitted.lower(self.state, batch).compile()
+      program = self._jitted(trainable).lower(self.state, batch).compile()
       flops = (program.cost_analysis() or {}).get("flops", 0.0)
       self.compiled[key] = (program, flops)
     return self.compiled[key]
@@ -223,8 +231,9 @@ class Loop:
     step, history = self.history.step, self.history
     if step in (0, history.evaluated):
       return False
-    last = step == self.run.total_steps or bool(history.stopped)
-    return last or step % (self.experiment.evaluate_every or self.run.batches_per_epoch[0]) == 0
+    every, last = self.experiment.evaluate_every, step == self.run.total_steps
+    now = step % every == 0 if every else self.run.ends_epoch(step)
+    return now or last or bool(history.stopped)
 
   def _evaluate_if_due(self) -> None:
     if not self._evaluation_due():
@@ -238,7 +247,10 @@ class Loop:
       decode=self.experiment.evaluate_sentences,
       status=self.writer.status,
     )
-    self.writer.write("eval", step, {"split": "valid", **result.values})
+    epoch = round(self.run.epoch(step), 4)
+    self.writer.write("eval", step, {"split": "valid", "epoch": epoch, **result.values})
+    if self.run.heads is not None:
+      self.writer.write("heads", step, {"epoch": epoch, **self.run.heads(self.state.weights)})
     score = result.values[self.run.task.metric]
     self._keep(score)
     history.evaluated = step

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from compmod_jax import errors
+from compmod_jax.mechanisms.competition import routing_parameter
 
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
 
@@ -110,8 +111,59 @@ def decayed(params: Any) -> Any:
   )
 
 
-def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-  """The optimizer of a configuration, its schedule running over `total_steps` updates."""
+GROUPS = ("rest", "routing")
+
+
+def groups(params: Any) -> Any:
+  """The group of every parameter: `routing` for those of routers, `rest` for all others."""
+
+  def one(path: Any, _: Any) -> str:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    return "routing" if routing_parameter(name) else "rest"
+
+  return jax.tree_util.tree_map_with_path(one, params)
+
+
+def adam_in_groups(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
+  """Adam, in which each of `GROUPS` counts its own updates for the correction of the bias.
+
+  `update` takes `moving`, a tree of booleans like the parameters: a group of which nothing moves
+  does not count. Its moments are for the caller to leave alone.
+  """
+  adam: Any = optax.scale_by_adam(b1, b2, eps)
+
+  def init(params: Any) -> Any:
+    state = adam.init(params)
+    return state._replace(count={group: jnp.zeros_like(state.count) for group in GROUPS})
+
+  def update(
+    updates: Any, state: Any, params: Any = None, *, moving: Any = None, **_: Any
+  ) -> tuple[Any, Any]:
+    names = groups(updates)
+    moving = jax.tree.map(lambda _: True, updates) if moving is None else moving
+    count, found, after = dict(state.count), [], state
+    for group in GROUPS:
+      # The moments come out the same each time; what differs is their correction.
+      one, after = adam.update(updates, state._replace(count=state.count[group]), params)
+      found.append(one)
+      if any(jax.tree.leaves(jax.tree.map(lambda n, m: m and n == group, names, moving))):
+        count[group] = after.count
+    chosen = jax.tree.map(lambda name, *each: each[GROUPS.index(name)], names, *found)
+    return chosen, after._replace(count=count)
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def make_optimizer(
+  config: OptimizerConfig, total_steps: int, *, grouped: bool = False
+) -> optax.GradientTransformation:
+  """The optimizer of a configuration, its schedule running over `total_steps` updates.
+
+  Args:
+    config: the configuration.
+    total_steps: updates of all phases together.
+    grouped: routers and the rest have counts of their own, as phases that freeze either need it.
+  """
   rate = learning_rate(config, total_steps)
   chain: list[optax.GradientTransformation] = []
   if config.clip > 0:
@@ -119,7 +171,8 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
   if config.name == "sgd":
     chain.append(optax.trace(config.momentum) if config.momentum else optax.identity())
   else:
-    chain.append(optax.scale_by_adam(config.b1, config.b2, config.eps))
+    adam = adam_in_groups if grouped else optax.scale_by_adam
+    chain.append(adam(config.b1, config.b2, config.eps))
   if config.weight_decay > 0:
     chain.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
   chain.append(optax.scale_by_learning_rate(rate))

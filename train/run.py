@@ -1,6 +1,7 @@
 """A run's parts, assembled: task, mesh, optimizer, state and the folder they live in."""
 
 import base64
+import bisect
 import dataclasses
 import functools
 import os
@@ -15,11 +16,12 @@ import optax
 from jax.sharding import Mesh
 
 from compmod_jax import sharding
+from compmod_jax.analysis.watch import HeadWatch
 from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
 from compmod_jax.tasks.base import Sharing, Task
 from train.experiment import Experiment
 from train.optimizer import learning_rate, make_optimizer
-from train.step import TrainState, init_state
+from train.step import TrainState, init_state, trainable_mask
 from train.workdir import CONFIG, claim, compare, make_folder, read_config
 
 
@@ -45,7 +47,8 @@ class Run:
     task: the task, tokenizers trained.
     mesh: the devices.
     sharing: how batches are laid over the devices.
-    iterators: training batches of each phase.
+    iterators: training batches of each phase; phases on the same part of the data share one, so
+      that a later phase goes on where an earlier one stopped.
     batches_per_epoch: of each phase.
     notes: what the user may want to know, a sentence each.
   """
@@ -73,15 +76,41 @@ class Run:
     """Updates of all phases together."""
     return self.phase_ends[-1]
 
+  def phase_at(self, step: int) -> tuple[int, int]:
+    """Number of the phase to which a step (from 1) belongs, and its number within the phase."""
+    number = min(bisect.bisect_left(self.phase_ends, step), len(self.phase_ends) - 1)
+    return number, step - (self.phase_ends[number - 1] if number else 0)
+
+  def epoch(self, step: int) -> float:
+    """Epochs done after a step, those of all phases added up, each of its part of the data."""
+    number, within = self.phase_at(step)
+    ends = [0, *self.phase_ends]
+    before = sum(
+      (ends[i + 1] - ends[i]) / batches for i, batches in enumerate(self.batches_per_epoch[:number])
+    )
+    return before + within / self.batches_per_epoch[number]
+
+  def ends_epoch(self, step: int) -> bool:
+    """Whether an epoch or a phase ends with a step."""
+    number, within = self.phase_at(step)
+    return within % self.batches_per_epoch[number] == 0 or step == self.phase_ends[number]
+
   @functools.cached_property
   def optimizer(self) -> optax.GradientTransformation:
     """The optimizer, its schedule spanning all phases."""
-    return make_optimizer(self.experiment.optimizer, self.total_steps)
+    grouped = any(phase.trainable != "all" for phase in self.experiment.phases)
+    return make_optimizer(self.experiment.optimizer, self.total_steps, grouped=grouped)
 
   @functools.cached_property
   def rate(self) -> Any:
     """Learning rate as a function of the number of updates."""
     return learning_rate(self.experiment.optimizer, self.total_steps)
+
+  @functools.cached_property
+  def heads(self) -> HeadWatch | None:
+    """Measures heads on a few validation sentences, if that is wanted."""
+    count = self.experiment.watch_sentences
+    return HeadWatch(self.task, count, sharing=self.sharing) if count else None
 
   def _init(self) -> TrainState:
     params = nn.unbox(self.task.init(jax.random.key(self.experiment.seed)))
@@ -167,16 +196,19 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
   if (workdir / "tokenizers").is_dir():
     files = load_model_folder(workdir / "tokenizers")[1]
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
-  made = [
-    task.train_batches(
-      part=phase.part,
+  shapes = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
+  for phase in experiment.phases:
+    trainable_mask(shapes, phase.trainable)  # raises where nothing would train
+  made = {
+    part: task.train_batches(
+      part=part,
       seed=experiment.seed,
       multiple=multiple,
       process=jax.process_index(),
       processes=jax.process_count(),
     )
-    for phase in experiment.phases
-  ]
+    for part in dict.fromkeys(phase.part for phase in experiment.phases)
+  }
   task.check_data()
   if not (workdir / CONFIG).exists():
     claim(workdir, experiment, command=command, multiple=multiple)
@@ -189,8 +221,8 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     task=task,
     mesh=mesh,
     sharing=sharing,
-    iterators=[iterator for iterator, _ in made],
-    batches_per_epoch=[count for _, count in made],
+    iterators=[made[phase.part][0] for phase in experiment.phases],
+    batches_per_epoch=[made[phase.part][1] for phase in experiment.phases],
     notes=notes,
   )
 

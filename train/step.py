@@ -4,14 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.struct
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import optax
 
-from compmod_jax import losses
-from compmod_jax.mechanisms.competition import routing_parameter
+from compmod_jax import errors, losses
 from compmod_jax.tasks.base import Batch, Context, Task
+from train.optimizer import groups
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -58,10 +57,18 @@ def init_state(
 
 
 def trainable_mask(params: Any, which: str) -> Any:
-  """True for every parameter that moves in a phase: `all`, `routing` or `rest`."""
-  flat = flax.traverse_util.flatten_dict(params, sep="/")
-  mask = {path: which == "all" or routing_parameter(path) == (which == "routing") for path in flat}
-  return flax.traverse_util.unflatten_dict(mask, sep="/")
+  """True for every parameter that moves in a phase: `all`, `routing` or `rest`.
+
+  Raises:
+    UserError: none does.
+  """
+  mask = jax.tree.map(lambda group: which in ("all", group), groups(params))
+  errors.check(
+    any(jax.tree.leaves(mask)),
+    f"phases.trainable is {which!r}, but the model has no such parameters: nothing would train. Let"
+    " heads or experts compete, or use trainable = all.",
+  )
+  return mask
 
 
 def gradients(
@@ -128,25 +135,29 @@ def make_step(
   micro_batches: int,
   ema: float,
   mask: Any,
+  total_steps: int = 1,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
   """The step of a phase: a pure function from state and batch to state and metrics.
 
   Frozen parameters (`mask` false) and their optimizer state keep their bits. Where the loss or the
-  gradient is not finite, everything but the counters does.
+  gradient is not finite, everything but the counters does. What the task varies in the course of
+  training spans `total_steps` batches, those of all phases.
   """
+  optimizer = optax.with_extra_args_support(optimizer)
 
   def choose(moves: Any, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda m, n, o: n if m else o, moves, new, old)
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
     rng = jax.random.fold_in(jax.random.key(seed), state.step)
-    context = Context(rng=rng, step=state.step, train=True)
+    progress = jnp.minimum(state.step / max(total_steps - 1, 1), 1)
+    context = Context(rng=rng, step=state.step, train=True, progress=progress)
     grads, value, terms, carry, found = gradients(
       task, state.params, state.carry, batch, context, micro_batches
     )
     grads = choose(mask, grads, jax.tree.map(jnp.zeros_like, grads))
     norm = optax.tree.norm(grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params, moving=mask)
     params = choose(mask, optax.apply_updates(state.params, updates), state.params)
     moves = optax.tree.map_params(
       optimizer, lambda _, m: m, opt_state, mask, transform_non_params=lambda _: True

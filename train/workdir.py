@@ -19,6 +19,7 @@ CONFIG = "config.json"
 MAY_CHANGE = (
   "mesh",
   "log_every",
+  "watch_sentences",
   "checkpoint_every",
   "keep_last",
   "keep_models",

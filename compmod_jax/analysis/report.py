@@ -97,7 +97,7 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
 
 def _figures(results: Results, records: Sequence[Mapping[str, Any]]) -> Iterator[tuple]:
   """Name, caption and figure of each picture; router pictures only where there is a router."""
-  from compmod_jax.analysis import plot
+  from compmod_jax.analysis import epochs, over_training, plot
 
   best = (results.get("best") or {}).get("step")
   yield (
@@ -124,6 +124,10 @@ def _figures(results: Results, records: Sequence[Mapping[str, Any]]) -> Iterator
   for statistic, caption in captions.items():
     if any(key.startswith("router/") and f"/{statistic}" in key for r in records for key in r):
       yield f"router_{statistic}", caption, plot.router_curves(records, statistic)  # pyright: ignore[reportArgumentType]
+  yield from over_training.pictures(records)
+  if any("phase" in record for record in records):
+    caption = "Training: means over each epoch of the part of the data that it trained on."
+    yield "learning_curves", caption, epochs.learning_curves({"": records})
 
 
 def _html(results: Results, title: str, pictures: list[dict[str, str]]) -> str:

@@ -34,6 +34,15 @@ class Ragged(Sequence[np.ndarray]):
       whole._flat = np.concatenate([part._flat for part in parts])
     return whole
 
+  def take(self, numbers: np.ndarray) -> "Ragged":
+    """The sequences with these numbers, in this order."""
+    some = Ragged()
+    some.lengths = self.lengths[numbers]
+    some._ends = np.cumsum(some.lengths)
+    parts = [self[int(number)] for number in numbers]
+    some._flat = np.concatenate(parts) if parts else some._flat
+    return some
+
   def __len__(self) -> int:
     return len(self.lengths)
 
@@ -71,6 +80,16 @@ class Examples:
 
   def __len__(self) -> int:
     return len(self.index)
+
+  def select(self, numbers: np.ndarray) -> "Examples":
+    """The examples with these numbers, in this order; what was left out is not told again."""
+    columns: dict[str, Sequence[np.ndarray]] = {
+      name: column.take(numbers)
+      if isinstance(column, Ragged)
+      else [column[int(number)] for number in numbers]
+      for name, column in self.columns.items()
+    }
+    return Examples(columns=columns, index=np.asarray(self.index)[numbers])
 
   @functools.cached_property
   def lengths(self) -> np.ndarray:

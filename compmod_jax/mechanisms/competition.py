@@ -273,6 +273,7 @@ class Router(nn.Module):
       logical(nn.initializers.xavier_normal(), "units", "key"),
       (self.units, config.key_dim),
     )
+    signatures = taps("signatures", signatures)
     scores = taps("scores", score(keys, signatures, scale=config.scale))
     selection = select(
       scores,

@@ -1,5 +1,7 @@
 """Health of routers: who wins, how evenly, at which positions; sums that add over batches."""
 
+from collections.abc import Callable, Iterable, Mapping
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -34,6 +36,42 @@ def router_statistics(
     f"router/{name}/wins": (total(winner), count),
     f"router/{name}/entropy": (total(entropy)[0], count),
   }
+
+
+def signature_site(site: str) -> str:
+  """The site of a router's signatures [units, key_dim], from that of its weights."""
+  return f"{site.removesuffix('/weights')}/signatures"
+
+
+def routers_captured(sites: Iterable[str]) -> frozenset[str]:
+  """The sites that `routers_statistics` reads, from those of the routers' weights."""
+  return frozenset(name for site in sites for name in (site, signature_site(site)))
+
+
+def routers_statistics(
+  sites: Iterable[str],
+  captured: Mapping[str, jax.Array],
+  rows: Callable[[str], Bool[Array, "batch time"]],
+) -> Sums:
+  """Health of all routers of a model over a batch; no gradient passes.
+
+  Args:
+    sites: of the routers' weights, `<name>/router/weights`.
+    captured: activations of `routers_captured(sites)`.
+    rows: from a site to the positions at which it holds real tokens.
+
+  Returns:
+    Those of `router_statistics`, and `router/<name>/signature_norm`: Euclidean norm of every unit's
+    signature.
+  """
+  found: Sums = {}
+  for site in sites:
+    name = site.removesuffix("/router/weights")
+    found |= router_statistics(name, captured[site], rows(site))
+    signatures = jax.lax.stop_gradient(captured[signature_site(site)])
+    norms = jnp.sqrt(jnp.sum(jnp.square(signatures), axis=-1))
+    found[f"router/{name}/signature_norm"] = (norms, jnp.float32(1))
+  return found
 
 
 def weights_by_position(

@@ -224,6 +224,15 @@ class Transformer(nn.Module):
   def _units(self, site: str) -> int:
     return self.config.experts.count if _EXPERTS in site else self.config.heads
 
+  def attention_modules(self) -> tuple[str, ...]:
+    """Names of all attention modules, to which `/heads`, `/heads_scaled` and the like are added."""
+    encoder = tuple(f"encoder/layer_{i}/self" for i in range(self.config.encoder_layers))
+    return encoder + tuple(
+      f"decoder/layer_{i}/{kind}"
+      for i in range(self.config.decoder_layers)
+      for kind in ("self", "cross")
+    )
+
   def _visible(self, tokens: jax.Array) -> jax.Array:
     return (tokens != self.pad)[:, None, None, :]
 

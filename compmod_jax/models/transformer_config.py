@@ -8,6 +8,7 @@ from compmod_jax.layers.embedding import Positions
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
 from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.drophead import DropHeadConfig
 
 Place = Literal["encoder_self", "decoder_self", "cross"]
 PLACES: tuple[Place, ...] = ("encoder_self", "decoder_self", "cross")
@@ -44,6 +45,8 @@ class TransformerConfig:
   """Dropout on attention probabilities."""
   ffn_dropout: float = 0.0
   """Dropout inside the feed-forward networks."""
+  drophead: DropHeadConfig = DropHeadConfig()
+  """Dropping of whole heads in training."""
   compete: tuple[Place, ...] = ()
   """Kinds of attention whose heads compete: encoder_self, decoder_self, cross."""
   competition: CompetitionConfig = CompetitionConfig()

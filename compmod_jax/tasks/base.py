@@ -41,11 +41,13 @@ class Context(NamedTuple):
     rng: key of this step.
     step: number of updates made so far.
     train: whether dropout and the like are on.
+    progress: 0 at the first step of the run and 1 at the last.
   """
 
   rng: jax.Array
   step: jax.Array
   train: bool
+  progress: jax.Array | float = 0.0
 
 
 class TrainIterator(Protocol):
@@ -206,4 +208,8 @@ class Task(Protocol):
 
   def rows(self, site: str, batch: Batch) -> jax.Array:
     """Positions [batch, time] at which a site holds real tokens."""
+    ...
+
+  def start_tokens(self, site: str) -> int:
+    """How many positions at the start of a site's sequences hold a start token and no word."""
     ...

@@ -17,14 +17,15 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, tokenise
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.pairs import Splits
+from compmod_jax.data.parts import part_numbers
 from compmod_jax.data.scan import ScanData
 from compmod_jax.data.text import TextData
 from compmod_jax.data.tfds import TfdsData
 from compmod_jax.data.tokenizer import BOS, PAD, Tokenizer, TokenizerConfig, pair_tokenizers
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term, cross_entropy
-from compmod_jax.mechanisms import router_losses
-from compmod_jax.mechanisms.health import router_statistics
+from compmod_jax.mechanisms import drophead, router_losses
+from compmod_jax.mechanisms.health import routers_captured, routers_statistics
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
@@ -49,11 +50,17 @@ class TranslationConfig:
   """Share of probability spread evenly over the vocabulary."""
   decode: DecodeConfig = DecodeConfig()
   """How outputs are searched for."""
+  small_share: float = 0.07
+  """Share of the training examples in the small part, for phases that train on a part."""
 
   def __post_init__(self):
     errors.check(
       0 <= self.label_smoothing < 1,
       f"task.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 1.",
+    )
+    errors.check(
+      0 < self.small_share < 1,
+      f"task.small_share is {self.small_share}; it must lie between 0 and 1.",
     )
 
   def build(
@@ -211,14 +218,15 @@ class Translation:
   @functools.cached_property
   def train_examples(self) -> Examples:
     """The tokenised training split, without pairs that are too long."""
-    return self.examples("train")
+    return self._tokenise("train", self.config.batch)
 
   def examples(self, split: str) -> Examples:
     """A tokenised split, without pairs that are too long."""
-    pairs = self.splits[split]
     # Other splits have the ceiling that the buckets set, so that a saved model counts the same.
-    batch = self.config.batch if split == "train" else self.batch
-    return tokenise(pairs, self.source_tokenizer, self.target_tokenizer, batch)
+    return self.train_examples if split == "train" else self._tokenise(split, self.batch)
+
+  def _tokenise(self, split: str, batch: BatchConfig) -> Examples:
+    return tokenise(self.splits[split], self.source_tokenizer, self.target_tokenizer, batch)
 
   # Training.
 
@@ -258,6 +266,10 @@ class Translation:
     """Positions at which a site holds real tokens: source or target tokens, without padding."""
     return batch["source" if site.startswith("encoder/") else "target"] != PAD
 
+  def start_tokens(self, site: str) -> int:
+    """One for the decoder's sites: what it reads is the target behind a start token."""
+    return 0 if site.startswith("encoder/") else 1
+
   def objective(self) -> dict[str, float]:
     """Label-smoothed cross-entropy, and the routers' losses where their coefficients are not 0."""
     return {"cross_entropy": 1.0} | router_losses.objective(self.model.routers())
@@ -266,10 +278,10 @@ class Translation:
     self, params: Any, carry: Any, batch: Batch, context: Context
   ) -> tuple[dict[str, Term], Any, Metrics]:
     """Label-smoothed cross-entropy per target token, end of sentence included."""
-    sites, routers = self.routing_sites(), self.model.routers()
-    capture = frozenset(sites) | router_losses.captured_sites(routers)
-    taps = Taps(capture=capture) if sites else OFF
-    rng = context.rng if context.train else None
+    sites, rng = self.routing_sites(), context.rng if context.train else None
+    routers = self.model.routers()
+    capture = routers_captured(sites) | router_losses.captured_sites(routers)
+    taps = Taps(capture=capture, edits=self._dropped_heads(context))
     logits = self.forward(params, batch, taps=taps, rng=rng)
     target, smoothing = batch["target"], self.config.label_smoothing
     losses = cross_entropy(logits, target, target != PAD, label_smoothing=smoothing)
@@ -277,19 +289,29 @@ class Translation:
       "nll": (losses.nll, losses.count),
       "accuracy": (losses.correct, losses.count),
     }
-    for site in sites:
-      name = site.removesuffix("/router/weights")
-      found |= router_statistics(name, taps.captured[site], self.rows(site, batch))
+    found |= routers_statistics(sites, taps.captured, lambda site: self.rows(site, batch))
     terms = {"cross_entropy": Term(losses.smoothed, losses.count)}
     terms |= router_losses.terms(routers, taps.captured, lambda site: self.rows(site, batch))
     return terms, carry, found
 
+  def _dropped_heads(self, context: Context) -> dict[str, Edit]:
+    """The edits that drop heads in training."""
+    if not context.train:
+      return {}
+    config, modules = self.model.config.drophead, self.model.attention_modules()
+    return drophead.edits(config, modules, rng=context.rng, progress=context.progress)
+
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
   ) -> tuple[Any, int]:
-    """An endless iterator over training batches, and how many make an epoch."""
-    errors.check_choice("phase.part", part, ("all",))
-    examples = self.train_examples
+    """An endless iterator over training batches, and how many make an epoch.
+
+    The parts "large" and "small" of the examples are functions of the seed and their number.
+    """
+    examples, share = self.train_examples, self.config.small_share
+    if part != "all":
+      numbers = part_numbers(part, len(examples), small_share=share, seed=seed)
+      examples = examples.select(numbers)
     iterator = pipeline.train_batches(
       examples, self.batch, seed=seed, multiple=multiple, process=process, processes=processes
     )

@@ -4,7 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax.mechanisms.health import router_statistics, weights_by_position
+from compmod_jax.mechanisms.health import (
+  router_statistics,
+  routers_captured,
+  routers_statistics,
+  weights_by_position,
+)
 
 statistics = jax.jit(router_statistics, static_argnums=0)
 by_position = jax.jit(weights_by_position, static_argnums=2)
@@ -74,6 +79,24 @@ def test_a_batch_without_tokens_counts_nothing():
   found = statistics("x", random_weights(), jnp.zeros((2, 3), bool))
   for leaf in jax.tree.leaves(found):
     np.testing.assert_array_equal(leaf, 0)
+
+
+def test_all_routers_of_a_model_are_told_apart_with_the_norms_of_their_signatures():
+  sites = ["a/self/router/weights", "b/ffn/router/weights"]
+  captured = {site: random_weights(n) for n, site in enumerate(sites)}
+  captured["a/self/router/signatures"] = jnp.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0], [1.0, 0.0]])
+  captured["b/ffn/router/signatures"] = jnp.ones((4, 9))
+  assert routers_captured(sites) == captured.keys()
+  rows = {sites[0]: ROWS, sites[1]: ~ROWS}
+  found = jax.jit(lambda c: routers_statistics(sites, c, rows.__getitem__))(captured)
+  for n, name in enumerate(("a/self", "b/ffn")):
+    own = statistics(name, random_weights(n), rows[sites[n]])
+    for key, pair in own.items():
+      for one, two in zip(pair, found[key], strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+  norms = means(found)
+  np.testing.assert_allclose(norms["router/a/self/signature_norm"], [5, 0, 2, 1])
+  np.testing.assert_allclose(norms["router/b/ffn/signature_norm"], 3, rtol=1e-6)
 
 
 def test_weights_by_position_are_sums_over_the_tokens_at_each_position():

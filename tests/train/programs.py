@@ -33,10 +33,12 @@ from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from train.experiment import Experiment, Phase
 from train.optimizer import OptimizerConfig
+from train.ways import iterative
 
 PHASES = {
   "": (Phase(steps=60),),
   "two": (Phase("rest", trainable="rest", steps=30), Phase("heads", trainable="routing", steps=30)),
+  "turns": iterative(2),
 }
 
 def get_config(variant):
@@ -63,6 +65,7 @@ def get_config(variant):
     checkpoint_every=8,
     keep_last=20,
     keep_models=2,
+    score_train=variant == "turns",
   )
 """
 

@@ -1,6 +1,7 @@
 """Optimizers and learning-rate schedules against closed forms and optax."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 from compmod_jax.errors import UserError
-from train.optimizer import OptimizerConfig, decayed, learning_rate, make_optimizer
+from train.optimizer import OptimizerConfig, decayed, groups, learning_rate, make_optimizer
 
 PEAK, WARMUP, TOTAL = 0.01, 10, 50
 
@@ -113,6 +114,106 @@ def test_sgd_is_that_of_optax(momentum):
   config = dataclasses.replace(BASE, name="sgd", momentum=momentum)
   peer = optax.sgd(learning_rate(config, TOTAL), momentum=momentum or None)
   assert_same(run(make_optimizer(config, TOTAL)), run(peer))
+
+
+# Groups of parameters that stand still by turns.
+
+
+def routed() -> dict:
+  """Parameters of a router beside those of a layer."""
+  return {"layer": {**parameters()["layer"], "router": {"signatures": jnp.full((2, 3), 0.3)}}}
+
+
+def masks(params: dict) -> dict:
+  """What moves, by phase."""
+  names = groups(params)
+  return {
+    which: jax.tree.map(lambda name: which in ("all", name), names)
+    for which in ("all", "rest", "routing")
+  }
+
+
+def in_turns(optimizer: optax.GradientTransformation, phases: list[str]) -> tuple[dict, list]:
+  """Parameters and state after a step in each phase; what stands still keeps its moments too."""
+  params, state, trace = routed(), optimizer.init(routed()), []
+
+  @functools.partial(jax.jit, static_argnums=3)
+  def step(params, state, n, phase):
+    mask = masks(params)[phase]
+    gradients = jax.tree.map(lambda p, m: m * jnp.cos(3 * p + n), params, mask)
+    updates, new = optimizer.update(gradients, state, params, moving=mask)
+    keep = optax.tree.map_params(
+      optimizer, lambda _, m: m, new, mask, transform_non_params=lambda _: True
+    )
+    state = jax.tree.map(lambda m, a, b: a if m else b, keep, new, state)
+    return jax.tree.map(lambda m, p, u: p + u if m else p, mask, params, updates), state
+
+  for n, phase in enumerate(phases):
+    params, state = step(params, state, n, phase)
+    trace.append((params, state))
+  return params, trace
+
+
+def test_the_group_of_a_parameter_is_that_of_routing_parameters():
+  names = groups(routed())["layer"]
+  assert names.pop("router") == {"signatures": "routing"}
+  assert set(names.values()) == {"rest"}
+
+
+def test_adam_corrects_the_bias_of_a_group_by_the_updates_of_that_group_alone():
+  """Steps in which a group stood still leave no trace but in the learning rate."""
+  config = dataclasses.replace(BASE, weight_decay=0.1, warmup_steps=0)  # a constant rate
+  optimizer = make_optimizer(config, TOTAL, grouped=True)
+  moves = ["rest", "rest", "routing", "all", "rest", "routing"]
+  found = in_turns(optimizer, moves)[0]["layer"]
+  adam = optax.adamw(PEAK, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=0.1)
+  for name, group in (("kernel", "rest"), ("router", "routing")):
+    own = {name: routed()["layer"][name]}
+    state = adam.init(own)
+    for n, phase in enumerate(moves):
+      if phase in ("all", group):
+        gradients = jax.tree.map(lambda p, n=n: jnp.cos(3 * p + n), own)
+        updates, state = adam.update(gradients, state, own)
+        own = optax.apply_updates(own, updates)
+    assert_same(own, {name: found[name]})
+
+
+def test_a_shared_count_would_correct_the_bias_wrongly():
+  moves = ["rest"] * 5 + ["routing"]
+  right, wrong = (
+    in_turns(optimizer, moves)[0]["layer"]["router"]["signatures"]
+    for optimizer in (
+      make_optimizer(BASE, TOTAL, grouped=True),
+      optax.with_extra_args_support(make_optimizer(BASE, TOTAL)),
+    )
+  )
+  start = routed()["layer"]["router"]["signatures"]
+  np.testing.assert_allclose(jnp.abs(right - start), PEAK, rtol=1e-3)  # Adam's first update
+  assert np.all(jnp.abs(wrong - start) < 0.8 * PEAK)
+
+
+def test_the_learning_rate_runs_on_over_the_updates_of_all_groups():
+  config = dataclasses.replace(BASE, warmup_steps=8)
+  _, trace = in_turns(make_optimizer(config, TOTAL, grouped=True), ["rest"] * 3 + ["routing"])
+  before, after = (params["layer"]["router"]["signatures"] for params, _ in trace[-2:])
+  np.testing.assert_allclose(jnp.abs(after - before), PEAK * 4 / 8, rtol=1e-3)
+
+
+def test_groups_that_always_move_together_are_ordinary_adam():
+  for grouped, plain in zip(
+    *(jax.tree.leaves(in_turns(
+        optax.with_extra_args_support(make_optimizer(BASE, TOTAL, grouped=g)), ["all"] * 4)[0])
+      for g in (True, False)), strict=True,
+  ):  # fmt: skip
+    np.testing.assert_array_equal(grouped, plain)
+
+
+def test_a_run_without_frozen_parameters_has_the_state_of_plain_adam():
+  state = make_optimizer(BASE, TOTAL).init(parameters())
+  expected = (optax.scale_by_adam(), optax.scale_by_schedule(lambda n: n))
+  assert jax.tree.structure(state) == jax.tree.structure(
+    tuple(part.init(parameters()) for part in expected)
+  )
 
 
 def test_clipping_shortens_long_gradients_to_the_limit_and_leaves_short_ones():

@@ -11,6 +11,7 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
+from compmod_jax.errors import UserError
 from compmod_jax.losses import Term, cross_entropy
 from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.models.transformer import Transformer, TransformerConfig
@@ -41,6 +42,7 @@ class Toy:
     }
     noise = jax.random.normal(context.rng)
     metrics = {"error": (error, count), "noise": (noise, 1.0), "train": (context.train * 1.0, 1.0)}
+    metrics["progress"] = (context.progress * 1.0, 1.0)
     return terms, carry + jnp.sum(x[:, :, 0], axis=1), metrics
 
 
@@ -179,18 +181,19 @@ def stepper(config: OptimizerConfig = ADAMW, which: str = "all", ema: float = 0.
   """A compiled step that does not give up its state's memory."""
   step = make_step(
     Toy(),
-    make_optimizer(config, 100),
+    make_optimizer(config, 100, grouped=True),
     learning_rate(config, 100),
     seed=0,
     micro_batches=1,
     ema=ema,
     mask=trainable_mask(toy_params(), which),
+    total_steps=5,
   )
   return jax.jit(step)
 
 
 def fresh(config: OptimizerConfig = ADAMW, ema: float = 0.0) -> TrainState:
-  return init_state(toy_params(), CARRY, make_optimizer(config, 100), ema)
+  return init_state(toy_params(), CARRY, make_optimizer(config, 100, grouped=True), ema)
 
 
 def trained(config: OptimizerConfig = ADAMW, ema: float = 0.0, steps: int = 3) -> TrainState:
@@ -227,6 +230,14 @@ def test_every_step_has_its_own_random_numbers_which_depend_on_seed_and_step_alo
   np.testing.assert_allclose(noise, expected, rtol=1e-6)
 
 
+def test_progress_goes_from_zero_at_the_first_step_to_one_at_the_last():
+  found, state = [], fresh()
+  for _ in range(5):
+    state, metrics = stepper()(state, toy_batch())
+    found.append(float(metrics["task"]["progress"][0]))
+  np.testing.assert_allclose(found, [0, 0.25, 0.5, 0.75, 1])
+
+
 # Frozen parameters.
 
 
@@ -237,6 +248,13 @@ def test_routing_parameters_are_the_routers_alone():
   assert routing == {"body/kernel": False, "body/bias": False, "layer/router/signatures": True}
   assert rest == {path: not moves for path, moves in routing.items()}
   assert all(flatten_dict(trainable_mask(params, "all")).values())
+
+
+def test_training_routers_that_are_not_there_is_a_mistake():
+  with pytest.raises(
+    UserError, match=r"phases.trainable is 'routing', but .* Let heads or experts"
+  ):
+    trainable_mask({"body": toy_params()["body"]}, "routing")
 
 
 def moments(opt_state: Any) -> list[dict[str, Any]]:
@@ -264,6 +282,15 @@ def test_frozen_parameters_and_their_moments_keep_their_bits_and_the_others_move
       moves = ("router" in path) == (which == "routing")
       assert np.array_equal(old[path], new[path]) != moves, path
   assert metrics["gradient_norm"] > 0
+
+
+@pytest.mark.parametrize("which", ["routing", "rest"])
+def test_the_count_of_a_frozen_group_stands_still_and_the_schedule_runs_on(which):
+  before = trained(steps=2)
+  after, _ = stepper(which=which)(before, toy_batch())
+  adam = next(part for part in after.opt_state if hasattr(part, "mu"))
+  assert {group: int(n) for group, n in adam.count.items()} == {"routing": 2, "rest": 2, which: 3}
+  assert int(after.opt_state[-1].count) == 3  # of the schedule
 
 
 def test_the_gradient_norm_is_that_of_the_parameters_that_move():

@@ -3,6 +3,8 @@
 The pictures of Kolios 2023, figures 5.2 to 5.4. A run is the parsed lines of its metrics.jsonl.
 """
 
+import itertools
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,18 +21,22 @@ _MARKED = 3
 
 
 def epoch_means(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
-  """Epochs int64 [n] and the mean of a training quantity over the steps of each, float64 [n].
+  """Ends of epochs, float64 [n], and the mean of a training quantity over the steps of each.
 
-  Epochs of all phases count on, each of the part of the data that its phase trains on.
+  Epochs of all phases count on, each of the part of the data that its phase trains on. One that was
+  cut short, or that two phases share, ends where it was left.
   """
   steps, epochs = series(records, "epoch", "train")
   found, values = series(records, key, "train")
   weights = np.diff(steps, prepend=0)  # steps that a line is about
   known = np.isin(steps, found)
-  epochs, weights = np.ceil(epochs[known] - 1e-3).astype(np.int64), weights[known]
-  names = np.unique(epochs)
-  means = [np.average(values[epochs == n], weights=weights[epochs == n]) for n in names]
-  return names, np.array(means, dtype=np.float64)
+  steps, epochs, weights = steps[known], epochs[known], weights[known]
+  phase = {r["step"]: r.get("phase") for r in records if r.get("kind") == "train" and "step" in r}
+  names = [(math.ceil(e - 1e-3), phase[int(s)]) for e, s in zip(epochs, steps, strict=True)]
+  starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+  groups = list(itertools.pairwise([*starts, len(names)]))
+  means = [np.average(values[a:b], weights=weights[a:b]) for a, b in groups]
+  return np.array([epochs[b - 1] for _, b in groups]), np.array(means, dtype=np.float64)
 
 
 def learning_curves(runs: Mapping[str, Records], *, split: str = "valid") -> Figure:
@@ -69,6 +75,8 @@ def learning_curves(runs: Mapping[str, Records], *, split: str = "valid") -> Fig
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(LogFormatter())
         axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
+  if score:  # once all runs are drawn, as they share the axis
+    panels[0][-1].set_ylim(bottom=0)
   _finish(figure, panels, runs, title)
   return figure
 
@@ -95,8 +103,9 @@ def gradient_curves(runs: Mapping[str, Records]) -> Figure:
       _mark_phases(axes, records, "step")
       style.label(axes, name, "step" if place else "", "" if number else name.lower())
       style.step_axis(axes, int(steps[-1]) if len(steps) else 1)
-      axes.set_ylim(bottom=0)
       axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+  for axes in panels[0]:
+    axes.set_ylim(bottom=0)
   _finish(figure, panels, runs, title)
   return figure
 

@@ -46,6 +46,16 @@ def test_the_mean_of_an_epoch_weighs_lines_by_their_steps():
   np.testing.assert_allclose(means, [(2 * 2 + 2 * 4 + 5) / 5, (2 * 7 + 2 * 9 + 10) / 5])
 
 
+def test_an_epoch_that_was_cut_short_or_shared_ends_where_it_was_left():
+  log = [line for line in records() if line["step"] <= 7]
+  np.testing.assert_allclose(epochs.epoch_means(log, "loss")[0], [1, 1.4])
+  for line in log:
+    line["phase"] = "rest" if line["step"] <= 2 else "routing"
+  found, means = epochs.epoch_means(log, "loss")
+  np.testing.assert_allclose(found, [0.4, 1, 1.4])
+  np.testing.assert_allclose(means, [2, (2 * 4 + 5) / 3, 7])
+
+
 def test_a_line_that_lacks_the_quantity_is_left_out():
   log = records()
   del log[1]["loss"]
@@ -80,6 +90,17 @@ def test_gradient_norm_and_learning_rate_are_the_logged_numbers_by_step():
   np.testing.assert_allclose(norm[1], [1 / step for step in (2, 4, 5, 7, 9, 10)])
   np.testing.assert_allclose(rate[1], [step * 1e-4 for step in (2, 4, 5, 7, 9, 10)])
   assert marks(figure.axes[0]) == [5]
+
+
+def test_no_run_is_cut_off_by_the_scale_of_another():
+  large = [{k: 50 * v if k == "gradient_norm" else v for k, v in r.items()} for r in records()]
+  for line in large:
+    line["bleu"] = 90.0
+  runs = {"small": records(), "large": large}
+  norm, score = epochs.gradient_curves(runs).axes[0], epochs.learning_curves(runs).axes[4]
+  assert norm.get_ylim()[0] == score.get_ylim()[0] == 0
+  assert norm.get_ylim()[1] > 50 / 2
+  assert score.get_ylim()[1] > 90
 
 
 @pytest.mark.parametrize("draw", [epochs.learning_curves, epochs.gradient_curves])

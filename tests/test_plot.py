@@ -104,6 +104,15 @@ def test_the_heat_map_shows_the_first_twelve_positions_against_the_fair_share():
     plot.head_weights_by_position({SITES[0]: weights[0]})
 
 
+def test_experts_are_not_called_heads():
+  mixed = {"encoder/layer_0/self": [0.5, 0.5], "encoder/layer_0/ffn": [0.2, 0.3, 0.5]}
+  figure = plot.head_weights(mixed)
+  assert "each head or expert" in figure.get_suptitle()
+  assert [axes.get_xlabel() for axes in by_title(figure).values()] == ["head", "expert"]
+  curves = plot.router_curves(records(["decoder/layer_0/ffn"]), "wins")
+  assert "each expert wins" in curves.get_suptitle()
+
+
 @pytest.mark.parametrize("statistic", ["weight", "wins"])
 def test_the_router_curves_have_a_line_for_every_head(statistic):
   log = records(sites=[*SITES, "encoder/layer_10/self"])

@@ -7,7 +7,7 @@ look is in `style`.
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,7 +124,7 @@ def _curve_panel(
 
 
 def head_weights(mean: Mapping[str, ArrayLike]) -> Figure:
-  """Bars: the mean weight of each head, a panel for each site.
+  """Bars: the mean weight of each head or expert, a panel for each site.
 
   Args:
     mean: site (such as "encoder/layer_0/self") -> [heads], mean weight over tokens, 1 in sum.
@@ -132,7 +132,7 @@ def head_weights(mean: Mapping[str, ArrayLike]) -> Figure:
   Raises:
     UserError: an array has another number of axes.
   """
-  title = "Mean weight of each head"
+  title = f"Mean weight of each {_units(mean)}"
   if not mean:
     return style.message(title, "No routed attention in this model.")
   weights = {site: _array(site, values, 1) for site, values in mean.items()}
@@ -142,7 +142,7 @@ def head_weights(mean: Mapping[str, ArrayLike]) -> Figure:
     axes.bar(np.arange(heads), weights[site], color=style.PALETTE[0], width=0.72)
     style.reference(axes, 1 / heads, f"1/{heads}")
     axes.set_xticks(np.arange(0, heads, math.ceil(heads / 16)))
-    style.label(axes, style.site_title(site), "head", "mean weight")
+    style.label(axes, style.site_title(site), _units([site]), "mean weight")
   style.outer_labels(panels.values())
   style.same_limits(panels.values(), bottom=0.0)
   style.finish(figure, title)
@@ -159,7 +159,7 @@ def head_weights_by_position(by_position: Mapping[str, ArrayLike]) -> Figure:
   Raises:
     UserError: an array has another number of axes.
   """
-  title = "Weight of each head by position, against its fair share"
+  title = f"Weight of each {_units(by_position)} by position, against its fair share"
   if not by_position:
     return style.message(title, "No routed attention in this model.")
   arrays = {site: _array(site, values, 2)[:POSITIONS] for site, values in by_position.items()}
@@ -175,7 +175,7 @@ def head_weights_by_position(by_position: Mapping[str, ArrayLike]) -> Figure:
     axes.set_xticks(across + 0.5, [str(position) for position in across])
     axes.set_yticks(down + 0.5, [str(head) for head in down])
     axes.invert_yaxis()
-    style.label(axes, style.site_title(site), "position (0 = first)", "head")
+    style.label(axes, style.site_title(site), "position (0 = first)", _units([site]))
     axes.grid(False)
     if site == list(panels)[-1]:
       bar = figure.colorbar(mesh, ax=list(panels.values()), fraction=0.03, pad=0.02, aspect=25)
@@ -197,9 +197,15 @@ def _array(site: str, values: ArrayLike, axes: int) -> np.ndarray:
   return array
 
 
+def _units(sites: Iterable[str]) -> str:
+  """What competes at sites: "head", "expert", or either."""
+  kinds = {"expert" if site.endswith("/ffn") else "head" for site in sites} or {"head"}
+  return " or ".join(sorted(kinds, reverse=True))
+
+
 _ROUTER = {
-  "weight": ("Mean weight of each head during training", "mean weight"),
-  "wins": ("Share of tokens that each head wins during training", "share of tokens"),
+  "weight": ("Mean weight of each {} during training", "mean weight"),
+  "wins": ("Share of tokens that each {} wins during training", "share of tokens"),
   "entropy": ("Entropy of the router during training", "nats"),
 }
 
@@ -234,6 +240,7 @@ def router_curves(
     if statistic in (name, kind):
       curves.setdefault(site, {})[head or ""] = series(records, key, "train")
   curves = {s: c for s, c in curves.items() if any(np.isfinite(v).any() for _, v in c.values())}
+  title = title.format(_units(curves))
   if not curves:
     return style.message(title, "No router statistics were recorded.")
   figure, panels = style.small_multiples(list(curves), 2.1)
@@ -249,8 +256,7 @@ def router_curves(
   style.same_limits(panels.values(), bottom=0.0)
   for axes in panels.values():
     style.name_lines(axes)
-  note = "" if statistic == "entropy" else " (dashed grey: uniform)"
-  style.finish(figure, f"{title}{note}")
+  style.finish(figure, title if statistic == "entropy" else f"{title} (dashed grey: uniform)")
   return figure
 
 

@@ -1,1 +1,1 @@
-"""Kernels, one folder each: the reference that defines it, the Pallas files, the dispatch."""
+"""Kernels: products that take care of their own speed, and the choice of one by platform."""

@@ -10,14 +10,20 @@ and so on. With :math:`g(n)` the group of row n,
 Rows after the last group give zeros and add nothing. The derivatives of each are made of the two
 again, so both can be differentiated (in reverse mode) as often as one likes.
 
-Implementations: `blocked` walks over blocks of rows of one group, only as many as a group fills,
-and fits any device; `ragged` is `jax.lax.ragged_dot`, one kernel on TPU, but a masked product with
-all matrices on CPU and CUDA. `auto`: the platform that a program is compiled for decides.
+Implementations:
+
+- `blocked` walks over blocks of rows of one group, only as many as the groups fill: for CPU.
+- `batched` lays all groups out in blocks, each beside a copy of its matrix, for one batched product
+  without a loop, whose every turn would wait for the host: for CUDA.
+- `ragged` is `jax.lax.ragged_dot` for the product: one kernel on TPU, but a masked product with
+  all matrices on CPU and CUDA. The outer product is batched, as XLA has no ragged kernel for it.
+- `auto`: the platform that a program is compiled for decides.
 """
 
 import functools
+import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +32,12 @@ from jaxtyping import Array, Float, Int
 
 from compmod_jax import errors
 
-Grouped = Literal["auto", "blocked", "ragged"]
+Grouped = Literal["auto", "blocked", "batched", "ragged"]
 
 BLOCK = 128
+# Of `batched`: large enough that copies of matrices cost less than their products, small enough
+# that at most an eighth of the rows is filling.
+_MOST, _LEAST, _SHARE = 512, 16, 8
 
 
 def product(
@@ -88,10 +97,10 @@ def _product(
   implementation: Grouped,
   block: int,
 ) -> jax.Array:
-  ways = {
-    "blocked": functools.partial(_blocked_product, axis=axis, transposed=transposed, block=block),
-    "ragged": functools.partial(_ragged_product, axis=axis, transposed=transposed),
-  }
+  how = {"axis": axis, "transposed": transposed}
+  blocked = functools.partial(_blocked_product, **how, block=block)
+  batched, ragged = (functools.partial(f, **how) for f in (_batched_product, _ragged_product))
+  ways = {"blocked": blocked, "batched": batched, "ragged": ragged}
   return _run(ways, implementation, rows, kernels, sizes)
 
 
@@ -123,10 +132,9 @@ def _outer(
   implementation: Grouped,
   block: int,
 ) -> jax.Array:
-  ways = {
-    "blocked": functools.partial(_blocked_outer, axis=axis, block=block),
-    "ragged": functools.partial(_ragged_outer, axis=axis),
-  }
+  blocked = functools.partial(_blocked_outer, axis=axis, block=block)
+  batched = functools.partial(_batched_outer, axis=axis)
+  ways = {"blocked": blocked, "batched": batched, "ragged": batched}
   return _run(ways, implementation, left, right, sizes)
 
 
@@ -153,7 +161,13 @@ def _run(ways: dict[str, Callable[..., jax.Array]], name: str, *args: Any) -> ja
   if name != "auto":
     errors.check_choice("implementation", name, ("auto", *ways))
     return ways[name](*args)
-  return lax.platform_dependent(*args, tpu=ways["ragged"], default=ways["blocked"])
+  return lax.platform_dependent(
+    *args,
+    tpu=ways["ragged"],
+    cuda=ways["batched"],
+    rocm=ways["batched"],
+    default=ways["blocked"],
+  )
 
 
 def _blocked_product(
@@ -221,6 +235,62 @@ def _over_blocks(
   return lax.fori_loop(0, (sizes[group] + block - 1) // block, step, start)
 
 
+class _Layout(NamedTuple):
+  """Rows in blocks of one group each.
+
+  Attributes:
+    group: of each block.
+    row: in each place of each block, [blocks, block].
+    filled: which places hold a row; the others hold any.
+    place: of each row.
+    grouped: which rows belong to a group.
+  """
+
+  group: jax.Array
+  row: jax.Array
+  filled: jax.Array
+  place: jax.Array
+  grouped: jax.Array
+
+
+def _lay_out(sizes: jax.Array, rows: int) -> _Layout:
+  groups = sizes.shape[0]
+  fitting = max(1, rows // (_SHARE * groups))
+  block = max(_LEAST, min(_MOST, 2 ** int(math.log2(fitting))))
+  ends, used = jnp.cumsum(sizes), (sizes + block - 1) // block
+  last = jnp.cumsum(used)
+  number = jnp.arange(rows // block + groups)  # as many as any sizes need
+  group = jnp.minimum(jnp.sum(number[:, None] >= last[None], axis=1), groups - 1)
+  first = (ends - sizes)[group] + (number - (last - used)[group]) * block
+  row = first[:, None] + jnp.arange(block)[None]
+  filled = row < ends[group][:, None]
+  one = jnp.arange(rows)
+  mine = jnp.minimum(jnp.sum(one[:, None] >= ends[None], axis=1), groups - 1)
+  place = (last - used)[mine] * block + one - (ends - sizes)[mine]
+  grouped = one < ends[-1]
+  return _Layout(group, jnp.where(filled, row, 0), filled, jnp.where(grouped, place, 0), grouped)
+
+
+def _batched_product(
+  rows: jax.Array, kernels: jax.Array, sizes: jax.Array, *, axis: int, transposed: bool
+) -> jax.Array:
+  layout = _lay_out(sizes, rows.shape[0])
+  copies = jnp.moveaxis(kernels, axis, 0)[layout.group]
+  made = jnp.einsum("bnd,bfd->bnf" if transposed else "bnd,bdf->bnf", rows[layout.row], copies)
+  made = made.reshape(-1, made.shape[-1])[layout.place]
+  return jnp.where(layout.grouped[:, None], made, 0)
+
+
+def _batched_outer(left: jax.Array, right: jax.Array, sizes: jax.Array, *, axis: int) -> jax.Array:
+  layout = _lay_out(sizes, left.shape[0])
+  left_blocks = jnp.where(layout.filled[..., None], left[layout.row], 0)
+  exact: Any = {"preferred_element_type": jnp.float32}
+  made = jnp.einsum("bnd,bnf->bdf", left_blocks, right[layout.row], **exact)
+  member = (layout.group[:, None] == jnp.arange(sizes.shape[0])[None]).astype(jnp.float32)
+  summed = jnp.einsum("bg,bdf->gdf", member, made, precision=lax.Precision.HIGHEST)
+  return jnp.moveaxis(summed.astype(left.dtype), 0, axis)
+
+
 def _ragged_product(
   rows: jax.Array, kernels: jax.Array, sizes: jax.Array, *, axis: int, transposed: bool
 ) -> jax.Array:
@@ -228,12 +298,3 @@ def _ragged_product(
   kernels = jnp.swapaxes(kernels, 1, 2) if transposed else kernels
   made = lax.ragged_dot(rows, kernels, sizes)
   return jnp.where(jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes), made, 0)
-
-
-def _ragged_outer(left: jax.Array, right: jax.Array, sizes: jax.Array, *, axis: int) -> jax.Array:
-  numbers = lax.RaggedDotDimensionNumbers(
-    dot_dimension_numbers=(([0], [0]), ([], [])),
-    lhs_ragged_dimensions=[0],
-    rhs_group_dimensions=[],
-  )
-  return jnp.moveaxis(lax.ragged_dot_general(left, right, sizes, numbers), 0, axis)

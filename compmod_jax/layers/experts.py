@@ -35,8 +35,8 @@ class ExpertsConfig:
   """How experts compete: under `top_k` the others do not run; `balance` and `z` even out their
   use."""
   implementation: Implementation = "auto"
-  """How they run: dense (all); blocked or ragged (the chosen ones, under `top_k`); auto: what is
-  least work on the platform."""
+  """How they run: dense (all); blocked, batched, ragged (the chosen ones, under `top_k`, in ways
+  for CPU, GPU, TPU); auto: what is least work on the platform."""
 
   def __post_init__(self):
     errors.check(self.count >= 1, f"experts.count is {self.count}; it must be at least 1.")

@@ -23,7 +23,7 @@ from compmod_jax import sharding
 from compmod_jax.kernels import grouped
 from compmod_jax.rows import over_rows
 
-Implementation = Literal["auto", "dense", "blocked", "ragged"]
+Implementation = Literal["auto", "dense", "blocked", "batched", "ragged"]
 
 
 class ExpertWeights(NamedTuple):

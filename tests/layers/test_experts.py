@@ -112,7 +112,7 @@ def dense_top_2() -> Any:
   return run(experts(TOP_2, "dense"), params())
 
 
-@pytest.mark.parametrize("implementation", ["blocked", "ragged"])
+@pytest.mark.parametrize("implementation", ["blocked", "batched", "ragged"])
 def test_sparse_experts_equal_all_experts_with_the_same_weights_gradients_too(implementation):
   assert_close(run(experts(TOP_2, implementation), params()), dense_top_2())
   gradients = flatten_dict(dense_top_2()[1][0], sep="/")

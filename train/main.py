@@ -6,6 +6,7 @@
 any field of it. The same command continues a run that was interrupted.
 """
 
+import contextlib
 import dataclasses
 import shlex
 from pathlib import Path
@@ -29,16 +30,38 @@ def main(argv: list[str]) -> None:
   """Trains, evaluates and reports."""
   with Preemption() as preemption:
     args = parse(Args, argv)
-    # What follows takes seconds to import; mistakes on the command line are told before.
-    from train import finish
-    from train.loop import Loop
-    from train.run import set_up, use_compile_cache
-    from train.writer import Writer
-
-    use_compile_cache()
     command = shlex.join(["python", "-m", "train.main", *argv])
-    run = set_up(args.config, args.workdir, command=command)
-    with Writer(args.workdir, total_steps=run.total_steps) as writer:
+    train(args.config, args.workdir, preemption, command=command)
+
+
+def train(
+  experiment: Experiment, workdir: Path, preemption: Preemption, *, command: str = ""
+) -> None:
+  """Trains an experiment to its end, from wherever its workdir stands, evaluates and reports.
+
+  Args:
+    experiment: what to train.
+    workdir: folder of the run.
+    preemption: ends the process on a signal, after saving.
+    command: how the program was started, for the report.
+
+  Raises:
+    UserError: any part of the experiment is wrong, or the workdir is in use or belongs to another
+      experiment.
+  """
+  # What follows takes seconds to import; mistakes on the command line are told before.
+  import jax
+
+  from train import finish
+  from train.loop import Loop
+  from train.run import set_up, use_compile_cache
+  from train.workdir import alone
+  from train.writer import Writer
+
+  use_compile_cache()
+  with alone(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
+    run = set_up(experiment, workdir, command=command)
+    with Writer(workdir, total_steps=run.total_steps) as writer:
       for note in run.notes:
         writer.say(f"note: {note}")
       loop = Loop(run, writer, preemption)

@@ -4,8 +4,12 @@ It holds `config.json` (the resolved experiment and its provenance), `metrics.js
 `checkpoints/` (to continue), `models/` (to use: `best`, and the last evaluated ones), the report.
 """
 
+import contextlib
+import fcntl
 import json
+import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,29 @@ def make_folder(workdir: Path) -> None:
     raise errors.UserError(
       f"--workdir {workdir} cannot be written: {error.strerror}. Choose another folder."
     ) from error
+
+
+@contextlib.contextmanager
+def alone(workdir: Path) -> Iterator[None]:
+  """Keeps other training programs of this machine out of a workdir; the kernel ends it with us.
+
+  Raises:
+    UserError: another program trains there, or the folder cannot be written.
+  """
+  make_folder(workdir)
+  # The folder itself is locked, so that no file of ours lies in it.
+  folder = os.open(workdir, os.O_RDONLY)
+  try:
+    try:
+      fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise errors.UserError(
+        f"--workdir {workdir} is in use: another program trains there, and two would overwrite each"
+        " other's files. Wait for it, stop it, or choose another folder."
+      ) from error
+    yield
+  finally:
+    os.close(folder)
 
 
 def compare(workdir: Path, experiment: Experiment) -> list[str]:

@@ -25,6 +25,7 @@ from programs import (
 )
 
 from train import average, cli, evaluate, main, predict
+from train.workdir import alone
 
 
 @pytest.fixture
@@ -157,6 +158,14 @@ def test_a_workdir_that_cannot_be_written_is_told(here, mistake):
     message = mistake(main.main, *here.arguments(workdir))
     assert f"--workdir {workdir} cannot be written" in message
   assert (here.root / "file").read_text() == "mine"
+
+
+def test_a_workdir_in_which_another_program_trains_is_told(here, mistake):
+  workdir = here.root / "run"
+  with alone(workdir):
+    message = mistake(main.main, *here.arguments(workdir))
+  assert f"--workdir {workdir} is in use" in message
+  assert not _contents(workdir)
 
 
 @pytest.mark.parametrize("program", [evaluate, predict, average])

@@ -1,0 +1,138 @@
+"""A grid of runs against its plain row: means over seeds, intervals, corrected tests, power."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from compmod_jax.analysis.statistics import (
+  Mean,
+  Paired,
+  detectable,
+  holm,
+  mean_interval,
+  paired_test,
+)
+from compmod_jax.errors import check
+
+ALPHA = 0.05
+
+# Row -> seed -> column -> value.
+Values = Mapping[str, Mapping[int, Mapping[str, float]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+  """A quantity that a table compares.
+
+  Attributes:
+    name: heading, unique in its table.
+    split: whose score it is.
+    value: which score of the split, as evaluations name it.
+    digits: decimals shown.
+    lower: whether less is better.
+  """
+
+  name: str
+  split: str
+  value: str
+  digits: int = 2
+  lower: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One row in one column.
+
+  Attributes:
+    runs: mean over seeds with its 95 % interval.
+    paired: against the reference row, over the seeds that both have; None for that row itself.
+    p: the test's p-value, corrected for the number of rows (Holm).
+    detectable: smallest difference that these seeds would show in four of five repetitions, at the
+      level corrected for the number of rows (Bonferroni).
+    published: the figure to compare with, if there is one.
+  """
+
+  runs: Mean
+  paired: Paired | None = None
+  p: float = math.nan
+  detectable: float = math.inf
+  published: float | None = None
+
+  @property
+  def significant(self) -> bool:
+    """Whether it differs from the reference row after correction."""
+    return self.p <= ALPHA
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table that was measured.
+
+  Attributes:
+    title: what it shows, and where it was published.
+    reference: the row that the others are tested against.
+    columns: in order.
+    rows: name -> column name -> entry, in order; a row lacks what none of its runs has.
+  """
+
+  title: str
+  reference: str
+  columns: tuple[Column, ...]
+  rows: Mapping[str, Mapping[str, Entry]]
+
+
+def summarise(
+  title: str,
+  values: Values,
+  columns: Sequence[Column],
+  *,
+  reference: str,
+  published: Mapping[str, Mapping[str, float]],
+) -> Table:
+  """The table of a grid of runs.
+
+  Args:
+    title: of the table.
+    values: row -> seed -> column name -> value; rows in the order of the table.
+    columns: what is compared.
+    reference: the plain row; if it has no runs, nothing is tested.
+    published: row -> column name -> published figure.
+
+  Raises:
+    UserError: there is no run at all.
+  """
+  check(any(values.values()), f"{title}: no run is finished, so there is no table yet.")
+  rows: dict[str, dict[str, Entry]] = {row: {} for row in values if values[row]}
+  for column in columns:
+    for row, entry in _column(values, column.name, reference).items():
+      figure = published.get(row, {}).get(column.name)
+      rows[row][column.name] = dataclasses.replace(entry, published=figure)
+  return Table(title, reference, tuple(columns), rows)
+
+
+def _column(values: Values, name: str, reference: str) -> dict[str, Entry]:
+  by_row = {
+    row: {seed: found[name] for seed, found in sorted(seeds.items()) if name in found}
+    for row, seeds in values.items()
+  }
+  by_row = {row: seeds for row, seeds in by_row.items() if seeds}
+  plain = by_row.get(reference, {})
+  paired = {}
+  for row, seeds in by_row.items():
+    common = [seed for seed in seeds if seed in plain]
+    if row != reference and common:
+      paired[row] = paired_test([seeds[s] for s in common], [plain[s] for s in common])
+  corrected = dict(zip(paired, holm([test.p for test in paired.values()]), strict=True))
+  return {
+    row: Entry(
+      runs=mean_interval(list(seeds.values())),
+      paired=paired.get(row),
+      p=corrected.get(row, math.nan),
+      detectable=_detectable(paired[row], len(paired)) if row in paired else math.inf,
+    )
+    for row, seeds in by_row.items()
+  }
+
+
+def _detectable(test: Paired, tests: int) -> float:
+  return detectable(test.deviation, test.difference.runs, alpha=ALPHA / tests)

@@ -1,0 +1,82 @@
+"""A grid of runs becomes a table that says what differs, how surely, and what could have been."""
+
+import math
+
+import pytest
+
+from compmod_jax.analysis import page as pages
+from compmod_jax.analysis import tables
+from compmod_jax.analysis.grid import Column, summarise
+from compmod_jax.analysis.statistics import paired_test
+from compmod_jax.errors import UserError
+
+COLUMNS = (Column("BLEU", "test", "bleu"), Column("PPL", "test", "perplexity", lower=True))
+VALUES = {
+  "none": {seed: {"BLEU": 30 + 0.1 * seed, "PPL": 5 + 0.01 * seed} for seed in range(3)},
+  "enc": {seed: {"BLEU": 32 + 0.1 * seed**2, "PPL": 5 - 0.02 * seed} for seed in range(3)},
+  "all": {0: {"BLEU": 30.5}},
+}
+PUBLISHED = {"none": {"BLEU": 33.25}, "enc": {"BLEU": 33.61}}
+
+
+@pytest.fixture
+def table():
+  return summarise("A table", VALUES, COLUMNS, reference="none", published=PUBLISHED)
+
+
+def test_rows_are_tested_against_the_plain_one_on_common_seeds(table):
+  entry = table.rows["enc"]["BLEU"]
+  test = paired_test([32.0, 32.1, 32.4], [30.0, 30.1, 30.2])
+  assert entry.paired.difference.mean == pytest.approx(2.0667, abs=1e-3)
+  # "all" has one seed, so one test is left, and nothing to correct for.
+  assert entry.p == pytest.approx(test.p)
+  assert entry.significant
+  assert table.rows["all"]["BLEU"].paired.difference.mean == pytest.approx(0.5)
+  assert math.isnan(table.rows["all"]["BLEU"].p)
+  assert table.rows["none"]["BLEU"].paired is None
+
+
+def test_more_rows_raise_every_corrected_p_value():
+  values = VALUES | {"dec": {seed: {"BLEU": 30 + 0.1 * (seed - 1) ** 2} for seed in range(3)}}
+  wide = summarise("A", values, COLUMNS, reference="none", published={})
+  narrow = summarise("A", VALUES, COLUMNS, reference="none", published={})
+  assert wide.rows["enc"]["BLEU"].p == pytest.approx(2 * narrow.rows["enc"]["BLEU"].p)
+  assert wide.rows["enc"]["BLEU"].detectable > narrow.rows["enc"]["BLEU"].detectable
+
+
+def test_no_finished_run_is_an_error():
+  with pytest.raises(UserError, match="no run is finished"):
+    summarise("A", {"none": {}}, COLUMNS, reference="none", published={})
+
+
+def test_the_text_shows_means_intervals_stars_and_published_figures(table):
+  shown = tables.text(table)
+  assert "32.17 ± 0.52 * [33.61]" in shown
+  assert "30.50" in shown
+  assert "BLEU (+)" in shown
+  assert "PPL (-)" in shown
+
+
+def test_latex_has_a_cell_for_every_column_and_no_bare_sign(table):
+  body = [line for line in tables.latex(table).splitlines() if not line.startswith("%")]
+  rows = [line for line in body if line.endswith(r"\\")]
+  assert len(rows) == 4
+  assert all(row.count(" & ") == len(COLUMNS) for row in rows)
+  assert r"$\pm$" in rows[1]
+  assert "±" not in "".join(body)
+
+
+def test_the_report_holds_table_picture_and_numbers(table, tmp_path):
+  found = tables.page(table, description="Two rows.", data={"cells": 7})
+  written = pages.write(found, tmp_path, command="a command")
+  html = written.html.read_text()
+  assert "32.17 ± 0.52" in html
+  assert "<svg" in html
+  assert (tmp_path / "numbers.csv").read_text().count("\n") == 6
+  assert {path.suffix for path in written.pictures} == {".png", ".svg"}
+
+
+def test_without_the_plain_row_the_picture_says_what_is_missing(tmp_path):
+  alone = summarise("A", {"enc": VALUES["enc"]}, COLUMNS, reference="none", published={})
+  written = pages.write(tables.page(alone, description="", data={}), tmp_path)
+  assert "No row has a seed in common" in written.html.read_text()

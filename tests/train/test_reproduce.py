@@ -1,0 +1,221 @@
+"""A table's grid of runs: done cells are kept, killed ones continue, and the table is the same."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from programs import ROOT, write_data
+
+from compmod_jax.analysis import report as run_report
+from compmod_jax.analysis.grid import Column
+from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.text import TextData
+from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.decoding import DecodeConfig
+from compmod_jax.errors import UserError
+from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.tasks.translation import TranslationConfig
+from train import reproduce, tables
+from train.experiment import Experiment, Phase
+from train.optimizer import OptimizerConfig
+
+
+def experiment(data):
+  return Experiment(
+    name="tiny",
+    task=TranslationConfig(
+      data=TextData(folder=str(data)),
+      tokenizer=TokenizerConfig(kind="words", vocab_size=40),
+      batch=BatchConfig(tokens=64, buckets=(8,)),
+      decode=DecodeConfig(method="greedy", max_ratio=1.0, max_extra=2),
+    ),
+    model=TransformerConfig(
+      encoder_layers=1, decoder_layers=1, dim=8, heads=2, ffn_dim=8, max_length=16
+    ),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
+    phases=(Phase(steps=4),),
+    watch_sentences=0,
+    score_train=True,
+  )
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+  """A table of two rows on a task that takes seconds, and everything it made with two seeds."""
+  root = tmp_path_factory.mktemp("grid")
+  plain = experiment(write_data(root / "data", {"train": 60, "valid": 8, "test": 8}))
+  routed = dataclasses.replace(
+    plain, model=dataclasses.replace(plain.model, compete=("encoder_self",))
+  )
+  columns = (
+    Column("PPL test", "test", "perplexity", lower=True),
+    Column("PPL train", "train", "perplexity", lower=True),
+  )
+  rows = {"none": tables.Row(plain, {"PPL test": 5.45}), "enc": tables.Row(routed)}
+  spec = tables.Spec("Two rows", rows, "none", columns)
+  patch = pytest.MonkeyPatch()
+  patch.setitem(tables.TABLES, "tiny", lambda scale, heads: spec)
+  patch.setenv("COMPMOD_CACHE", str(root / "cache"))
+  # The pictures of each run's own report take longer than these runs.
+  patch.setattr(run_report, "_figures", lambda *_: iter(()))
+  yield root
+  patch.undo()
+
+
+def run(root, name, *options):
+  """The files of the table after the program ran with these options; its runs are elsewhere."""
+  arguments = ["tiny", "--results", str(root / name), "--workdir", str(root / f"{name}-runs")]
+  seeds = () if "--seeds" in options else ("--seeds", "2")
+  status = reproduce.main([*arguments, *seeds, *options])
+  return status, root / name / "tiny" / "tiny"
+
+
+@pytest.fixture(scope="module")
+def whole(grid):
+  status, folder = run(grid, "whole")
+  assert status == 0
+  return folder
+
+
+def numbers(folder):
+  return (folder / "numbers.csv").read_text()
+
+
+def test_every_row_and_seed_leaves_a_cell_that_says_how_it_was_made(whole):
+  cells = sorted(whole.glob("*.json"))
+  names = [f"{row}-seed{seed}.json" for row in ("enc", "none") for seed in (0, 1)]
+  assert [cell.name for cell in cells if cell.name != "result.json"] == names
+  cell = json.loads((whole / "enc-seed1.json").read_text())
+  assert (cell["row"], cell["seed"], cell["experiment"]["seed"]) == ("enc", 1, 1)
+  assert cell["experiment"]["model"]["compete"] == ["encoder_self"]
+  assert set(cell["scores"]) == {"valid", "test", "train"}
+  assert cell["train_seconds"] > 0
+  assert {"git", "date", "devices"} <= set(cell["provenance"])
+
+
+def test_the_table_holds_the_means_of_its_cells_and_the_published_figure(whole):
+  seeds = [json.loads((whole / f"none-seed{s}.json").read_text()) for s in (0, 1)]
+  mean = sum(cell["scores"]["test"]["perplexity"] for cell in seeds) / 2
+  shown = (whole / "table.txt").read_text()
+  assert f"{mean:.2f} ± " in shown
+  assert "[5.45]" in shown
+  for name in ("table.tex", "report.html", "numbers.csv", "result.json", "plots/differences.png"):
+    assert (whole / name).stat().st_size > 0
+
+
+def test_shards_together_make_the_table_that_one_machine_makes(grid, whole, capsys):
+  status, folder = run(grid, "shards", "--shard", "1/2")
+  assert status == 0
+  assert "2 of 4 runs are not done yet" in capsys.readouterr().out
+  assert not (folder / "table.txt").exists()
+  _, folder = run(grid, "shards", "--shard", "0/2")
+  assert numbers(folder) == numbers(whole)
+
+
+def test_what_is_done_is_not_made_again(grid, whole, monkeypatch):
+  monkeypatch.setattr(reproduce, "_make", lambda *_: pytest.fail("a finished cell was made again"))
+  before = {path: path.stat().st_mtime_ns for path in whole.glob("*-seed*.json")}
+  status, _ = run(grid, "whole")
+  assert status == 0
+  assert before == {path: path.stat().st_mtime_ns for path in whole.glob("*-seed*.json")}
+
+
+def test_a_cell_of_another_configuration_is_refused_and_kept(grid, whole):
+  before = (whole / "none-seed0.json").read_bytes()
+  with pytest.raises(UserError, match=r"another configuration: .*steps"):
+    run(grid, "whole", "--steps", "3")
+  assert (whole / "none-seed0.json").read_bytes() == before
+
+
+def test_a_damaged_cell_is_named(grid, whole, tmp_path):
+  folder = tmp_path / "tiny" / "tiny"
+  folder.mkdir(parents=True)
+  (folder / "none-seed0.json").write_text("{")
+  with pytest.raises(UserError, match=r"none-seed0\.json is not the result of a run"):
+    reproduce.main(["tiny", "--results", str(tmp_path), "--show"])
+
+
+def test_a_row_that_cannot_be_trained_is_reported_and_the_others_are_made(
+  grid, whole, monkeypatch, capsys
+):
+  original = reproduce._make
+
+  def fails(cell, *rest):
+    if cell.row == "enc":
+      raise UserError("out of luck.")
+    original(cell, *rest)
+
+  monkeypatch.setattr(reproduce, "_make", fails)
+  status, folder = run(grid, "failing", "--seeds", "1")
+  assert status == 1
+  assert "failed: enc, seed 0: out of luck." in capsys.readouterr().out
+  assert (folder / "none-seed0.json").exists()
+
+
+@pytest.mark.parametrize("shard", ["2/2", "x", "1"])
+def test_a_shard_that_is_none_is_refused(grid, shard):
+  with pytest.raises(UserError, match="--shard"):
+    run(grid, "whole", "--shard", shard)
+
+
+def test_published_figures_stand_in_the_rows_of_their_tables():
+  spec = tables.table("5.1", "tiny", 4)
+  assert spec.rows["enc"].published == {"BLEU test": 33.61, "PPL test": 5.41, "PPL train": 4.82}
+  assert spec.rows["all"].experiment.model.compete == ("encoder_self", "decoder_self", "cross")
+  assert tables.table("5.1", "tiny", 8).rows["enc"].published["BLEU test"] == 32.83
+  assert tables.table("5.2", "tiny", 4).rows["12x256"].published == {"BLEU test": 33.71}
+  silent = tables.table("5.3", "tiny", 4).rows["dec"]
+  assert silent.published == {"BLEU test": 33.41, "PPL test": 5.45}
+  assert silent.experiment.model.competition.keep == 3
+  ways = tables.table("5.4", "tiny", 4).rows["iterative enc"]
+  assert ways.published == {"BLEU test": 32.24, "PPL test": 5.76, "PPL train": 5.29}
+  assert {phase.trainable for phase in ways.experiment.phases} == {"rest", "routing"}
+
+
+COMMAND = ("5.1", "--rows", "none", "enc", "--seeds", "2", "--steps", "50")
+
+
+def _start(folder: Path):
+  command = [sys.executable, "-m", "train.reproduce", *COMMAND]
+  options = ["--results", str(folder / "results"), "--workdir", str(folder / "runs")]
+  log = open(folder.with_suffix(".log"), "a")  # noqa: SIM115
+  environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+  environment.pop("XLA_FLAGS", None)
+  return subprocess.Popen(
+    [*command, *options], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_grid_that_is_killed_again_and_again_gives_the_same_table(tmp_path):
+  whole = _start(tmp_path / "whole")
+  assert whole.wait(1800) == 0
+  kills, began = 0, time.monotonic()
+  while True:
+    process = _start(tmp_path / "killed")
+    try:
+      # From within the first compilation to well inside a run.
+      assert process.wait(12 + 9 * kills) == 0
+      break
+    except subprocess.TimeoutExpired:
+      process.send_signal(signal.SIGKILL)
+      process.wait()
+      kills += 1
+    assert time.monotonic() - began < 1800
+  assert kills >= 3
+  one, two = (tmp_path / name / "results/5.1-heads4/tiny" for name in ("whole", "killed"))
+  assert numbers(one) == numbers(two)
+  assert (one / "table.txt").read_text() == (two / "table.txt").read_text()
+
+
+def test_the_program_leaves_signals_as_they_were(grid, whole):
+  before = signal.getsignal(signal.SIGTERM)
+  run(grid, "whole", "--show")
+  assert signal.getsignal(signal.SIGTERM) is before

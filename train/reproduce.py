@@ -1,0 +1,309 @@
+"""Trains every row of a published table over several seeds, and sets the table beside the original.
+
+    python -m train.reproduce 5.1 --scale tiny --heads 4 --seeds 3
+    python -m train.reproduce 5.1 --scale tiny --show              # only the table of what is done
+
+Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest head silent), 5.4
+(ways of training). Scales: tiny (the grammar), tatoeba, paper (IWSLT14, your files).
+
+Each run is a cell: a small JSON file under `--results`, with its configuration, seed, revision,
+device, date, times and scores. What is there counts as done, wherever it was made, so the same
+command continues after a kill, and `--shard i/n` spreads the cells over machines that share a
+folder. With every cell done the table goes to DIR/TABLE/SCALE: table.txt, table.tex, report.html
+with a picture, and CSV and JSON with all numbers.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from train import cli
+from train.experiment import Experiment, Phase
+from train.preemption import Preemption
+from train.tables import SCALES, Spec, table
+
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  """Trains the rows of a published table and sets it beside the original."""
+
+  table: Annotated[str, tyro.conf.Positional]
+  """Number of the table: 5.1, 5.2, 5.3 or 5.4."""
+  scale: str = "tiny"
+  """Data and model: tiny, tatoeba or paper."""
+  heads: int = 4
+  """Heads of every attention module, 4 or 8 (table 5.1)."""
+  seeds: int = 3
+  """Runs of each row: seeds 0, 1, ..."""
+  rows: tuple[str, ...] = ()
+  """Names of rows; none: all."""
+  steps: int = 0
+  """Cut every run to this many steps, for a try; 0 for the whole runs."""
+  shard: str = "0/1"
+  """i/n: make only the cells i, i + n, ...; counted from 0."""
+  results: Path = Path("results")
+  """Where cells are kept and tables are written."""
+  workdir: Path = Path("runs/reproduce")
+  """Where runs are made; a finished run is not needed any more."""
+  show: bool = False
+  """Train nothing; make the table from the cells that are there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One run of a table.
+
+  Attributes:
+    row: name of the row.
+    seed: of the run.
+    experiment: the whole configuration.
+    file: where its result is kept.
+  """
+
+  row: str
+  seed: int
+  experiment: Experiment
+  file: Path
+
+
+def main(argv: list[str]) -> int:
+  """Makes the missing cells, then the table; 1 if a run failed."""
+  with Preemption() as preemption:
+    args = cli.options(Args, argv)
+    spec, cells = grid(args)
+    first, step = _shard(args.shard)
+    missing = [cell for cell in cells[first::step] if read(cell) is None]
+    command = shlex.join(["python", "-m", "train.reproduce", *argv])
+    failed = [] if args.show else make(missing, args, preemption, command)
+    report(args, spec, cells, command)
+  for cell, error in failed:
+    print(f"failed: {cell.row}, seed {cell.seed}: {error}")
+  return 1 if failed else 0
+
+
+def grid(args: Args) -> tuple[Spec, list[Cell]]:
+  """The table and its cells, all rows of the first seed before the second seed.
+
+  Raises:
+    UserError: an unknown table, scale or row.
+  """
+  from compmod_jax import errors
+
+  errors.check(args.seeds >= 1, f"--seeds is {args.seeds}; it must be at least 1.")
+  errors.check(args.steps >= 0, f"--steps is {args.steps}; it must not be negative.")
+  spec = table(args.table, args.scale, args.heads)
+  for row in args.rows:
+    errors.check_choice("--rows", row, spec.rows)
+  names = [row for row in spec.rows if row in args.rows or not args.rows]
+  cells = []
+  for seed in range(args.seeds):
+    for name in names:
+      experiment = dataclasses.replace(spec.rows[name].experiment, seed=seed)
+      if args.steps:
+        experiment = _cut(experiment, args.steps)
+      slug = re.sub(r"[^a-z0-9+.-]+", "-", name.lower())
+      cells.append(Cell(name, seed, experiment, folder(args) / f"{slug}-seed{seed}.json"))
+  return spec, cells
+
+
+def folder(args: Args) -> Path:
+  """Where the cells and files of the table are."""
+  heads = f"-heads{args.heads}" if args.table == "5.1" else ""
+  return args.results / f"{args.table}{heads}" / args.scale
+
+
+def _cut(experiment: Experiment, steps: int) -> Experiment:
+  phases = (Phase(steps=steps),)
+  return dataclasses.replace(experiment, phases=phases, evaluate_every=steps, evaluate_sentences=20)
+
+
+def _shard(text: str) -> tuple[int, int]:
+  from compmod_jax import errors
+
+  match = re.fullmatch(r"(\d+)/(\d+)", text)
+  first, step = (int(match[1]), int(match[2])) if match else (0, 0)
+  errors.check(
+    first < step,
+    f"--shard is {text!r}; give i/n with i from 0 to n - 1, for example 0/4 on the first of four"
+    " machines.",
+  )
+  return first, step
+
+
+# Cells.
+
+
+def fingerprint(experiment: Experiment) -> dict[str, Any]:
+  """What decides a run's result: its configuration but for where and how often it is logged."""
+  from compmod_jax.serialise import to_json
+  from train.workdir import MAY_CHANGE
+
+  return {k: v for k, v in to_json(experiment).items() if k not in (*MAY_CHANGE, "name")}
+
+
+def read(cell: Cell) -> dict[str, Any] | None:
+  """The result of a cell, None if it is not done.
+
+  Raises:
+    UserError: the file is damaged, or belongs to another configuration.
+  """
+  from compmod_jax import errors
+  from compmod_jax.serialise import from_json
+  from train.workdir import differences
+
+  if not cell.file.exists():
+    return None
+  try:
+    record = json.loads(cell.file.read_text())
+    # Through the class, so that fields that were added since then have their defaults.
+    theirs = fingerprint(from_json(Experiment, record["experiment"]))
+  except (ValueError, KeyError, TypeError) as error:
+    raise errors.UserError(
+      f"{cell.file} is not the result of a run ({error}). Restore it or delete it."
+    ) from error
+  found = differences(theirs, fingerprint(cell.experiment))
+  errors.check(
+    not found,
+    f"{cell.file} was made with another configuration: {'; '.join(found[:6])}. Choose another"
+    " --results, or delete the file to make it again.",
+  )
+  return record
+
+
+def make(
+  missing: list[Cell], args: Args, preemption: Preemption, command: str
+) -> list[tuple[Cell, str]]:
+  """Trains the cells one after the other; returns those that failed and why."""
+  from compmod_jax import errors
+
+  failed: list[tuple[Cell, str]] = []
+  seconds: list[float] = []
+  for number, cell in enumerate(missing):
+    left = statistics.median(seconds) * (len(missing) - number) if seconds else 0.0
+    about = f", about {left / 60:.0f} min left" if seconds else ""
+    print(
+      f"\n== run {number + 1} of {len(missing)}: {cell.row}, seed {cell.seed}{about}", flush=True
+    )
+    began = time.monotonic()
+    try:
+      _make(cell, args, preemption, command)
+    except errors.UserError as error:
+      failed.append((cell, str(error)))
+    seconds.append(time.monotonic() - began)
+  return failed
+
+
+def _make(cell: Cell, args: Args, preemption: Preemption, command: str) -> None:
+  import jax
+
+  from train.main import train
+  from train.provenance import provenance
+
+  workdir = args.workdir / folder(args).relative_to(args.results) / cell.file.stem
+  train(cell.experiment, workdir, preemption, command=command)
+  jax.clear_caches()
+  results = json.loads((workdir / "results.json").read_text())
+  scores = {
+    row["split"]: {k: v for k, v in row.items() if k != "split"} for row in results["splits"]
+  }
+  record = {
+    "schema": SCHEMA,
+    "table": args.table,
+    "scale": args.scale,
+    "row": cell.row,
+    "seed": cell.seed,
+    "scores": scores,
+    "best": results["best"],
+    "parameters": results["parameters"],
+    "train_seconds": results["train_seconds"],
+    "provenance": provenance(),
+    "experiment": results["configuration"],
+  }
+  cell.file.parent.mkdir(parents=True, exist_ok=True)
+  part = cell.file.with_suffix(f".{os.getpid()}.part")
+  part.write_text(json.dumps(record, indent=1) + "\n")
+  part.replace(cell.file)
+
+
+# The table.
+
+
+def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
+  """Prints the table of the cells that are done; writes it once all are."""
+  from compmod_jax.analysis import page, tables
+  from compmod_jax.analysis.grid import summarise
+
+  done = {cell.file: record for cell in cells if (record := read(cell)) is not None}
+  values: dict[str, dict[int, Mapping[str, float]]] = {cell.row: {} for cell in cells}
+  for cell in cells:
+    if cell.file in done:
+      values[cell.row][cell.seed] = dict(_scores(spec, done[cell.file]["scores"]))
+  left = len(cells) - len(done)
+  if left:
+    print(f"\n{left} of {len(cells)} runs are not done yet.")
+  if not done:
+    return
+  found = summarise(
+    f"{spec.title}; here: {SCALES[args.scale]}",
+    values,
+    spec.columns,
+    reference=spec.reference,
+    published={name: row.published for name, row in spec.rows.items()},
+  )
+  print("\n" + tables.text(found))
+  if left:
+    return
+  place = folder(args)
+  page.write_text(place / "table.txt", tables.text(found) + "\n")
+  page.write_text(place / "table.tex", tables.latex(found))
+  records = list(done.values())
+  description = _description(args, records)
+  written = page.write(
+    tables.page(found, description=description, data={"cells": [r["row"] for r in records]}),
+    place,
+    command=command,
+    provenance={"runs": [_where(record) for record in records]},
+  )
+  print(f"\nreport: {written.html}")
+
+
+def _scores(spec: Spec, scores: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+  for column in spec.columns:
+    value = scores.get(column.split, {}).get(column.value)
+    if value is not None:
+      yield column.name, float(value)
+
+
+def _description(args: Args, records: list[dict[str, Any]]) -> str:
+  minutes = [record["train_seconds"] / 60 for record in records]
+  return (
+    f"{len(records)} runs, {SCALES[args.scale]}; {statistics.median(minutes):.1f} minutes of"
+    f" training each ({min(minutes):.1f} to {max(minutes):.1f})."
+  )
+
+
+def _where(record: dict[str, Any]) -> str:
+  """One line on a run: which, when, on what, from which code."""
+  source = record["provenance"]
+  revision = (source.get("git") or {}).get("revision") or "unknown revision"
+  device = (source.get("devices") or {}).get("kind") or "unknown device"
+  host = (source.get("host") or {}).get("cpu") or ""
+  return (
+    f"{record['row']}, seed {record['seed']}: {source['date']}, {device} {host},"
+    f" {record['train_seconds']:.0f} s, {revision[:10]}"
+  )
+
+
+if __name__ == "__main__":
+  cli.run(main)

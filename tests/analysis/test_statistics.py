@@ -1,4 +1,4 @@
-"""Intervals cover, tests keep their level, and the promised difference is found as often as said."""
+"""Intervals and tests are the textbook's; the promised difference is found as often as said."""
 
 import math
 

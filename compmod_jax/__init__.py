@@ -12,12 +12,13 @@ from its module, such as `compmod_jax.mechanisms.competition`.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from compmod_jax.api import TrainedModel, load
+  from compmod_jax.api import load
   from compmod_jax.errors import UserError
   from compmod_jax.sites import zero_units
+  from compmod_jax.trained import TrainedModel
 
 _HOMES = {
-  "TrainedModel": "api",
+  "TrainedModel": "trained",
   "UserError": "errors",
   "load": "api",
   "zero_units": "sites",

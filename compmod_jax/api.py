@@ -1,4 +1,4 @@
-"""A trained model to work with: translate, look inside, change what happens inside.
+"""A trained model to work with: use it, look inside, change what happens inside.
 
     model = compmod_jax.load("runs/nmt_cah")
     model.translate(["Der Hund schläft."], beams=8)
@@ -9,12 +9,13 @@
     without = model.edit({"encoder/layer_0/self/heads": compmod_jax.zero_units(2)})
     without.translate(["Der Hund schläft."])
 
-The names of sites are in `TrainedModel.sites`.
+A masked language model has `fill` in place of `translate`. The names of sites are in
+`TrainedModel.sites`.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,18 @@ from compmod_jax import errors
 from compmod_jax.data.tokenizer import EOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.interop.model_folder import MODEL, find_model, load_model_folder
+from compmod_jax.models.encoder import Encoder
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.serialise import from_json
-from compmod_jax.sites import Edit, Taps, run
-from compmod_jax.tasks.base import Status, silent
+from compmod_jax.tasks.base import Status, Task, silent
+from compmod_jax.tasks.filler import Filled
+from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.masked_lm import MaskedLM
 from compmod_jax.tasks.translation import Translation, TranslationConfig
 from compmod_jax.tasks.translator import Hypothesis
+from compmod_jax.trained import TrainedModel
+
+__all__ = ["MaskedModel", "TrainedModel", "TranslationModel", "load", "override"]
 
 Sentences = Sequence[str] | Sequence[tuple[str, str]]
 
@@ -46,6 +53,9 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
     model: which of a workdir's models, a folder name in its `models`: `best` (the default),
       `average`, `step-00001500`.
 
+  Returns:
+    A `TranslationModel` or a `MaskedModel`, by its task.
+
   Raises:
     UserError: there is no model, it is damaged (a tokenizer that is not the one it was saved with
       counts as damage), or its parameters are not those of its configuration.
@@ -54,33 +64,26 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
   params, files, meta = load_model_folder(place)
   errors.check(
     isinstance(meta, Mapping) and {"task", "model"} <= set(meta),
-    f"{place / MODEL} does not describe a translation model: it lacks `task` and `model`. Give the"
+    f"{place / MODEL} does not describe a trained model: it lacks `task` and `model`. Give the"
     " workdir of a training run, or one of the folders in its `models`.",
   )
   try:
-    config = from_json(TranslationConfig, meta["task"])
-    task = config.build(from_json(TransformerConfig, meta["model"]), files=files)
+    # Models that are older than the choice of tasks are translation models.
+    config = from_json(TaskConfig, meta["task"], untagged=TranslationConfig)
+    its_model = from_json(ModelConfig, meta["model"], untagged=TransformerConfig)
+    task = config.build(its_model, files=files)
   except errors.UserError as error:
     raise errors.UserError(f"The model in {place} cannot be used: {error}") from error
   _check_parameters(place, params, task)
-  return TrainedModel(task, jax.tree.map(jnp.asarray, params), meta, place)
+  kind: Any = MaskedModel if isinstance(task, MaskedLM) else TranslationModel
+  return kind(task, jax.tree.map(jnp.asarray, params), meta, place)
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedModel:
-  """A model with its parameters, tokenizers and task; made by `load`.
-
-  Attributes:
-    task: the translation task; `task.evaluate(params, split)` scores a split of its data.
-    params: the parameters, nested dictionaries of arrays.
-    meta: what was saved with them: configurations, step, validation score.
-    folder: where they were read from.
-  """
+class TranslationModel(TrainedModel):
+  """A trained translation model."""
 
   task: Translation
-  params: Any = dataclasses.field(repr=False)
-  meta: Mapping[str, Any] = dataclasses.field(repr=False)
-  folder: Path
 
   @property
   def model(self) -> Transformer:
@@ -141,19 +144,6 @@ class TrainedModel:
       status=status,
     )
 
-  def sites(self) -> list[str]:
-    """Names of all activations that `capture` reads and `edit` changes, in the model's order."""
-    batch = {"source": jnp.ones((1, 2), jnp.int32), "target": jnp.ones((1, 2), jnp.int32)}
-    names: list[str] = []
-
-    def trace(params: Any) -> None:
-      taps = Taps(capture=None)
-      self.task.forward(params, batch, taps=taps)
-      names.extend(taps.captured)
-
-    jax.eval_shape(trace, self.params)
-    return names
-
   def capture(
     self, sentences: Sentences, sites: Iterable[str] | None = None
   ) -> dict[str, np.ndarray]:
@@ -175,79 +165,73 @@ class TrainedModel:
       UserError: no sentence, a name that the model does not have, or a sentence that is longer
         than the model's positions.
     """
-    errors.check(
-      not isinstance(sentences, str) and len(sentences) > 0,
-      f"sentences is {str(sentences)[:40]!r}; give a list with at least one sentence or pair.",
-    )
-    names = None if sites is None else tuple(sites)
-    encoder_only = names is not None and all(name.startswith("encoder/") for name in names)
-    batch = self._batch(sentences, encoder_only)
-    found = self._forward(names)(self.params, batch)
-    found = {name: _numpy(found[name]) for name in names or found}
-    kept = ("source",) if encoder_only else ("source", "target")
-    return {**found, **{name: np.asarray(batch[name]) for name in kept}}
+    return super().capture(sentences, sites)
 
-  def edit(self, edits: Mapping[str, Edit]) -> "TrainedModel":
-    """A copy in which activations are changed, in translation, capture and evaluation alike.
-
-    While the model translates step by step, decoder sites hold the newest position only, and the
-    hypotheses of a sentence take the place of its time axis: an edit there must treat all positions
-    alike.
-
-    Args:
-      edits: site -> function from the activation to the one that takes its place, of the same
-        shape; made of JAX operations. A site that this copy already edits gets the new edit.
-
-    Raises:
-      UserError: a name that the model does not have.
-    """
-    known = self.sites()
-    for name in edits:
-      errors.check_choice("site", name, known)
-    return dataclasses.replace(self, task=self.task.edited(edits))
-
-  @functools.cached_property
-  def _forwards(self) -> dict[tuple[str, ...] | None, Callable[..., dict[str, jax.Array]]]:
-    return {}
-
-  def _forward(self, names: tuple[str, ...] | None) -> Callable[..., dict[str, jax.Array]]:
-    """The compiled forward pass that returns these sites."""
-    if names not in self._forwards:
-      self._forwards[names] = jax.jit(
-        lambda params, batch: run(self.task.forward, params, batch, capture=names)[1]
-      )
-    return self._forwards[names]
-
-  def _batch(self, sentences: Sentences, encoder_only: bool) -> dict[str, jax.Array]:
+  def _read(
+    self, texts: Sentences, names: tuple[str, ...] | None
+  ) -> tuple[dict[str, jax.Array], list[str]]:
     """Sentences or pairs as one padded batch."""
-    sources = [item if isinstance(item, str) else item[0] for item in sentences]
+    encoder_only = names is not None and all(name.startswith("encoder/") for name in names)
+    sources = [item if isinstance(item, str) else item[0] for item in texts]
     ids = [[*ids, EOS] for ids in self.source_tokenizer.encode_batch(sources)]
     if encoder_only:
       targets = [[EOS]] * len(ids)
-    elif all(isinstance(item, str) for item in sentences):
+    elif all(isinstance(item, str) for item in texts):
       # The tokens themselves: other tokens may spell the same text.
       targets = [list(found[0].tokens) or [EOS] for found in self.hypotheses(sources, n_best=1)]
     else:
-      texts = [item[1] for item in sentences if not isinstance(item, str)]
+      pairs = [item[1] for item in texts if not isinstance(item, str)]
       errors.check(
-        len(texts) == len(sources),
+        len(pairs) == len(sources),
         "sentences mixes single sentences with pairs; give either a list of sentences or a list of"
         " (source, target).",
       )
-      targets = [[*ids, EOS] for ids in self.target_tokenizer.encode_batch(texts)]
-    return {name: self._padded(name, rows) for name, rows in (("source", ids), ("target", targets))}
+      targets = [[*ids, EOS] for ids in self.target_tokenizer.encode_batch(pairs)]
+    sides = (("source", ids), ("target", targets))
+    batch = {name: self._padded(name, rows, PAD) for name, rows in sides}
+    return batch, ["source"] if encoder_only else ["source", "target"]
 
-  def _padded(self, name: str, rows: Sequence[Sequence[int]]) -> jax.Array:
-    longest, most = max(map(len, rows)), self.model.config.max_length
+
+@dataclasses.dataclass(frozen=True)
+class MaskedModel(TrainedModel):
+  """A trained masked language model.
+
+  model.fill(["The <mask> sleeps."], top=3)[0].candidates[0]
+  """
+
+  task: MaskedLM
+
+  @property
+  def model(self) -> Encoder:
+    """The module; `model.apply({"params": params}, tokens)` gives logits."""
+    return self.task.model
+
+  @property
+  def tokenizer(self) -> Tokenizer:
+    """From text to tokens."""
+    return self.task.tokenizer
+
+  def fill(self, texts: Sequence[str], *, top: int = 5, status: Status = silent) -> list[Filled]:
+    """Every text with what is `<mask>` in it filled in, and the best candidates for each place.
+
+    Args:
+      texts: raw text. What is over the model's positions is cut off.
+      top: candidates for each place.
+      status: shows progress.
+    """
     errors.check(
-      longest <= most,
-      f"A {name} sentence has {longest} tokens with its end, but the model has positions for {most}"
-      " (model.max_length); shorten it.",
+      not isinstance(texts, str),
+      f"texts is one string, {str(texts)[:40]!r}; give a list of texts.",
     )
-    padded = np.full((len(rows), longest), PAD, np.int32)
-    for row, ids in zip(padded, rows, strict=True):
-      row[: len(ids)] = ids
-    return jnp.asarray(padded)
+    errors.check(top >= 1, f"top is {top}; it must be at least 1.")
+    return self.task.filler(self.params, texts, top=top, status=status)
+
+  def _read(
+    self, texts: Sequence[str], names: tuple[str, ...] | None
+  ) -> tuple[dict[str, jax.Array], list[str]]:
+    """Texts between start and end token, as one padded batch."""
+    ids = [self.task.filler.encode(text, cut=False) for text in texts]
+    return {"tokens": self._padded("given", ids, self.tokenizer.pad)}, ["tokens"]
 
 
 def override(config: DecodeConfig, fields: Mapping[str, Any]) -> DecodeConfig:
@@ -262,7 +246,7 @@ def override(config: DecodeConfig, fields: Mapping[str, Any]) -> DecodeConfig:
   return dataclasses.replace(config, **fields)
 
 
-def _check_parameters(place: Path, params: Any, task: Translation) -> None:
+def _check_parameters(place: Path, params: Any, task: Task) -> None:
   """Raises a `UserError` unless parameters have the names and shapes of the task's model."""
   flat: Any = functools.partial(flatten_dict, sep="/")
   expected = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
@@ -278,7 +262,3 @@ def _check_parameters(place: Path, params: Any, task: Translation) -> None:
     f"The parameters in {place} are not those of its configuration and tokenizers"
     f" ({len(differing)} differ): {'; '.join(differing[:8])}. Restore the folder as it was saved.",
   )
-
-
-def _numpy(value: jax.Array) -> np.ndarray:
-  return np.asarray(value, np.float32 if jnp.issubdtype(value.dtype, jnp.floating) else None)

@@ -12,23 +12,43 @@ T = TypeVar("T")
 
 # Names the class of a field that may hold one of several.
 TAG = "kind"
+_UNTAGGED = "untagged"
 
 
-def to_json(config: Any) -> dict[str, Any]:
-  """A configuration (a dataclass) as nested dictionaries, lists, strings and numbers."""
-  return _write(type(config), config)
+def once(kind: type) -> dict[str, Any]:
+  """Metadata of a field that had this one class before it could hold several.
+
+  What was saved then has no tag, and is of this class.
+  """
+  return {_UNTAGGED: kind}
 
 
-def from_json(kind: type[T], data: Any) -> T:
+def to_json(config: Any, kind: Any = None) -> dict[str, Any]:
+  """A configuration (a dataclass) as nested dictionaries, lists, strings and numbers.
+
+  Args:
+    config: the configuration.
+    kind: the union that it is one class of; it is tagged then.
+  """
+  return _write(kind or type(config), config)
+
+
+def from_json(kind: type[T] | Any, data: Any, *, untagged: type | None = None) -> T:
   """The configuration of class `kind` that `to_json` made `data` from; defaults fill what is left.
+
+  Args:
+    kind: a class or a union of classes.
+    data: what `to_json` returned.
+    untagged: the class of a union's data without a tag.
 
   Raises:
     UserError: a field that the class does not have, a missing one, or a bad value.
   """
   try:
-    return _read(kind, data, "")
+    return _read(kind, data, "", untagged)
   except errors.UserError as error:
-    raise errors.UserError(f"The saved {kind.__name__} cannot be read: {error}") from error
+    name = getattr(kind, "__name__", "configuration")
+    raise errors.UserError(f"The saved {name} cannot be read: {error}") from error
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -64,12 +84,12 @@ def _items(kind: Any, values: Any) -> list[Any]:
   return [object] * len(values)
 
 
-def _read(kind: Any, data: Any, path: str) -> Any:
+def _read(kind: Any, data: Any, path: str, untagged: type | None = None) -> Any:
   members, classes = _members(kind), _classes(kind)
   if data is None and type(None) in members:
     return None
   if classes:
-    return _read_class(classes, data, path)
+    return _read_class(classes, data, path, untagged)
   if typing.get_origin(kind) is typing.Literal:
     choices = typing.get_args(kind)
     errors.check(data in choices, f"{path} is {data!r}; it must be one of: {_words(choices)}.")
@@ -96,11 +116,12 @@ def _read_scalar(members: tuple[Any, ...], data: Any, path: str) -> Any:
   raise errors.UserError(f"{path} is {data!r}; it must be of type {names}.")
 
 
-def _read_class(classes: dict[str, Any], data: Any, path: str) -> Any:
+def _read_class(classes: dict[str, Any], data: Any, path: str, untagged: type | None) -> Any:
   where = path or "the configuration"
   errors.check(isinstance(data, Mapping), f"{where} is {data!r}; it must be a table of fields.")
   data = dict(data)
-  name = data.pop(TAG, None) if len(classes) > 1 else next(iter(classes))
+  default = untagged.__name__ if untagged else None
+  name = data.pop(TAG, default) if len(classes) > 1 else next(iter(classes))
   errors.check(name is not None, f"{where} has no {TAG!r}; it must be one of: {_words(classes)}.")
   errors.check_choice(f"{path}.{TAG}", str(name), classes)
   chosen: Any = classes[str(name)]
@@ -114,7 +135,11 @@ def _read_class(classes: dict[str, Any], data: Any, path: str) -> Any:
       field.name in data or not needed, f"{prefix}{field.name} is missing and has no default."
     )
   hints = typing.get_type_hints(chosen)
-  return chosen(**{k: _read(hints[k], value, f"{prefix}{k}") for k, value in data.items()})
+  values = {
+    name: _read(hints[name], value, f"{prefix}{name}", fields[name].metadata.get(_UNTAGGED))
+    for name, value in data.items()
+  }
+  return chosen(**values)
 
 
 def _words(names: Any) -> str:

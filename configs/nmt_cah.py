@@ -146,7 +146,7 @@ def wmt14() -> Experiment:
     data=TfdsData(name="wmt14_translate/de-en"),
     tokenizer=TokenizerConfig(vocab_size=32000),
     target_tokenizer=None,
-    batch=dataclasses.replace(base.task.batch, tokens=16384),
+    batch=BatchConfig(tokens=16384, ceiling=175, bucket_count=8, bucket_multiple=8),
   )
   return dataclasses.replace(
     base,

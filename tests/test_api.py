@@ -91,7 +91,7 @@ def test_an_unknown_model_name_is_answered_with_those_that_exist(workdir):
 
 def test_a_model_folder_that_holds_no_model_is_refused(folder):
   save_model_folder(folder, params={}, files={}, meta={"holds": "tokenizers"})
-  with pytest.raises(UserError, match="does not describe a translation model"):
+  with pytest.raises(UserError, match="does not describe a trained model"):
     compmod_jax.load(folder)
 
 

@@ -55,7 +55,18 @@ def test_a_configuration_comes_back_equal_through_json_text(config):
 def test_a_field_of_several_classes_is_tagged_with_its_class():
   saved = to_json(experiment(task=TranslationConfig(data=ScanData())))
   assert saved["task"]["data"]["kind"] == "ScanData"
-  assert "kind" not in saved["model"]
+  assert [saved["task"]["kind"], saved["model"]["kind"]] == [
+    "TranslationConfig",
+    "TransformerConfig",
+  ]
+  assert "kind" not in saved["optimizer"]
+
+
+def test_what_was_saved_before_there_was_a_choice_of_tasks_and_models_still_opens():
+  given = experiment(model=TransformerConfig(heads=8))
+  saved = to_json(given)
+  del saved["task"]["kind"], saved["model"]["kind"]
+  assert from_json(Experiment, saved) == given
 
 
 def test_what_is_left_out_has_its_default():

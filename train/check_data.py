@@ -10,9 +10,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from compmod_jax.data import check, export
+from compmod_jax import errors
+from compmod_jax.data import check, check_documents, export
 from compmod_jax.data.pairs import Pairs
 from compmod_jax.data.tokenizer import pair_tokenizers
+from compmod_jax.tasks.masked_lm_config import MaskedLMConfig, make_tokenizer
 from train import cli
 from train.experiment import Experiment, parse, translation_task
 
@@ -36,6 +38,23 @@ class Args:
 def main(argv: list[str]) -> int:
   """Checks, prints a summary and every finding, and exports if asked to."""
   args = parse(Args, argv)
+  task = args.config.task
+  if isinstance(task, MaskedLMConfig):
+    errors.check(args.export is None, "--export is for parallel text, not for documents.")
+    reports = check_documents.check_splits(
+      task.data.load, task.data.splits(), lambda: make_tokenizer(task, None, args.cache), args.first
+    )
+  else:
+    reports = _check_pairs(args)
+  print("\n".join(check.summary(reports)))
+  findings = check.details(reports)
+  print("\n".join(["", *findings] if findings else ["", "Nothing remarkable was found."]))
+  if args.export is not None:
+    _export(task.data, args.export, reports)
+  return int(any(report.failed for report in reports))
+
+
+def _check_pairs(args: Args) -> list[check.SplitReport]:
   task = translation_task(args.config)
 
   def tokenizers(train: Pairs) -> check.Tokenizers:
@@ -44,13 +63,7 @@ def main(argv: list[str]) -> int:
     )
 
   limits = check.Limits(longest=task.batch.longest, max_ratio=args.max_ratio, first=args.first)
-  reports = check.check_splits(task.data.load, task.data.splits(), tokenizers, limits)
-  print("\n".join(check.summary(reports)))
-  findings = check.details(reports)
-  print("\n".join(["", *findings] if findings else ["", "Nothing remarkable was found."]))
-  if args.export is not None:
-    _export(task.data, args.export, reports)
-  return int(any(report.failed for report in reports))
+  return check.check_splits(task.data.load, task.data.splits(), tokenizers, limits)
 
 
 def _export(data: Any, folder: Path, reports: list[check.SplitReport]) -> None:

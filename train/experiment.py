@@ -13,7 +13,9 @@ from typing import Literal, TypeVar
 from compmod_jax import errors
 from compmod_jax.data.parts import PARTS, Part
 from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.serialise import once
 from compmod_jax.sharding import MeshConfig
+from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from train.cli import options
 from train.optimizer import OptimizerConfig
@@ -53,9 +55,9 @@ class Experiment:
 
   name: str
   """Short name, used in reports."""
-  task: TranslationConfig
+  task: TaskConfig = dataclasses.field(metadata=once(TranslationConfig))
   """Data, tokenizers, batches, loss and decoding."""
-  model: TransformerConfig
+  model: ModelConfig = dataclasses.field(metadata=once(TransformerConfig))
   """The model."""
   optimizer: OptimizerConfig = OptimizerConfig()
   """How parameters move."""
@@ -149,7 +151,7 @@ def translation_task(experiment: Experiment) -> TranslationConfig:
   Raises:
     UserError: it is another one.
   """
-  task: object = experiment.task
+  task = experiment.task
   if isinstance(task, TranslationConfig):
     return task
   raise errors.UserError(

@@ -81,9 +81,10 @@ def collect(
 ) -> Results:
   """What the report tells."""
   experiment = run.experiment
-  test = found["test"] if "test" in found else next(iter(found.values()))
+  shown = "test" if "test" in found else next(iter(found))
+  test = found[shown]
   samples: list[Sample] = [
-    {"split": "test", "source": s, "reference": r, "output": o}
+    {"split": shown, "source": s, "reference": r, "output": o}
     for s, r, o in zip(test.sources, test.references, test.outputs, strict=True)
   ]
   plain = dataclasses.replace(experiment, model=experiment.model.plain())

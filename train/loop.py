@@ -14,6 +14,7 @@ from compmod_jax import errors
 from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.serialise import to_json
 from compmod_jax.tasks.base import lower_is_better
+from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from train import describe, nonfinite
 from train.checkpoint import Checkpointer
 from train.log import Log, Step
@@ -277,8 +278,8 @@ class Loop:
 
   def _save_model(self, folder: Any, score: float) -> None:
     meta = {
-      "task": to_json(self.run.task.resolved_config()),
-      "model": to_json(self.experiment.model),
+      "task": to_json(self.run.task.resolved_config(), TaskConfig),
+      "model": to_json(self.experiment.model, ModelConfig),
       "name": self.experiment.name,
       "step": self.history.step,
       "metric": self.run.task.metric,

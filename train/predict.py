@@ -1,9 +1,12 @@
-"""Translates standard input, line by line, to standard output.
+"""Runs a model on standard input, line by line, to standard output.
 
     python -m train.predict --workdir runs/nmt_cah < source.txt > translation.txt
+    echo "The <mask> sleeps." | python -m train.predict --workdir runs/mlm_cah --top 3
 
-Line n of the output is the translation of line n of the input, blank lines included. What else is
-to be said goes to standard error.
+Line n of the output belongs to line n of the input, blank lines included. What else is to be said
+goes to standard error.
+
+A translation model puts out the translation:
 
     --scores     each line is: score, tab, translation
     --nbest n    n lines for each input line, best first: number of the input line (from 1), tab,
@@ -11,30 +14,43 @@ to be said goes to standard error.
 
 A score is the log-probability in nats over length ** length_penalty. With `--method sample`, what
 is drawn depends on `--seed` and `--chunk`.
+
+A masked language model puts out the line with its best guess in place of every `<mask>` and then,
+for each of them, a tab and its candidates, best first: `word probability`, parted by commas.
+
+    --top k      so many candidates; 0: the filled line alone
 """
 
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, TYPE_CHECKING
 
+from compmod_jax.errors import UserError, check
 from train import cli
 from train.progress import Progress
 from train.trained import ModelArgs, Opened, open_model
 
 if TYPE_CHECKING:
+  from compmod_jax.api import MaskedModel, TranslationModel
+  from compmod_jax.decoding import DecodeConfig
   from compmod_jax.tasks.translator import Hypothesis
+
+# From the sentences of a chunk, the number of lines before it and the display to output lines.
+Worker = Callable[[list[str], int, Progress], Iterable[str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Args(ModelArgs):
-  """Translates standard input, line by line, to standard output."""
+  """Runs a model on standard input, line by line, to standard output."""
 
   nbest: int = 1
   """Translations of each line; more than 1 also writes line numbers and scores."""
   scores: bool = False
   """Write the score and a tab before each translation."""
+  top: int = 5
+  """Candidates that are written for each <mask> that a masked language model fills in."""
   seed: int = 0
   """Of the method sample."""
   chunk: int = 1000
@@ -44,22 +60,22 @@ class Args(ModelArgs):
 
 
 def main(argv: list[str]) -> None:
-  """Translates standard input."""
+  """Reads standard input and writes what the model makes of it."""
   args = cli.options(Args, argv)
-  opened = open_model(args, n_best=args.nbest)
+  check(args.top >= 0, f"--top is {args.top}; it must not be negative.")
+  opened = open_model(args)
+  put_out = _worker(opened, args)
   terminal = sys.stdin.isatty()
   progress = Progress(0, quiet=args.quiet or terminal or sys.stdout.isatty())
   output = sys.stdout.buffer
   first = 0
   try:
     for lines in _chunks(sys.stdin.buffer, 1 if terminal else max(1, args.chunk)):
-      sentences = _read(lines, first, opened)
-      found = _translate(opened, sentences, args.seed, first, progress)
-      for number, hypotheses in enumerate(found, start=first + 1):
-        output.write(_format(number, hypotheses, args).encode())
+      for text in put_out(_read(lines, first), first, progress):
+        output.write(text.encode())
       output.flush()
       first += len(lines)
-    progress.status("translated lines", first, first)
+    progress.status("finished lines", first, first)
   finally:
     progress.close()
 
@@ -70,8 +86,8 @@ def _chunks(stream: IO[bytes], size: int) -> Iterator[list[bytes]]:
     yield lines
 
 
-def _read(lines: list[bytes], first: int, opened: Opened) -> list[str]:
-  """The sentences of a chunk; warns of what could not be read or will be cut."""
+def _read(lines: list[bytes], first: int) -> list[str]:
+  """The sentences of a chunk; warns of what could not be read."""
   sentences = []
   damaged = []
   for number, line in enumerate(lines, start=first + 1):
@@ -82,10 +98,6 @@ def _read(lines: list[bytes], first: int, opened: Opened) -> list[str]:
       damaged.append(number)
     sentences.append((text.removeprefix("\ufeff") if number == 1 else text).strip())
   _warn(damaged, "is not UTF-8; what could not be read was replaced")
-  ceiling = opened.model.task.batch.longest - 1
-  encoded = opened.model.source_tokenizer.encode_batch(sentences)
-  long = [first + i for i, ids in enumerate(encoded, start=1) if len(ids) > ceiling]
-  _warn(long, f"has more than {ceiling} tokens, as no training sentence had; the rest was cut off")
   return sentences
 
 
@@ -95,20 +107,86 @@ def _warn(numbers: list[int], what: str) -> None:
     print(f"warning: line {numbers[0]} {what}{more}", file=sys.stderr, flush=True)
 
 
+def _worker(opened: Opened, args: Args) -> Worker:
+  """What turns sentences into output, by the kind of the model."""
+  from compmod_jax.api import MaskedModel, TranslationModel, override
+
+  model = opened.model
+  if isinstance(model, TranslationModel):
+    decode = override(model.task.decode, {"n_best": args.nbest})
+    return lambda *given: _translate(opened, model, args, decode, *given)
+  if isinstance(model, MaskedModel):
+    check(
+      args.nbest == 1 and not args.scores,
+      "--nbest and --scores are of translations, but this is a masked language model. Use --top.",
+    )
+    return lambda *given: _fill(opened, model, args, *given)
+  raise UserError(
+    f"The model in {model.folder} makes no text from text, so there is nothing to predict line by"
+    " line. Use train.evaluate."
+  )
+
+
 def _translate(
-  opened: Opened, sentences: list[str], seed: int, first: int, progress: Progress
-) -> "list[list[Hypothesis]]":
+  opened: Opened,
+  model: "TranslationModel",
+  args: Args,
+  decode: "DecodeConfig",
+  sentences: list[str],
+  first: int,
+  progress: Progress,
+) -> Iterator[str]:
+  """The translations of a chunk; warns of what is cut."""
   import jax
 
-  return opened.model.task.translator(
+  ceiling = model.task.batch.longest - 1
+  encoded = model.source_tokenizer.encode_batch(sentences)
+  long = [first + i for i, ids in enumerate(encoded, start=1) if len(ids) > ceiling]
+  _warn(long, f"has more than {ceiling} tokens, as no training sentence had; the rest was cut off")
+  found = model.task.translator(
     opened.params,
     sentences,
-    opened.model.task.decode,
+    decode,
     sharing=opened.sharing,
-    rng=jax.random.fold_in(jax.random.key(seed), first),
-    status=lambda text, done=0, total=None: progress.status(
-      "translated lines", first + (done or 0), None
-    ),
+    rng=jax.random.fold_in(jax.random.key(args.seed), first),
+    status=_status(progress, first),
+  )
+  for number, hypotheses in enumerate(found, start=first + 1):
+    yield _format(number, hypotheses, args)
+
+
+def _fill(
+  opened: Opened,
+  model: "MaskedModel",
+  args: Args,
+  sentences: list[str],
+  first: int,
+  progress: Progress,
+) -> Iterator[str]:
+  """The lines of a chunk with their masks filled in; warns of what is cut."""
+  filler, most = model.task.filler, model.model.config.max_length
+  long = [
+    first + i for i, text in enumerate(sentences, 1) if len(filler.encode(text, cut=False)) > most
+  ]
+  _warn(long, f"has more than {most} tokens with its ends, the model's positions; it was cut")
+  found = filler(
+    opened.params,
+    sentences,
+    top=max(1, args.top),
+    sharing=opened.sharing,
+    status=_status(progress, first),
+  )
+  for filled in found:
+    places = [
+      ", ".join(f"{_one_line(c.token).strip()} {c.probability:.4f}" for c in candidates)
+      for candidates in filled.candidates
+    ]
+    yield "\t".join([_one_line(filled.text), *(places if args.top else ())]) + "\n"
+
+
+def _status(progress: Progress, first: int) -> Callable[..., None]:
+  return lambda text, done=0, total=None: progress.status(
+    "finished lines", first + (done or 0), None
   )
 
 

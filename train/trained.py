@@ -55,8 +55,8 @@ class Opened(NamedTuple):
   sharing: "Sharing"
 
 
-def open_model(args: ModelArgs, **decode: Any) -> Opened:
-  """Opens the model that the options name; `decode` are further decoding options.
+def open_model(args: ModelArgs) -> Opened:
+  """Opens the model that the options name.
 
   Raises:
     UserError: there is none, it is damaged, or an option is wrong.
@@ -69,7 +69,7 @@ def open_model(args: ModelArgs, **decode: Any) -> Opened:
 
   run.use_compile_cache()
   model = api.load(args.workdir, model=args.model)
-  model = _decoding(model, {**args.decoding(), **decode})
+  model = _decoding(model, args.decoding())
   mesh, micro_batches = _layout(args.workdir)
   # Training laid batches out like this, so that sums come out the same to the last bit.
   sharing = run.sharing_of(mesh, micro_batches)

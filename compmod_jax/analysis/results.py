@@ -99,7 +99,8 @@ METRICS = {
   "chrf": "chrF", "exact_match": "exact match",
 }  # fmt: skip
 HEADINGS = {
-  "split": "split", "sentences": "sentences", "loss": "loss", "unigram": "unigram",
+  "split": "split", "sentences": "sentences", "tokens": "tokens", "loss": "loss",
+  "unigram": "unigram",
   "perplexity": "ppl/token", "word_perplexity": "ppl/word", "accuracy": "accuracy", "bleu": "BLEU",
   "interval": "95 % interval", "chrf": "chrF", "exact_match": "exact match",
 }  # fmt: skip
@@ -193,8 +194,10 @@ def cells(row: SplitResult, dash: str, between: str) -> dict[str, str]:
   interval = dash
   if low is not None and high is not None:
     interval = f"{number('bleu', low)} {between} {number('bleu', high)}"
-  sentences = row.get("sentences")
-  texts = {"split": row["split"], "sentences": dash if sentences is None else f"{sentences:,}"}
+  texts = {"split": row["split"]}
+  for name in ("sentences", "tokens"):
+    count = row.get(name)
+    texts[name] = dash if count is None else f"{count:,}"
   for metric in METRICS:
     value = row.get(metric)
     texts[metric] = dash if value is None else number(metric, value)

@@ -1,4 +1,4 @@
-"""What is wrong with parallel data before it is trained on, each with where it stands."""
+"""What is wrong with data before they are trained on, each with where it stands: parallel text."""
 
 import collections
 import dataclasses
@@ -59,19 +59,21 @@ class SplitReport:
 
   Args:
     split: its name.
-    pairs: how many pairs.
+    pairs: how many pairs, or what else `noun` says.
     unit: what lengths count: tokens with the end of sentence, or words without a tokenizer.
-    mean: mean length of source and target sentences.
-    longest: greatest length of source and target sentences.
+    mean: mean length of source and target sentences, or of documents.
+    longest: greatest length of source and target sentences, or of documents.
     findings: by kind; kinds without findings are there with count 0.
+    noun: what is counted.
   """
 
   split: str
   pairs: int = 0
   unit: Literal["tokens", "words"] = "words"
-  mean: tuple[float, float] = (0.0, 0.0)
-  longest: tuple[int, int] = (0, 0)
+  mean: tuple[float, ...] = (0.0, 0.0)
+  longest: tuple[int, ...] = (0, 0)
   findings: dict[str, Finding] = dataclasses.field(default_factory=dict)
+  noun: str = "pairs"
 
   @property
   def failed(self) -> bool:
@@ -79,7 +81,7 @@ class SplitReport:
     return any(found.level == "error" and found.count for found in self.findings.values())
 
 
-class _Notes:
+class Notes:
   """Collects findings; keeps the first places only."""
 
   def __init__(self, first: int):
@@ -87,6 +89,7 @@ class _Notes:
     self.findings: dict[str, Finding] = {}
 
   def kind(self, kind: str, level: Literal["error", "warning"]) -> Callable[[str], None]:
+    """A function that adds a finding of this kind, from what is to be told of it."""
     found = self.findings.setdefault(kind, Finding(kind, level))
 
     def add(place: str) -> None:
@@ -139,7 +142,7 @@ def check_pairs(
     limits: what is remarkable.
     seen: the training pairs, when this is another split.
   """
-  notes = _Notes(limits.first)
+  notes = Notes(limits.first)
   check_lengths = _length_checks(notes, limits, tokenizers is not None)
   check_repeats = _repeat_checks(notes, pairs, seen)
   unknown = notes.kind("unknown", "warning") if tokenizers else None
@@ -156,13 +159,13 @@ def check_pairs(
         side.append(length)
       for name, side in zip(("source", "target"), counted, strict=True):
         if unknown and side[offset][1]:
-          unknown(f"{place}: {name} has {_listing(side[offset][1])}")
+          unknown(f"{place}: {name} has {listing(side[offset][1])}")
   return SplitReport(
     split=split,
     pairs=len(pairs),
     unit="tokens" if tokenizers else "words",
-    mean=tuple(float(np.mean(side)) if side else 0.0 for side in lengths),  # pyright: ignore
-    longest=tuple(max(side, default=0) for side in lengths),  # pyright: ignore
+    mean=tuple(float(np.mean(side)) if side else 0.0 for side in lengths),
+    longest=tuple(max(side, default=0) for side in lengths),
     findings=notes.findings,
   )
 
@@ -180,7 +183,7 @@ def _measure(
   ]
 
 
-def _length_checks(notes: _Notes, limits: Limits, ceiling: bool) -> Callable[..., None]:
+def _length_checks(notes: Notes, limits: Limits, ceiling: bool) -> Callable[..., None]:
   empty = notes.kind("empty side", "error")
   ratio = notes.kind("length ratio", "warning")
   long = notes.kind("over-long", "warning") if ceiling else None
@@ -202,7 +205,7 @@ def _length_checks(notes: _Notes, limits: Limits, ceiling: bool) -> Callable[...
   return look
 
 
-def _repeat_checks(notes: _Notes, pairs: Pairs, seen: Seen | None) -> Callable[..., None]:
+def _repeat_checks(notes: Notes, pairs: Pairs, seen: Seen | None) -> Callable[..., None]:
   duplicate = notes.kind("duplicate", "warning")
   overlaps = (
     (notes.kind("source in train", "warning"), notes.kind("pair in train", "warning"))
@@ -223,7 +226,8 @@ def _repeat_checks(notes: _Notes, pairs: Pairs, seen: Seen | None) -> Callable[.
   return look
 
 
-def _listing(pieces: Iterable[str], most: int = 5) -> str:
+def listing(pieces: Iterable[str], most: int = 5) -> str:
+  """The first different pieces as text, and how many more there are."""
   counts = collections.Counter(pieces)
   shown = ", ".join(repr(piece) for piece in list(counts)[:most])
   return shown + (f" and {len(counts) - most} more" if len(counts) > most else "")
@@ -265,15 +269,15 @@ def check_splits(
 def summary(reports: Sequence[SplitReport]) -> list[str]:
   """A table of the counts, one line a split."""
   kinds = list(dict.fromkeys(kind for report in reports for kind in report.findings))
-  rows = [["split", "pairs", "mean length", "longest", *kinds]]
+  rows = [["split", reports[0].noun if reports else "pairs", "mean length", "longest", *kinds]]
   for report in reports:
     found = (report.findings.get(kind) for kind in kinds)
     rows.append(
       [
         report.split,
         str(report.pairs),
-        f"{report.mean[0]:.1f}/{report.mean[1]:.1f} {report.unit}",
-        f"{report.longest[0]}/{report.longest[1]}",
+        "/".join(f"{mean:.1f}" for mean in report.mean) + f" {report.unit}",
+        "/".join(map(str, report.longest)),
         *("-" if one is None else str(one.count) for one in found),
       ]
     )

@@ -1,5 +1,6 @@
 """Sentence pairs as token ids."""
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,44 @@ import numpy as np
 
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.pairs import Pairs
-from compmod_jax.data.vocabulary import EOS, Tokenizer
+from compmod_jax.data.vocabulary import EOS, PAD, Tokenizer
 
 _CHUNK = 8192
 
 
-class Ragged(Sequence[np.ndarray]):
+class Column(Sequence[np.ndarray]):
+  """Sequences of ids at random access, with all their lengths known.
+
+  Attributes:
+    lengths: ids of every sequence, int64 [n].
+  """
+
+  lengths: np.ndarray
+
+  @abc.abstractmethod
+  def take(self, numbers: np.ndarray) -> "Column":
+    """The sequences with these numbers, in this order."""
+
+  @abc.abstractmethod
+  def _one(self, number: int) -> np.ndarray:
+    """A sequence; raises IndexError beyond the last."""
+
+  def __len__(self) -> int:
+    return len(self.lengths)
+
+  @overload
+  def __getitem__(self, number: int) -> np.ndarray: ...
+
+  @overload
+  def __getitem__(self, number: slice) -> list[np.ndarray]: ...
+
+  def __getitem__(self, number: int | slice) -> np.ndarray | list[np.ndarray]:
+    if isinstance(number, slice):
+      return [self._one(i) for i in range(len(self))[number]]
+    return self._one(number)
+
+
+class Ragged(Column):
   """Sequences of ids in one flat int32 array: what millions of small arrays would hold."""
 
   def __init__(self, sequences: Sequence[Sequence[int]] = ()):
@@ -43,18 +76,7 @@ class Ragged(Sequence[np.ndarray]):
     some._flat = np.concatenate(parts) if parts else some._flat
     return some
 
-  def __len__(self) -> int:
-    return len(self.lengths)
-
-  @overload
-  def __getitem__(self, number: int) -> np.ndarray: ...
-
-  @overload
-  def __getitem__(self, number: slice) -> list[np.ndarray]: ...
-
-  def __getitem__(self, number: int | slice) -> np.ndarray | list[np.ndarray]:
-    if isinstance(number, slice):
-      return [self[i] for i in range(len(self))[number]]
+  def _one(self, number: int) -> np.ndarray:
     end = self._ends[number]  # raises IndexError
     return self._flat[end - self.lengths[number] : end]
 
@@ -70,6 +92,7 @@ class Examples:
     dropped: positions left out because a side is over the ceiling.
     empty: positions left out because a side has no text.
     truncated: positions kept, but cut to the ceiling.
+    pad: id that fills up batches of these examples.
   """
 
   columns: Mapping[str, Sequence[np.ndarray]]
@@ -77,6 +100,7 @@ class Examples:
   dropped: list[int] = dataclasses.field(default_factory=list)
   empty: list[int] = dataclasses.field(default_factory=list)
   truncated: list[int] = dataclasses.field(default_factory=list)
+  pad: int = PAD
 
   def __len__(self) -> int:
     return len(self.index)
@@ -85,11 +109,11 @@ class Examples:
     """The examples with these numbers, in this order; what was left out is not told again."""
     columns: dict[str, Sequence[np.ndarray]] = {
       name: column.take(numbers)
-      if isinstance(column, Ragged)
+      if isinstance(column, Column)
       else [column[int(number)] for number in numbers]
       for name, column in self.columns.items()
     }
-    return Examples(columns=columns, index=np.asarray(self.index)[numbers])
+    return Examples(columns=columns, index=np.asarray(self.index)[numbers], pad=self.pad)
 
   @functools.cached_property
   def lengths(self) -> np.ndarray:
@@ -120,7 +144,7 @@ class Examples:
 
 
 def _lengths(column: Sequence[np.ndarray]) -> np.ndarray:
-  if isinstance(column, Ragged):
+  if isinstance(column, Column):
     return column.lengths
   return np.fromiter(map(len, column), np.int64, len(column))
 

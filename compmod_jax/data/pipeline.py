@@ -13,7 +13,6 @@ import numpy as np
 
 from compmod_jax.data.buckets import BatchConfig, auto_buckets, edges_for
 from compmod_jax.data.examples import Examples, Ragged, tokenise
-from compmod_jax.data.vocabulary import PAD
 from compmod_jax.errors import UserError, check
 
 __all__ = [
@@ -106,7 +105,7 @@ def _assemble(examples: Examples, bucket: int, numbers: np.ndarray, rows: int, f
   index[: len(mine)] = examples.index[mine]
   batch: Batch = {}
   for name, column in examples.columns.items():
-    batch[name] = np.full((rows, bucket), PAD, np.int32)
+    batch[name] = np.full((rows, bucket), examples.pad, np.int32)
     if len(mine):
       ids = [column[number] for number in mine.tolist()]
       held = np.arange(bucket) < np.fromiter(map(len, ids), np.int64, len(ids))[:, None]
@@ -200,9 +199,9 @@ def train_batches(
 
   Returns:
     A grain `DatasetIterator`. `next` gives {column: int32 [rows, bucket], "index": int32 [rows]} of
-    this process; PAD fills up rows, and rows without an example are all PAD with index -1.
-    `get_state` gives a JSON-able position, the same in every process, and `set_state` goes back to
-    it exactly. A thread prepares batches ahead; `close` ends it.
+    this process; the examples' `pad` fills up rows, and rows without an example are all of it, with
+    index -1. `get_state` gives a JSON-able position, the same in every process, and `set_state`
+    goes back to it exactly. A thread prepares batches ahead; `close` ends it.
 
   Raises:
     UserError: no examples, or rows that processes cannot share.

@@ -1,5 +1,6 @@
-"""Translation sets of TensorFlow Datasets, read at random access and without TensorFlow."""
+"""Text sets of TensorFlow Datasets, read at random access and without TensorFlow."""
 
+import contextlib
 import dataclasses
 import importlib
 import pkgutil
@@ -64,11 +65,9 @@ class TfdsData:
     """
     check_choice("split", split, self.splits())
     name = {"train": self.train, "valid": self.valid}.get(split, split)
-    records = self._open(name)
+    records = open_split(self.name, name, data_dir=self.data_dir, download=self.download)
     for language in (self.source_language, self.target_language):
       check_choice(f"language of {self.name}", language, records.dataset_info.features)
-    if not len(records):
-      raise DataError(f"Split {name!r} of {self.name} has no pairs; choose another split.")
 
     def where(i: int) -> str:
       return f"{self.name}:{name}[{i}]"
@@ -76,45 +75,58 @@ class TfdsData:
     rows = _Rows(records, (self.source_language, self.target_language), where)
     return Pairs(source=_Side(rows, 0), target=_Side(rows, 1), where=where, metric=self.metric)
 
-  def _open(self, split: str) -> Any:
-    import tensorflow_datasets as tfds
 
-    options = {
-      "split": split,
-      "data_dir": self.data_dir,
-      "download": self.download,
-      # The default file format can only be read in sequence, and by TensorFlow.
-      "builder_kwargs": {"file_format": "array_record"},
-    }
+def open_split(name: str, split: str, *, data_dir: str | None, download: bool) -> Any:
+  """The records of a split at random access, as TFDS gives them.
+
+  Raises:
+    UserError: no such set or split, or one that is neither on disk nor to be had; or the split has
+      no records.
+  """
+  import tensorflow_datasets as tfds
+
+  options = {
+    "split": split,
+    "data_dir": data_dir,
+    "download": download,
+    # The default file format can only be read in sequence, and by TensorFlow.
+    "builder_kwargs": {"file_format": "array_record"},
+  }
+  try:
     try:
-      try:
-        return tfds.data_source(self.name, **options)
-      except tfds.core.DatasetNotFoundError:
-        _register_translation_sets()
-        return tfds.data_source(self.name, **options)
-    except tfds.core.DatasetNotFoundError as error:
-      raise UserError(
-        f"name is {self.name!r}, but neither TFDS nor an imported module defines such a set, and"
-        f" there is none in data_dir ({self.data_dir or 'the default folder'}); check its spelling,"
-        " or import the module that defines it first."
-      ) from error
-    # What TFDS raises for a missing split, a set not prepared or no network varies by version.
-    except Exception as error:
-      raise UserError(
-        f"Split {split!r} of {self.name!r} cannot be opened ({type(error).__name__}:"
-        f" {' '.join(str(error).split())[:300]}). Check the name of the split; if the set is not in"
-        f" data_dir ({self.data_dir or 'the default folder'}) yet, prepare it there, or set"
-        " download=True on a machine with network."
-      ) from error
+      records = tfds.data_source(name, **options)
+    except tfds.core.DatasetNotFoundError:
+      _register_text_sets()
+      records = tfds.data_source(name, **options)
+  except tfds.core.DatasetNotFoundError as error:
+    raise UserError(
+      f"name is {name!r}, but neither TFDS nor an imported module defines such a set, and"
+      f" there is none in data_dir ({data_dir or 'the default folder'}); check its spelling,"
+      " or import the module that defines it first."
+    ) from error
+  # What TFDS raises for a missing split, a set not prepared or no network varies by version.
+  except Exception as error:
+    raise UserError(
+      f"Split {split!r} of {name!r} cannot be opened ({type(error).__name__}:"
+      f" {' '.join(str(error).split())[:300]}). Check the name of the split; if the set is not in"
+      f" data_dir ({data_dir or 'the default folder'}) yet, prepare it there, or set"
+      " download=True on a machine with network."
+    ) from error
+  if not len(records):
+    raise DataError(f"Split {split!r} of {name} has no records; choose another split.")
+  return records
 
 
-def _register_translation_sets() -> None:
-  """Imports the modules that define translation sets: TFDS does so only next to TensorFlow."""
-  import tensorflow_datasets.translate as package
+def _register_text_sets() -> None:
+  """Imports the modules that define sets of text: TFDS does so only next to TensorFlow."""
+  import tensorflow_datasets.text as text
+  import tensorflow_datasets.translate as translate
 
-  for module in pkgutil.iter_modules(package.__path__):
-    if not module.name.endswith("_test"):
-      importlib.import_module(f"{package.__name__}.{module.name}")
+  for package in (translate, text):
+    for module in pkgutil.iter_modules(package.__path__):
+      if not module.name.endswith(("_test", "_utils")):
+        with contextlib.suppress(ImportError):  # one set's own needs are not the others'
+          importlib.import_module(f"{package.__name__}.{module.name}")
 
 
 class _Rows:

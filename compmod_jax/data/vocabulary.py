@@ -14,6 +14,8 @@ from compmod_jax.errors import UserError, check, check_choice
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 CONTROLS = ("<pad>", "<unk>", "<s>", "</s>")
+# Stands in text for a word that a masked language model is to fill in.
+MASK = "<mask>"
 
 Kind = Literal["bpe", "unigram", "words"]
 FORMAT = "compmod_jax tokenizer 1"
@@ -59,12 +61,40 @@ class Tokenizer(abc.ABC):
   """Text to ids and back; what it was trained on is all that it depends on.
 
   Text is brought to Unicode normalisation form C first. The ids 0 to 3 are PAD, UNK, BOS and EOS
-  for every kind; none of them but UNK comes out of `encode`.
+  for every kind that is trained here; none of them but UNK comes out of `encode`.
+
+  Attributes:
+    kind: how text is cut.
+    special_tokens: tokens of their own that are never split.
+    lowercase: whether text is lower-cased.
+    pad: id that fills up.
+    unk: id of what has none.
+    bos: id that starts a text.
+    eos: id that ends a text.
+    mask_text: what MASK is called in text that is encoded.
   """
 
-  kind: Kind
+  kind: str
   special_tokens: tuple[str, ...]
   lowercase: bool
+  pad: int = PAD
+  unk: int = UNK
+  bos: int = BOS
+  eos: int = EOS
+  mask_text: str = MASK
+
+  @property
+  def mask(self) -> int | None:
+    """Id of MASK; none where there is no such token."""
+    if MASK not in self.special_tokens:
+      return None
+    return len(CONTROLS) + self.special_tokens.index(MASK)
+
+  @property
+  def controls(self) -> frozenset[int]:
+    """Ids that stand for no text: the four, and MASK's."""
+    four = {self.pad, self.unk, self.bos, self.eos}
+    return frozenset(four | ({self.mask} if self.mask is not None else set()))
 
   @property
   @abc.abstractmethod
@@ -87,6 +117,10 @@ class Tokenizer(abc.ABC):
   def piece(self, number: int) -> str:
     """The token with this id; sub-words that follow a space begin with '▁'."""
 
+  def text_of(self, number: int) -> str:
+    """Text of one token; that of a sub-word that begins a word starts with a space."""
+    return self.piece(number).replace("▁", " ")
+
   def encode(self, text: str) -> list[int]:
     """Ids of a text, without BOS and EOS."""
     return self._encode([self.normalise(text)])[0]
@@ -96,21 +130,21 @@ class Tokenizer(abc.ABC):
     return self._encode([self.normalise(text) for text in texts])
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Text of the ids up to the first EOS; PAD and BOS are left out.
+    """Text of the ids up to the first end; padding and starts are left out.
 
     Raises:
       UserError: an id is not in the vocabulary, so the ids are another tokenizer's.
     """
     kept = []
     for number in map(int, ids):
-      if number == EOS:
+      if number == self.eos:
         break
       check(
         0 <= number < self.vocab_size,
         f"Token id {number} is not in this tokenizer's vocabulary of {self.vocab_size}; the ids"
         " were made with another tokenizer: use that one.",
       )
-      if number not in (PAD, BOS):
+      if number not in (self.pad, self.bos):
         kept.append(number)
     return self._decode(kept)
 
@@ -118,7 +152,7 @@ class Tokenizer(abc.ABC):
     """The parts of a text that encode to UNK, in order."""
     text = self.normalise(text)
     pairs = zip(self._encode([text])[0], self._pieces(text), strict=True)
-    return [piece for number, piece in pairs if number == UNK]
+    return [piece for number, piece in pairs if number == self.unk]
 
   def normalise(self, text: str) -> str:
     """What `encode` sees: form C and, if so set, lower case with special tokens left alone."""
@@ -158,6 +192,10 @@ class Tokenizer(abc.ABC):
       state = json.loads(data)
       check(state["format"] == FORMAT, f"its format is {state['format']!r}, not {FORMAT!r}")
       kind, tokens, lowercase = state["kind"], tuple(state["special_tokens"]), state["lowercase"]
+      if kind == "huggingface":
+        from compmod_jax.interop.hf_tokenizer import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer(**state["model"])
       if kind == "words":
         return Words(state["model"], special_tokens=tokens, lowercase=lowercase)
       model = base64.b64decode(state["model"], validate=True)

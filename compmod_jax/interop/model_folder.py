@@ -152,11 +152,19 @@ def _load(place: Path, folder: Path) -> tuple[dict[str, Any], dict[str, bytes], 
     if hashlib.sha256(contents[name]).hexdigest() != digest:
       raise _damaged(place / name, "its contents do not match the checksum taken when written")
   try:
-    tensors = safetensors.deserialize(contents.pop(PARAMS))
-    params = _unflatten({name: _array(tensor) for name, tensor in tensors})
+    params = _unflatten(read_tensors(contents.pop(PARAMS)))
   except (KeyError, safetensors.SafetensorError) as error:
     raise _damaged(place / PARAMS, f"its tensors cannot be read: {error}") from error
   return params, contents, record["meta"]
+
+
+def read_tensors(data: bytes) -> dict[str, np.ndarray]:
+  """The tensors of a safetensors file, in their stored dtypes.
+
+  Raises:
+    SafetensorError, KeyError: the data are damaged, or of a dtype that is not known here.
+  """
+  return {name: _array(tensor) for name, tensor in safetensors.deserialize(data)}
 
 
 def _read_record(path: Path) -> dict[str, Any]:

@@ -40,20 +40,25 @@ class Embedding(nn.Module):
     vocab: number of tokens.
     dim: width.
     dtype: compute type.
+    stddev: standard deviation of fresh vectors, if another.
+    scaled: whether vectors are scaled.
   """
 
   vocab: int
   dim: int
   dtype: DTypeLike = jnp.float32
+  stddev: float | None = None
+  scaled: bool = True
 
   def setup(self):
     """Makes the table."""
-    init = nn.initializers.normal(stddev=self.dim**-0.5)
+    init = nn.initializers.normal(stddev=self.stddev or self.dim**-0.5)
     self.table = self.param("table", logical(init, "vocab", "embed"), (self.vocab, self.dim))
 
   def __call__(self, tokens: Int[Array, "batch time"]) -> Float[Array, "batch time embed"]:
-    """Vectors of tokens, times sqrt(dim)."""
-    return self.table.astype(self.dtype)[tokens] * math.sqrt(self.dim)
+    """Vectors of tokens, times sqrt(dim) if they are scaled."""
+    vectors = self.table.astype(self.dtype)[tokens]
+    return vectors * math.sqrt(self.dim) if self.scaled else vectors
 
   def logits(self, hidden: Float[Array, "batch time embed"]) -> Float[Array, "batch time vocab"]:
     """Inner products with every token's vector (a tied output layer), float32."""

@@ -11,18 +11,11 @@ from compmod_jax import errors
 from compmod_jax.layers.attention import ancestor_mask
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding, PositionTable
-from compmod_jax.mechanisms.router_losses import Routers
-from compmod_jax.models.transformer_config import PLACES, Place, Side, TransformerConfig
-from compmod_jax.models.transformer_layer import Layer, layer_norm
+from compmod_jax.models.transformer_config import PLACES, Place, TransformerConfig
+from compmod_jax.models.transformer_layer import Layer, layer_norm, run_layer
 from compmod_jax.sites import OFF, Taps
 
 __all__ = ["PLACES", "Place", "Transformer", "TransformerConfig"]
-
-_ATTENTION: dict[Side, tuple[tuple[Place, str], ...]] = {
-  "encoder": (("encoder_self", "self"),),
-  "decoder": (("decoder_self", "self"), ("cross", "cross")),
-}
-_EXPERTS = "/ffn/"
 
 
 class Transformer(nn.Module):
@@ -67,7 +60,7 @@ class Transformer(nn.Module):
     self.encoder = [Layer(c, False, c.experts_in("encoder", i)) for i in range(c.encoder_layers)]
     self.decoder = [Layer(c, True, c.experts_in("decoder", i)) for i in range(c.decoder_layers)]
     if c.norm == "pre":
-      self.encoder_norm, self.decoder_norm = layer_norm(dtype), layer_norm(dtype)
+      self.encoder_norm, self.decoder_norm = (layer_norm(dtype, c.norm_epsilon) for _ in range(2))
     self.drop = Dropout(c.dropout)
 
   def __call__(
@@ -97,12 +90,13 @@ class Transformer(nn.Module):
     taps: Taps = OFF,
   ) -> Float[Array, "batch source_time embed"]:
     """The encoder's output."""
-    taps = taps.scope("encoder")
+    taps, remat = taps.scope("encoder"), self.config.remat
     mask = self._visible(source)
     x = self.encoder_embedding(source) + self.encoder_positions(0, source.shape[1])
     x = self.drop(x, deterministic=deterministic)
     for i, layer in enumerate(self.encoder):
-      x = self._layer(layer, x, mask, deterministic=deterministic, taps=taps.scope(f"layer_{i}"))
+      scope = taps.scope(f"layer_{i}")
+      x = run_layer(layer, x, mask, remat=remat, deterministic=deterministic, taps=scope)
     x = self.encoder_norm(x) if self.config.norm == "pre" else x
     return taps("output", x)
 
@@ -116,13 +110,14 @@ class Transformer(nn.Module):
     taps: Taps = OFF,
   ) -> Float[Array, "batch target_time vocab"]:
     """Logits from the encoder's output; `source` tells which of it is padding."""
-    inner, memory_mask = taps.scope("decoder"), self._visible(source)
+    inner, memory_mask, remat = taps.scope("decoder"), self._visible(source), self.config.remat
     x = self.decoder_embedding(target) + self.decoder_positions(0, target.shape[1])
     x = self.drop(x, deterministic=deterministic)
     for i, layer in enumerate(self.decoder):
       scope = inner.scope(f"layer_{i}")
       # Padding follows the tokens, so the causal mask hides it from every real position.
-      x = self._layer(layer, x, None, memory, memory_mask, deterministic=deterministic, taps=scope)
+      given = x, None, memory, memory_mask
+      x = run_layer(layer, *given, remat=remat, deterministic=deterministic, taps=scope)
     return self._logits(x, taps)
 
   def prefill(
@@ -156,7 +151,7 @@ class Transformer(nn.Module):
       "memory_mask": self._visible(source),
       "layers": [layer.empty_cache(memory, beams, length) for layer in self.decoder],
       "routing": {
-        site: jnp.zeros((batch, beams, length, self._units(site)))
+        site: jnp.zeros((batch, beams, length, self.config.units(site)))
         for site in (self.decoder_routing_sites() if routing else ())
       },
     }
@@ -198,40 +193,11 @@ class Transformer(nn.Module):
 
   def routing_sites(self) -> tuple[str, ...]:
     """Names of the weights [batch, time, units] of every router, of heads and of experts."""
-    return self._routing_sites("encoder") + self.decoder_routing_sites()
+    return self.config.routing_sites()
 
   def decoder_routing_sites(self) -> tuple[str, ...]:
     """The part of `routing_sites` that belongs to the decoder."""
-    return self._routing_sites("decoder")
-
-  def _routing_sites(self, side: Side) -> tuple[str, ...]:
-    c = self.config
-    heads = [name for place, name in _ATTENTION[side] if place in c.compete]
-    return tuple(
-      f"{side}/layer_{i}/{name}/router/weights"
-      for i in range(c.layers(side))
-      for name in (*heads, *(("ffn",) if c.experts_in(side, i) else ()))
-    )
-
-  def routers(self) -> tuple[Routers, ...]:
-    """The routers of heads and those of experts, for the losses that keep them healthy."""
-    sites = self.routing_sites()
-    experts = tuple(site for site in sites if _EXPERTS in site)
-    heads = tuple(site for site in sites if _EXPERTS not in site)
-    c = self.config
-    return Routers("head", heads, c.competition), Routers("expert", experts, c.experts.competition)
-
-  def _units(self, site: str) -> int:
-    return self.config.experts.count if _EXPERTS in site else self.config.heads
-
-  def attention_modules(self) -> tuple[str, ...]:
-    """Names of all attention modules, to which `/heads`, `/heads_scaled` and the like are added."""
-    encoder = tuple(f"encoder/layer_{i}/self" for i in range(self.config.encoder_layers))
-    return encoder + tuple(
-      f"decoder/layer_{i}/{kind}"
-      for i in range(self.config.decoder_layers)
-      for kind in ("self", "cross")
-    )
+    return self.config.routing_sites("decoder")
 
   def _visible(self, tokens: jax.Array) -> jax.Array:
     return (tokens != self.pad)[:, None, None, :]
@@ -239,19 +205,3 @@ class Transformer(nn.Module):
   def _logits(self, x: jax.Array, taps: Taps) -> jax.Array:
     x = self.decoder_norm(x) if self.config.norm == "pre" else x
     return taps("logits", self.output_embedding.logits(x))
-
-  def _layer(self, layer: Layer, *args: Any, deterministic: bool, taps: Taps) -> jax.Array:
-    """Runs a layer, rematerialised if the configuration says so."""
-    if not self.config.remat:
-      return layer(*args, deterministic=deterministic, taps=taps)
-
-    def apart(module: Layer, *args: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-      inner = taps.apart()
-      out = module(*args, deterministic=deterministic, taps=inner)
-      seen.update(inner.seen)
-      return out, inner.captured
-
-    seen: set[str] = set()
-    out, captured = nn.remat(apart)(layer, *args)
-    taps.merge(captured, seen)
-    return out

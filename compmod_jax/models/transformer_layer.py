@@ -12,7 +12,7 @@ from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.feedforward import FeedForward
-from compmod_jax.models.transformer_config import Place, TransformerConfig
+from compmod_jax.models.stack_config import Place, StackConfig
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
 
@@ -24,15 +24,17 @@ class Residual(nn.Module):
     norm: `pre` or `post`.
     rate: dropout on the sub-layer's output.
     dtype: compute type.
+    epsilon: added to the variance by the norm.
   """
 
   norm: str
   rate: float
   dtype: DTypeLike = jnp.float32
+  epsilon: float = 1e-5
 
   def setup(self):
     """Makes the norm."""
-    self.scale = layer_norm(self.dtype)
+    self.scale = layer_norm(self.dtype, self.epsilon)
     self.drop = Dropout(self.rate)
 
   def before(self, x: jax.Array) -> jax.Array:
@@ -45,15 +47,35 @@ class Residual(nn.Module):
     return x if self.norm == "pre" else self.scale(x)
 
 
-def layer_norm(dtype: DTypeLike) -> nn.LayerNorm:
+def layer_norm(dtype: DTypeLike, epsilon: float = 1e-5, name: str | None = None) -> nn.LayerNorm:
   """Layer normalisation with float32 statistics."""
   ones, zeros = nn.initializers.ones, nn.initializers.zeros
   return nn.LayerNorm(
-    epsilon=1e-5,
+    epsilon=epsilon,
     dtype=dtype,
     scale_init=logical(ones, "norm"),
     bias_init=logical(zeros, "norm"),
+    name=name,
   )
+
+
+def run_layer(
+  layer: "Layer", *args: Any, remat: bool, deterministic: bool, taps: Taps
+) -> jax.Array:
+  """Runs a layer; with `remat` its activations are computed again in the backward pass."""
+  if not remat:
+    return layer(*args, deterministic=deterministic, taps=taps)
+
+  def apart(module: Layer, *args: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    inner = taps.apart()
+    out = module(*args, deterministic=deterministic, taps=inner)
+    seen.update(inner.seen)
+    return out, inner.captured
+
+  seen: set[str] = set()
+  out, captured = nn.remat(apart)(layer, *args)
+  taps.merge(captured, seen)
+  return out
 
 
 class Layer(nn.Module):
@@ -67,7 +89,7 @@ class Layer(nn.Module):
     experts: its competing feed-forward networks, in place of a single one.
   """
 
-  config: TransformerConfig
+  config: StackConfig
   decoder: bool
   experts: ExpertsConfig | None = None
 
@@ -87,16 +109,17 @@ class Layer(nn.Module):
       )
 
     self.self_attention = attention("decoder_self" if self.decoder else "encoder_self")
-    self.self_residual = Residual(c.norm, c.dropout, dtype)
+    frame = c.norm, c.dropout, dtype, c.norm_epsilon
+    self.self_residual = Residual(*frame)
     if self.decoder:
       self.cross_attention = attention("cross")
-      self.cross_residual = Residual(c.norm, c.dropout, dtype)
+      self.cross_residual = Residual(*frame)
     if self.experts is None:
       self.ffn = FeedForward(c.dim, c.ffn_dim, c.activation, c.ffn_dropout, dtype)
     else:
       width = self.experts.width(c.ffn_dim)
       self.ffn = Experts(c.dim, width, self.experts, c.activation, c.ffn_dropout, dtype)
-    self.ffn_residual = Residual(c.norm, c.dropout, dtype)
+    self.ffn_residual = Residual(*frame)
 
   def __call__(
     self,

@@ -24,10 +24,10 @@ from compmod_jax.data.tfds import TfdsData
 from compmod_jax.data.tokenizer import BOS, PAD, Tokenizer, TokenizerConfig, pair_tokenizers
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term, cross_entropy
-from compmod_jax.mechanisms import drophead, router_losses
-from compmod_jax.mechanisms.health import routers_captured, routers_statistics
+from compmod_jax.models.stack_config import StackConfig
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.sites import OFF, Edit, Taps
+from compmod_jax.tasks import competing
 from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
 from compmod_jax.tasks.translator import Translator
 
@@ -65,7 +65,7 @@ class TranslationConfig:
 
   def build(
     self,
-    model: TransformerConfig,
+    model: StackConfig,
     *,
     files: Mapping[str, bytes] | None = None,
     cache: Path | None = None,
@@ -78,8 +78,13 @@ class TranslationConfig:
       cache: folder in which trained tokenizers are kept.
 
     Raises:
-      UserError: data are missing, or `files` lacks a tokenizer.
+      UserError: the model is none for this task, data are missing, or `files` lacks a tokenizer.
     """
+    if not isinstance(model, TransformerConfig):
+      raise errors.UserError(
+        f"The task is translation but model is a {type(model).__name__}; it needs a"
+        " TransformerConfig."
+      )
     splits = Splits(self.data)
     if files is None:
       train = splits["train"]
@@ -150,12 +155,10 @@ class Translation:
   def describe(self) -> str:
     """One sentence on model and data."""
     model, data = self.model.config, self.config.data
-    places = " and ".join(place.replace("_", " ") for place in model.compete)
-    heads = f"heads compete in {places} attention" if places else "plain attention"
     return (
       f"Transformer with {model.encoder_layers} + {model.decoder_layers} layers of width"
-      f" {model.dim} and {model.heads} heads ({heads}), {data.source_language} to"
-      f" {data.target_language}."
+      f" {model.dim} and {model.heads} heads ({model.describe_competition()}),"
+      f" {data.source_language} to {data.target_language}."
     )
 
   def describe_batches(self) -> str:
@@ -272,34 +275,21 @@ class Translation:
 
   def objective(self) -> dict[str, float]:
     """Label-smoothed cross-entropy, and the routers' losses where their coefficients are not 0."""
-    return {"cross_entropy": 1.0} | router_losses.objective(self.model.routers())
+    return {"cross_entropy": 1.0} | competing.objective(self.model.config)
 
   def loss(
     self, params: Any, carry: Any, batch: Batch, context: Context
   ) -> tuple[dict[str, Term], Any, Metrics]:
     """Label-smoothed cross-entropy per target token, end of sentence included."""
-    sites, rng = self.routing_sites(), context.rng if context.train else None
-    routers = self.model.routers()
-    capture = routers_captured(sites) | router_losses.captured_sites(routers)
-    taps = Taps(capture=capture, edits=self._dropped_heads(context))
+    config, rng = self.model.config, context.rng if context.train else None
+    taps = competing.loss_taps(config, context)
     logits = self.forward(params, batch, taps=taps, rng=rng)
     target, smoothing = batch["target"], self.config.label_smoothing
     losses = cross_entropy(logits, target, target != PAD, label_smoothing=smoothing)
-    found: Metrics = {
-      "nll": (losses.nll, losses.count),
-      "accuracy": (losses.correct, losses.count),
-    }
-    found |= routers_statistics(sites, taps.captured, lambda site: self.rows(site, batch))
-    terms = {"cross_entropy": Term(losses.smoothed, losses.count)}
-    terms |= router_losses.terms(routers, taps.captured, lambda site: self.rows(site, batch))
+    terms, found = competing.read(config, taps, lambda site: self.rows(site, batch))
+    terms["cross_entropy"] = Term(losses.smoothed, losses.count)
+    found |= {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
     return terms, carry, found
-
-  def _dropped_heads(self, context: Context) -> dict[str, Edit]:
-    """The edits that drop heads in training."""
-    if not context.train:
-      return {}
-    config, modules = self.model.config.drophead, self.model.attention_modules()
-    return drophead.edits(config, modules, rng=context.rng, progress=context.progress)
 
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1

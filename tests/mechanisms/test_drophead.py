@@ -146,13 +146,13 @@ def variables():
 
 
 def edits(config: DropHeadConfig, progress: float = 0.0, seed: int = 0):
-  modules = model(CONFIG).attention_modules()
+  modules = CONFIG.attention_modules()
   return drophead.edits(config, modules, rng=jax.random.key(seed), progress=progress)
 
 
 def captured(variables, config: TransformerConfig = CONFIG):
-  names = [f"{m}/{s}" for m in model(config).attention_modules() for s in ("heads_scaled",)]
-  weights = [f"{m}/router/weights" for m in model(config).attention_modules()]
+  names = [f"{m}/{s}" for m in config.attention_modules() for s in ("heads_scaled",)]
+  weights = [f"{m}/router/weights" for m in config.attention_modules()]
 
   def found(variables):
     capture = [*names, *weights]
@@ -164,7 +164,7 @@ def captured(variables, config: TransformerConfig = CONFIG):
 def test_every_attention_module_draws_masks_of_its_own_and_the_softmax_does_not_see_them(variables):
   _, sites = captured(variables)
   masks = []
-  for module in model(CONFIG).attention_modules():
+  for module in CONFIG.attention_modules():
     outputs, weights = sites[f"{module}/heads_scaled"], sites[f"{module}/router/weights"]
     zero = np.all(outputs == 0, axis=(1, 3))
     assert 0 < zero.sum() < zero.size

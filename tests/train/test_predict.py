@@ -135,7 +135,7 @@ def test_in_a_pipe_output_comes_early_and_a_reader_that_leaves_is_no_error(workd
     process.stdin.close()
     said = process.stderr.read().decode()
     assert process.wait(timeout=100) == 0, said
-  assert "translated lines" in said
+  assert "finished lines" in said
   assert "Traceback" not in said
   assert "Broken" not in said
 

@@ -1,0 +1,299 @@
+"""Masked language models of Hugging Face: RoBERTa's and BERT's checkpoints, in and out.
+
+Their folders hold `config.json` and `model.safetensors` (or several such files and an index). Ours
+and theirs have the same token numbers. What differs: positions of theirs may start after unused
+rows, and they add a vector for the segment, whose first row (the only segment here) goes into the
+positions.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from compmod_jax.errors import UserError, check, check_choice
+from compmod_jax.interop.model_folder import read_tensors
+from compmod_jax.models.encoder_config import EncoderConfig
+
+Kind = Literal["roberta", "bert"]
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+ACTIVATIONS = {
+  "gelu": "gelu",
+  "gelu_new": "gelu_tanh",
+  "gelu_pytorch_tanh": "gelu_tanh",
+  "relu": "relu",
+}
+_SEGMENTS: dict[Kind, int] = {"roberta": 1, "bert": 2}
+_HEAD: dict[Kind, str] = {"roberta": "lm_head", "bert": "cls.predictions"}
+_TRANSFORM = {
+  "roberta": ("dense", "layer_norm"),
+  "bert": ("transform.dense", "transform.LayerNorm"),
+}
+_DECODER = {kind: f"{head}.decoder.weight" for kind, head in _HEAD.items()}
+# What belongs to other heads, or says nothing that the rest does not.
+_IGNORED = ("pooler.", "position_ids", "cls.seq_relationship.", "decoder.bias")
+
+
+class Checkpoint(NamedTuple):
+  """A masked language model.
+
+  Attributes:
+    config: sizes and options.
+    params: parameters of `Encoder`, float32.
+    vocab: number of tokens.
+    pad: the token that marks padding.
+    kind: whose layout it has.
+  """
+
+  config: EncoderConfig
+  params: dict[str, Any]
+  vocab: int
+  pad: int
+  kind: Kind
+
+
+def read_checkpoint(folder: str | Path) -> Checkpoint:
+  """Reads a RoBERTa or BERT masked language model.
+
+  Raises:
+    UserError: a file is missing or damaged, or the model is of another kind or has parts that the
+      encoder does not have.
+  """
+  folder = Path(folder)
+  given, tensors = _read_config(folder), _read_weights(folder)
+  kind: Kind = given["model_type"]
+  pad, config = int(given.get("pad_token_id") or 0), _config(given, kind)
+  params, taken = {}, {_DECODER[kind]}
+  for entry in _entries(config, kind, pad):
+    missing = [name for name in entry.names if name not in tensors]
+    check(
+      not missing,
+      f"{folder} has no tensor {', '.join(missing)}; it is no checkpoint of a masked language"
+      " model, or one of another layout.",
+    )
+    params[entry.path] = entry.read(*(tensors[name] for name in entry.names))
+    taken.update(entry.names)
+  left = [name for name in set(tensors) - taken if not any(part in name for part in _IGNORED)]
+  check(
+    not left,
+    f"{folder} has tensors that the encoder has no place for: {', '.join(sorted(left)[:5])}.",
+  )
+  table, decoder = params["embedding/table"], tensors.get(_DECODER[kind])
+  check(
+    decoder is None or np.array_equal(decoder, table),
+    f"{folder}: {_DECODER[kind]} differs from the word embeddings; the encoder's output is tied to"
+    " them. Convert a checkpoint with tied embeddings.",
+  )
+  return Checkpoint(config, unflatten_dict(params, sep="/"), len(table), pad, kind)
+
+
+def write_checkpoint(
+  folder: str | Path, checkpoint: Checkpoint, *, bos: int | None = None, eos: int | None = None
+) -> None:
+  """Writes a folder that `transformers` opens as `RobertaForMaskedLM` or `BertForMaskedLM`.
+
+  Args:
+    folder: where; made if it is not there.
+    checkpoint: the model; `kind` says in whose layout it is written.
+    bos: the start token, for the configuration.
+    eos: the end token, for the configuration.
+
+  Raises:
+    UserError: the model has what their layout cannot hold, or the folder cannot be written.
+  """
+  config, kind = checkpoint.config, checkpoint.kind
+  plain = not config.compete and not config.expert_layers
+  check(
+    plain and config.norm == "post",
+    f"model has norm = {config.norm!r}, compete = {config.compete} and expert_layers ="
+    f" {config.expert_layers}; Hugging Face's {kind} is normalised after each layer (norm = post)"
+    " and has no competition. Export a model without these.",
+  )
+  params = flatten_dict(checkpoint.params, sep="/")
+  tensors: dict[str, np.ndarray] = {}
+  for entry in _entries(config, kind, checkpoint.pad):
+    parts = entry.write(np.asarray(params[entry.path], np.float32))
+    tensors |= dict(zip(entry.names, map(np.ascontiguousarray, parts), strict=True))
+  folder = Path(folder)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(_theirs(checkpoint, bos, eos), indent=2) + "\n")
+    safetensors.numpy.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+  except OSError as error:
+    raise UserError(f"{folder} cannot be written: {error.strerror}. Choose another.") from error
+
+
+def _skipped(kind: Kind, pad: int) -> int:
+  """Rows of the position table before that of the first position."""
+  return pad + 1 if kind == "roberta" else 0
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+  try:
+    given = json.loads((folder / CONFIG).read_text("utf-8"))
+  except FileNotFoundError as error:
+    raise UserError(
+      f"There is no {CONFIG} in {folder}. Give the folder of a Hugging Face model."
+    ) from error
+  except (OSError, ValueError) as error:
+    raise UserError(f"{folder / CONFIG} cannot be read: {error}.") from error
+  check_choice(f"model_type in {folder / CONFIG}", str(given.get("model_type")), _HEAD)
+  for field, value in (("is_decoder", False), ("position_embedding_type", "absolute")):
+    check(
+      given.get(field, value) == value,
+      f"{folder / CONFIG} has {field} = {given.get(field)!r}; only {value!r} can be imported.",
+    )
+  check_choice(f"hidden_act in {folder / CONFIG}", str(given.get("hidden_act")), ACTIVATIONS)
+  return given
+
+
+def _config(given: Mapping[str, Any], kind: Kind) -> EncoderConfig:
+  skipped = _skipped(kind, int(given.get("pad_token_id") or 0))
+  try:
+    return EncoderConfig(
+      encoder_layers=given["num_hidden_layers"],
+      dim=given["hidden_size"],
+      heads=given["num_attention_heads"],
+      ffn_dim=given["intermediate_size"],
+      activation=ACTIVATIONS[given["hidden_act"]],  # pyright: ignore[reportArgumentType]
+      max_length=given["max_position_embeddings"] - skipped,
+      norm_epsilon=given["layer_norm_eps"],
+      dropout=given.get("hidden_dropout_prob", 0.1),
+      attention_dropout=given.get("attention_probs_dropout_prob", 0.1),
+    )
+  except (KeyError, TypeError) as error:
+    raise UserError(f"{CONFIG}: a size is missing or no number ({error}); restore it.") from error
+
+
+def _read_weights(folder: Path) -> dict[str, np.ndarray]:
+  names = [WEIGHTS]
+  if (folder / INDEX).is_file():
+    names = sorted(set(json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()))
+  found: dict[str, np.ndarray] = {}
+  for name in names:
+    try:
+      found |= read_tensors((folder / name).read_bytes())
+    except FileNotFoundError as error:
+      raise UserError(
+        f"There is no {name} in {folder}. Only safetensors can be read, nothing that is unpickled:"
+        " save the model again with safe_serialization=True."
+      ) from error
+    except (safetensors.SafetensorError, KeyError) as error:
+      raise UserError(f"{folder / name} is damaged ({error}); fetch it again.") from error
+  # Older checkpoints call a norm's parameters gamma and beta.
+  return {
+    re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)): value.astype(np.float32)
+    for name, value in found.items()
+  }
+
+
+class _Entry(NamedTuple):
+  """One of our parameters and the tensors of theirs that it is made of.
+
+  Attributes:
+    path: of ours, joined with "/".
+    names: of theirs.
+    read: from theirs to ours.
+    write: from ours to theirs.
+  """
+
+  path: str
+  names: tuple[str, ...]
+  read: Callable[..., np.ndarray] = lambda value: value
+  write: Callable[[np.ndarray], Sequence[np.ndarray]] = lambda value: (value,)
+
+
+def _entries(config: EncoderConfig, kind: Kind, pad: int) -> Iterator[_Entry]:
+  """All parameters of a model."""
+  embeddings, skipped = f"{kind}.embeddings", _skipped(kind, pad)
+  types, dim = _SEGMENTS[kind], config.dim
+  yield _Entry("embedding/table", (f"{embeddings}.word_embeddings.weight",))
+  yield _Entry(
+    "positions/table",
+    (f"{embeddings}.position_embeddings.weight", f"{embeddings}.token_type_embeddings.weight"),
+    lambda positions, segments: positions[skipped:] + segments[:1],
+    lambda table: (
+      np.concatenate([np.zeros((skipped, dim), np.float32), table]),
+      np.zeros((types, dim), np.float32),
+    ),
+  )
+  yield from _norm("embedding_norm", f"{embeddings}.LayerNorm")
+  for i in range(config.encoder_layers):
+    yield from _layer(f"encoder_{i}", f"{kind}.encoder.layer.{i}", config)
+  head = _HEAD[kind]
+  yield from _dense("head/transform", f"{head}.{_TRANSFORM[kind][0]}")
+  yield from _norm("head/norm", f"{head}.{_TRANSFORM[kind][1]}")
+  yield _Entry("head/bias", (f"{head}.bias",))
+
+
+def _layer(ours: str, theirs: str, config: EncoderConfig) -> Iterator[_Entry]:
+  heads, size, dim = config.heads, config.dim // config.heads, config.dim
+  three, attention = f"{ours}/self_attention/query_key_value", f"{theirs}.attention"
+  names = [f"{attention}.self.{part}" for part in ("query", "key", "value")]
+  yield _Entry(
+    f"{three}/kernel",
+    tuple(f"{name}.weight" for name in names),
+    lambda *parts: np.stack([part.T.reshape(dim, heads, size) for part in parts], axis=2),
+    lambda kernel: [kernel[:, :, i].reshape(dim, dim).T for i in range(3)],
+  )
+  yield _Entry(
+    f"{three}/bias",
+    tuple(f"{name}.bias" for name in names),
+    lambda *parts: np.stack([part.reshape(heads, size) for part in parts], axis=1),
+    lambda bias: [bias[:, i].reshape(dim) for i in range(3)],
+  )
+  yield _Entry(
+    f"{ours}/self_attention/output/kernel",
+    (f"{attention}.output.dense.weight",),
+    lambda weight: weight.T.reshape(heads, size, dim),
+    lambda kernel: (kernel.reshape(dim, dim).T,),
+  )
+  yield _Entry(f"{ours}/self_attention/output/bias", (f"{attention}.output.dense.bias",))
+  yield from _norm(f"{ours}/self_residual/scale", f"{attention}.output.LayerNorm")
+  yield from _dense(f"{ours}/ffn/up", f"{theirs}.intermediate.dense")
+  yield from _dense(f"{ours}/ffn/down", f"{theirs}.output.dense")
+  yield from _norm(f"{ours}/ffn_residual/scale", f"{theirs}.output.LayerNorm")
+
+
+def _dense(ours: str, theirs: str) -> Iterator[_Entry]:
+  transpose: Any = np.transpose
+  yield _Entry(f"{ours}/kernel", (f"{theirs}.weight",), transpose, lambda kernel: (kernel.T,))
+  yield _Entry(f"{ours}/bias", (f"{theirs}.bias",))
+
+
+def _norm(ours: str, theirs: str) -> Iterator[_Entry]:
+  yield _Entry(f"{ours}/scale", (f"{theirs}.weight",))
+  yield _Entry(f"{ours}/bias", (f"{theirs}.bias",))
+
+
+def _theirs(checkpoint: Checkpoint, bos: int | None, eos: int | None) -> dict[str, Any]:
+  """Their configuration."""
+  config, kind, pad = checkpoint.config, checkpoint.kind, checkpoint.pad
+  names = {"roberta": "RobertaForMaskedLM", "bert": "BertForMaskedLM"}
+  theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
+  return {
+    "architectures": [names[kind]],
+    "model_type": kind,
+    "vocab_size": checkpoint.vocab,
+    "hidden_size": config.dim,
+    "num_hidden_layers": config.encoder_layers,
+    "num_attention_heads": config.heads,
+    "intermediate_size": config.ffn_dim,
+    "hidden_act": theirs[config.activation],
+    "hidden_dropout_prob": config.dropout,
+    "attention_probs_dropout_prob": config.attention_dropout,
+    "max_position_embeddings": config.max_length + _skipped(kind, pad),
+    "type_vocab_size": _SEGMENTS[kind],
+    "layer_norm_eps": config.norm_epsilon,
+    "tie_word_embeddings": True,
+    "pad_token_id": pad,
+    **{
+      f"{name}_token_id": value for name, value in (("bos", bos), ("eos", eos)) if value is not None
+    },
+  }

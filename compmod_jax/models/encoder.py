@@ -1,0 +1,124 @@
+"""The bidirectional encoder for masked language modelling, with competition in any layer."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from compmod_jax import errors
+from compmod_jax.layers.dropout import Dropout
+from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.feedforward import ACTIVATIONS
+from compmod_jax.models.encoder_config import EncoderConfig
+from compmod_jax.models.transformer_layer import Layer, layer_norm, run_layer
+from compmod_jax.rows import over_rows
+from compmod_jax.sharding import logical
+from compmod_jax.sites import OFF, Taps
+
+__all__ = ["Encoder", "EncoderConfig"]
+
+_STDDEV = 0.02  # of fresh embeddings (Devlin et al. 2019)
+
+
+class Encoder(nn.Module):
+  """RoBERTa's and BERT's encoder with competitive heads and experts (Liu et al. 2019).
+
+  Embeddings of tokens and of learned positions are added and normalised; the layers follow; an
+  output head transforms every position and compares it with the embeddings of all tokens.
+
+  Sites: `encoder/layer_<i>/...` (see `Layer` and `Attention`), `encoder/output` and `logits`.
+
+  Attributes:
+    config: sizes and options.
+    vocab: number of tokens.
+    pad: the token that marks padding, which no other position looks at.
+  """
+
+  config: EncoderConfig
+  vocab: int
+  pad: int = 0
+
+  def setup(self):
+    """Makes embeddings, layers and output head."""
+    c, dtype = self.config, jnp.dtype(self.config.dtype)
+    self.embedding = Embedding(self.vocab, c.dim, dtype, stddev=_STDDEV, scaled=False)
+    self.positions = PositionTable("learned", c.max_length, c.dim, dtype)
+    self.embedding_norm = layer_norm(dtype, c.norm_epsilon)
+    self.encoder = [Layer(c, False, c.experts_in("encoder", i)) for i in range(c.encoder_layers)]
+    if c.norm == "pre":
+      self.output_norm = layer_norm(dtype, c.norm_epsilon)
+    self.drop = Dropout(c.dropout)
+    self.head = Head(c, self.vocab, dtype)
+
+  def __call__(
+    self,
+    tokens: Int[Array, "batch time"],
+    *,
+    positions: Int[Array, "batch predicted"] | None = None,
+    deterministic: bool = True,
+    taps: Taps = OFF,
+  ) -> Float[Array, "batch predicted vocab"]:
+    """Logits of the tokens that belong at positions.
+
+    Args:
+      tokens: padded at the end.
+      positions: numbers of the positions that are predicted; all, in their order, if not given.
+      deterministic: no dropout.
+      taps: sites to read or change.
+    """
+    hidden = self.encode(tokens, deterministic=deterministic, taps=taps)
+    if positions is not None:
+      hidden = jnp.take_along_axis(hidden, positions[..., None], axis=1)
+    return taps("logits", self.head(hidden, self.embedding))
+
+  def encode(
+    self, tokens: Int[Array, "batch time"], *, deterministic: bool = True, taps: Taps = OFF
+  ) -> Float[Array, "batch time embed"]:
+    """The last layer's output."""
+    c, taps, length = self.config, taps.scope("encoder"), tokens.shape[1]
+    errors.check(
+      length <= c.max_length,
+      f"A sequence has {length} tokens, but the model has positions for {c.max_length}; shorten it"
+      " or raise model.max_length.",
+    )
+    mask = (tokens != self.pad)[:, None, None, :]
+    x = self.embedding_norm(self.embedding(tokens) + self.positions(0, length))
+    x = self.drop(x, deterministic=deterministic)
+    for i, layer in enumerate(self.encoder):
+      inner = taps.scope(f"layer_{i}")
+      x = run_layer(layer, x, mask, remat=c.remat, deterministic=deterministic, taps=inner)
+    return taps("output", self.output_norm(x) if c.norm == "pre" else x)
+
+  def routing_sites(self) -> tuple[str, ...]:
+    """Names of the weights [batch, time, units] of every router, of heads and of experts."""
+    return self.config.routing_sites()
+
+
+class Head(nn.Module):
+  r"""The output head, tied to the embeddings E.
+
+  .. math:: \mathrm{logits} = E\, \mathrm{LN}(\phi(W h + c)) + b
+
+  Attributes:
+    config: sizes and options.
+    vocab: number of tokens.
+    dtype: compute type.
+  """
+
+  config: EncoderConfig
+  vocab: int
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, hidden: Float[Array, "batch time embed"], embedding: Embedding
+  ) -> Float[Array, "batch time vocab"]:
+    """Logits at every position, float32."""
+    c, init = self.config, nn.initializers.xavier_uniform()
+    transform = nn.Dense(
+      c.dim, dtype=self.dtype, kernel_init=logical(init, "embed", "mlp"), name="transform"
+    )
+    hidden = ACTIVATIONS[c.activation](over_rows(transform, hidden))
+    norm = layer_norm(self.dtype, c.norm_epsilon, name="norm")
+    bias = self.param("bias", logical(nn.initializers.zeros, "vocab"), (self.vocab,))
+    return embedding.logits(norm(hidden)) + bias[None, None]

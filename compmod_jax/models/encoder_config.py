@@ -1,0 +1,35 @@
+"""Sizes and options of the encoder for masked language modelling."""
+
+import dataclasses
+from typing import Literal
+
+from compmod_jax.layers.feedforward import Activation
+from compmod_jax.models.stack_config import StackConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig(StackConfig):
+  """Sizes and options of a bidirectional encoder; the defaults are those of RoBERTa base.
+
+  Source: Liu et al. 2019, table 9; Devlin et al. 2019.
+  """
+
+  encoder_layers: int = 12
+  """Layers."""
+  dim: int = 768
+  """Model width, a multiple of `heads`."""
+  heads: int = 12
+  """Attention heads of every layer."""
+  ffn_dim: int = 3072
+  """Width of the feed-forward networks' hidden layer."""
+  norm: Literal["pre", "post"] = "post"
+  """Normalise before each sub-layer (and after the last layer), or after each residual sum; the
+  sum of embeddings is normalised in any case."""
+  activation: Activation = "gelu"
+  """Nonlinearity of the feed-forward networks and of the output head."""
+  max_length: int = 512
+  """Most positions of a sequence, the start token's included."""
+  dropout: float = 0.1
+  """Dropout on embedding sums and sub-layer outputs."""
+  attention_dropout: float = 0.1
+  """Dropout on attention probabilities."""

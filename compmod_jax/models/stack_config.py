@@ -1,0 +1,183 @@
+"""Sizes and options that all models made of Transformer layers share."""
+
+import dataclasses
+from typing import Literal, TypeVar
+
+from compmod_jax import errors
+from compmod_jax.layers.experts import ExpertsConfig
+from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
+from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.drophead import DropHeadConfig
+from compmod_jax.mechanisms.router_losses import Routers
+
+C = TypeVar("C", bound="StackConfig")
+Side = Literal["encoder", "decoder"]
+Place = Literal["encoder_self", "decoder_self", "cross"]
+PLACES: tuple[Place, ...] = ("encoder_self", "decoder_self", "cross")
+
+ATTENTION: dict[Side, tuple[tuple[Place, str], ...]] = {
+  "encoder": (("encoder_self", "self"),),
+  "decoder": (("decoder_self", "self"), ("cross", "cross")),
+}
+_EXPERTS = "/ffn/"
+
+
+@dataclasses.dataclass(frozen=True)
+class StackConfig:
+  """Sizes and options of stacks of layers, `encoder/layer_<i>` and `decoder/layer_<i>`."""
+
+  encoder_layers: int = 6
+  """Layers of the encoder."""
+  dim: int = 512
+  """Model width, a multiple of `heads`."""
+  heads: int = 4
+  """Attention heads of every module."""
+  ffn_dim: int = 1024
+  """Width of the feed-forward networks' hidden layer."""
+  norm: Literal["pre", "post"] = "post"
+  """Normalise before each sub-layer (and after the last layer), or after each residual sum."""
+  norm_epsilon: float = 1e-5
+  """Added to the variance where layers are normalised."""
+  activation: Activation = "relu"
+  """Nonlinearity of the feed-forward networks."""
+  max_length: int = 1024
+  """Most positions of a sequence."""
+  dropout: float = 0.3
+  """Dropout on embedding sums and sub-layer outputs."""
+  attention_dropout: float = 0.0
+  """Dropout on attention probabilities."""
+  ffn_dropout: float = 0.0
+  """Dropout inside the feed-forward networks."""
+  drophead: DropHeadConfig = DropHeadConfig()
+  """Dropping of whole heads in training."""
+  compete: tuple[Place, ...] = ()
+  """Kinds of attention whose heads compete: encoder_self, and in decoders decoder_self, cross."""
+  competition: CompetitionConfig = CompetitionConfig()
+  """How heads compete where they do."""
+  expert_layers: tuple[str, ...] = ()
+  """Layers with competing feed-forward networks: encoder, decoder, or one by one (encoder_2)."""
+  experts: ExpertsConfig = ExpertsConfig()
+  """The experts where there are any."""
+  dtype: Literal["float32", "bfloat16"] = "float32"
+  """Compute type; parameters, softmax, norms, losses and router scores stay float32."""
+  remat: bool = False
+  """Recompute each layer's activations in the backward pass instead of storing them."""
+
+  def __post_init__(self):
+    for field in ("encoder_layers", "dim", "heads", "ffn_dim", "max_length"):
+      value = getattr(self, field)
+      errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    errors.check(
+      self.dim % self.heads == 0,
+      f"model.heads is {self.heads}, which does not divide model.dim = {self.dim}; each head is"
+      " dim / heads wide. Choose a number of heads that divides the width.",
+    )
+    errors.check_choice("model.norm", self.norm, ("pre", "post"))
+    errors.check(
+      self.norm_epsilon > 0,
+      f"model.norm_epsilon is {self.norm_epsilon}; it must be positive, for example 1e-5.",
+    )
+    errors.check_choice("model.activation", self.activation, ACTIVATIONS)
+    errors.check_choice("model.dtype", self.dtype, ("float32", "bfloat16"))
+    for field in ("dropout", "attention_dropout", "ffn_dropout"):
+      rate = getattr(self, field)
+      errors.check(0 <= rate < 1, f"model.{field} is {rate}; it must be at least 0 and below 1.")
+    self._check_competition()
+
+  def _check_competition(self) -> None:
+    places = [place for side in self.sides() for place, _ in ATTENTION[side]]
+    for place in self.compete:
+      errors.check_choice("model.compete", place, places)
+    if self.compete:
+      self.competition.kept(self.heads)
+      errors.check(
+        self.competition.inactive == "null" or "cross" not in self.compete,
+        "model.competition.inactive is 'value' but model.compete includes 'cross'; a query position"
+        " of encoder-decoder attention has no value vector of its own. Use inactive = null there.",
+      )
+    for name in self.expert_layers:
+      one_by_one = [f"{side}_{i}" for side in self.sides() for i in range(self.layers(side))]
+      errors.check_choice("model.expert_layers", name, [*self.sides(), *one_by_one])
+    if self.expert_layers:
+      self.experts.width(self.ffn_dim)
+
+  def sides(self) -> tuple[Side, ...]:
+    """The stacks that the model has."""
+    return ("encoder",)
+
+  def layers(self, side: Side) -> int:
+    """Layers of a stack; 0 where the model has none of that name."""
+    return self.encoder_layers if side == "encoder" else 0
+
+  def experts_in(self, side: Side, layer: int) -> ExpertsConfig | None:
+    """The experts of a layer, `None` where it has a single feed-forward network."""
+    return self.experts if {side, f"{side}_{layer}"} & set(self.expert_layers) else None
+
+  def competition_at(self, place: Place) -> CompetitionConfig | None:
+    """How heads compete at a place, `None` where they do not."""
+    return self.competition if place in self.compete else None
+
+  def attention_modules(self) -> tuple[str, ...]:
+    """Names of all attention modules, to which `/heads`, `/heads_scaled` and the like are added."""
+    return tuple(
+      f"{side}/layer_{i}/{name}"
+      for side in self.sides()
+      for i in range(self.layers(side))
+      for _, name in ATTENTION[side]
+    )
+
+  def routing_sites(self, *sides: Side) -> tuple[str, ...]:
+    """Names of the weights [batch, time, units] of every router, of heads and of experts.
+
+    Args:
+      *sides: in which stacks; all of the model's if none is given.
+    """
+    return tuple(
+      f"{side}/layer_{i}/{name}/router/weights"
+      for side in sides or self.sides()
+      for i in range(self.layers(side))
+      for name in (
+        *(name for place, name in ATTENTION[side] if place in self.compete),
+        *(("ffn",) if self.experts_in(side, i) else ()),
+      )
+    )
+
+  def units(self, site: str) -> int:
+    """How many heads or experts compete at one of `routing_sites`."""
+    return self.experts.count if _EXPERTS in site else self.heads
+
+  def routers(self) -> tuple[Routers, ...]:
+    """The routers of heads and those of experts, for the losses that keep them healthy."""
+    sites = self.routing_sites()
+    experts = tuple(site for site in sites if _EXPERTS in site)
+    heads = tuple(site for site in sites if _EXPERTS not in site)
+    return (
+      Routers("head", heads, self.competition),
+      Routers("expert", experts, self.experts.competition),
+    )
+
+  def warnings(self) -> list[str]:
+    """What is allowed here but hardly meant, a sentence each; empty if nothing is."""
+    experts = self.experts.count, "experts.count", "experts.", self.experts.competition
+    kinds = (
+      (self.compete, "heads", self.heads, "model.heads", "", self.competition),
+      (self.expert_layers, "experts", *experts),
+    )
+    return [
+      f"one of {count} {kind} stays at each position ({prefix}competition.rule ="
+      f" {competition.rule}), so its weight is always 1 and the routers learn nothing;"
+      f" let at least 2 stay ({prefix}competition.keep, {field}) if they should."
+      for used, kind, count, field, prefix, competition in kinds
+      if used and competition.kept(count) == 1
+    ]
+
+  def plain(self: C) -> C:
+    """The same model without any competition."""
+    return dataclasses.replace(self, compete=(), expert_layers=())
+
+  def describe_competition(self) -> str:
+    """What competes where, in a few words."""
+    places = " and ".join(place.replace("_", " ") for place in self.compete)
+    heads = f"heads compete in {places} attention" if places else "plain attention"
+    where = " and ".join(name.replace("_", " layer ") for name in self.expert_layers)
+    return f"{heads}, {self.experts.count} experts in the {where}" if where else heads

@@ -1,0 +1,44 @@
+"""What competition brings to the loss of any task: dropped heads, routers' losses, their health."""
+
+from collections.abc import Callable
+
+import jax
+
+from compmod_jax.losses import Term
+from compmod_jax.mechanisms import drophead, router_losses
+from compmod_jax.mechanisms.health import routers_captured, routers_statistics
+from compmod_jax.models.stack_config import StackConfig
+from compmod_jax.sites import Taps
+from compmod_jax.tasks.base import Context, Metrics
+
+
+def objective(config: StackConfig) -> dict[str, float]:
+  """The active losses of routers and their weights."""
+  return router_losses.objective(config.routers())
+
+
+def loss_taps(config: StackConfig, context: Context) -> Taps:
+  """What the model is run with: records what `read` needs, and drops heads in training."""
+  edits = {}
+  if context.train:
+    edits = drophead.edits(
+      config.drophead, config.attention_modules(), rng=context.rng, progress=context.progress
+    )
+  wanted = routers_captured(config.routing_sites())
+  return Taps(capture=wanted | router_losses.captured_sites(config.routers()), edits=edits)
+
+
+def read(
+  config: StackConfig, taps: Taps, rows: Callable[[str], jax.Array]
+) -> tuple[dict[str, Term], Metrics]:
+  """The routers' losses and their health over a batch.
+
+  Args:
+    config: of the model.
+    taps: of `loss_taps`, after the model ran.
+    rows: from a site to the positions [batch, time] at which it holds real tokens.
+  """
+  return (
+    router_losses.terms(config.routers(), taps.captured, rows),
+    routers_statistics(config.routing_sites(), taps.captured, rows),
+  )

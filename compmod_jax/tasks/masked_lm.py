@@ -1,0 +1,255 @@
+"""Masked language modelling: running text in, an encoder, loss per masked token out."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compmod_jax import errors
+from compmod_jax.losses import Term, cross_entropy
+from compmod_jax.models.encoder import Encoder, EncoderConfig
+from compmod_jax.sites import OFF, Edit, Taps
+from compmod_jax.tasks import competing
+from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
+from compmod_jax.tasks.filler import Filler
+from compmod_jax.tasks.masked_blocks import MaskedBlocks
+from compmod_jax.tasks.masked_lm_config import TOKENIZER_FILE, MaskedLMConfig
+
+__all__ = ["MaskedLM", "MaskedLMConfig"]
+
+# Keeps the masks apart from dropout, which is drawn from the same key.
+_STREAM = 0x3A5C
+
+
+class MaskedLM:
+  """A masked language modelling task; see `MaskedLMConfig` and the contract in `tasks.base`.
+
+  Batches hold `tokens` [rows, length] and `index`; those of evaluation also `positions`, `targets`
+  and `predict` (see `Masked`), and their tokens are masked already.
+
+  Attributes:
+    config: the task's configuration.
+    model: the encoder.
+    blocks: the data.
+    tokenizer: from text to tokens.
+    edits: site -> change of that activation, wherever the model runs.
+  """
+
+  decode = None
+
+  def __init__(
+    self,
+    config: MaskedLMConfig,
+    model: EncoderConfig,
+    blocks: MaskedBlocks,
+    edits: Mapping[str, Edit] | None = None,
+  ):
+    errors.check(
+      config.length <= model.max_length,
+      f"task.length is {config.length} but model.max_length is {model.max_length}; every token"
+      " needs a position. Raise model.max_length.",
+    )
+    self.config, self.edits = config, dict(edits or {})
+    self.blocks, self.tokenizer = blocks, blocks.tokenizer
+    self.model = Encoder(model, self.tokenizer.vocab_size, self.tokenizer.pad)
+    self._scores = jax.jit(self._score)
+
+  def edited(self, edits: Mapping[str, Edit]) -> "MaskedLM":
+    """The same task with activations changed at these sites besides those of `self.edits`."""
+    return MaskedLM(self.config, self.model.config, self.blocks, {**self.edits, **edits})
+
+  def decoding(self, decode: Any) -> "MaskedLM":
+    """Raises a `UserError`: a masked language model searches for nothing."""
+    raise errors.UserError(
+      "A masked language model does not search for its outputs; leave decoding options out."
+    )
+
+  # Words.
+
+  @property
+  def metric(self) -> str:
+    """The loss per masked token, in nats."""
+    return "loss"
+
+  def describe(self) -> str:
+    """One sentence on model and data."""
+    c = self.model.config
+    return (
+      f"Masked language model with {c.encoder_layers} layers of width {c.dim} and {c.heads} heads"
+      f" ({c.describe_competition()}), {self.config.data.describe()}."
+    )
+
+  def describe_batches(self) -> str:
+    """What a training batch holds, in a few words."""
+    blocks = self.config.batch_tokens // self.config.length
+    return f"batches of {blocks} blocks of {self.config.length} tokens"
+
+  def describe_scores(self) -> str:
+    """What loss, perplexity and accuracy are per, and what unigram means."""
+    return (
+      "Tokens: those that are predicted. Loss: nats per predicted token; perplexity and accuracy"
+      " are over the same tokens. Unigram: the loss of the best prediction that does not look at"
+      " the context, the entropy of the split's own token frequencies."
+    )
+
+  def resolved_config(self) -> MaskedLMConfig:
+    """The configuration; nothing in it is chosen from the training data."""
+    return self.config
+
+  def files(self) -> dict[str, bytes]:
+    """The tokenizer, serialised."""
+    return {TOKENIZER_FILE: self.tokenizer.to_bytes()}
+
+  # Data.
+
+  def split_names(self) -> tuple[str, ...]:
+    """Names of all splits, that of training among them."""
+    return self.config.data.splits()
+
+  def final_splits(self) -> tuple[str, ...]:
+    """Names of the splits that are scored at the end: all but the training split."""
+    return tuple(split for split in self.split_names() if split != "train")
+
+  def check_data(self) -> None:
+    """Loads every split that will be scored, and that of training.
+
+    Raises:
+      UserError: one is missing, damaged or empty.
+    """
+    for split in self.split_names():
+      self.blocks[split]
+
+  def data_notes(self) -> list[str]:
+    """How much training text there is."""
+    blocks = self.blocks["train"]
+    return [f"{blocks.tokens['tokens'] - len(blocks):,} training tokens in {len(blocks):,} blocks"]
+
+  def train_batches(
+    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
+  ) -> tuple[Any, int]:
+    """An endless iterator over training batches, and how many make an epoch."""
+    return self.blocks.train_batches(part, seed, multiple, process, processes)
+
+  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
+    """Batches in which every block of a split is once, masked as in every evaluation."""
+    return self.blocks.eval_batches(split, multiple)
+
+  def example(self) -> dict[str, jax.Array]:
+    """The smallest batch that the model takes, to trace it with."""
+    return {"tokens": jnp.full((1, 2), self.tokenizer.unk, jnp.int32), "index": jnp.arange(1)}
+
+  # Model.
+
+  def init(self, rng: jax.Array) -> Any:
+    """Fresh parameters, boxed with the logical names of their dimensions."""
+    return self.model.init(rng, jnp.full((1, 2), self.tokenizer.unk, jnp.int32))["params"]
+
+  def init_carry(self) -> tuple[()]:
+    """Nothing: an encoder has no recurrent state."""
+    return ()
+
+  def forward(
+    self, params: Any, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+  ) -> jax.Array:
+    """Logits at every position, [batch, time, vocab]; with dropout if a key is given."""
+    return self._apply(params, batch["tokens"], None, taps, rng)
+
+  def _apply(
+    self, params: Any, tokens: Any, positions: Any, taps: Taps, rng: jax.Array | None
+  ) -> jax.Array:
+    logits: Any = self.model.apply(
+      {"params": params},
+      tokens,
+      positions=positions,
+      deterministic=rng is None,
+      taps=taps.editing(self.edits),
+      rngs=None if rng is None else {"dropout": rng},
+    )
+    return logits
+
+  def routing_sites(self) -> list[str]:
+    """Names of the weights [batch, time, units] of every router, in the model's order."""
+    return list(self.model.routing_sites())
+
+  def rows(self, site: str, batch: Batch) -> jax.Array:
+    """Positions that hold real tokens: all but padding, and none of a row that is filler."""
+    return (batch["tokens"] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
+
+  def start_tokens(self, site: str) -> int:
+    """One: every block begins with the start token."""
+    return 1
+
+  def objective(self) -> dict[str, float]:
+    """Cross-entropy, and the routers' losses where their coefficients are not 0."""
+    return {"cross_entropy": 1.0, **competing.objective(self.model.config)}
+
+  def loss(
+    self, params: Any, carry: Any, batch: Batch, context: Context
+  ) -> tuple[dict[str, Term], Any, Metrics]:
+    """Cross-entropy in nats per predicted token; the masks are a function of seed and step."""
+    config, rng = self.model.config, context.rng if context.train else None
+    masked = self.blocks.mask(
+      jax.random.fold_in(context.rng, _STREAM), batch["tokens"], batch["index"]
+    )
+    taps = competing.loss_taps(config, context)
+    logits = self._apply(params, masked.tokens, masked.positions, taps, rng)
+    losses = cross_entropy(logits, masked.targets, masked.predict)
+    terms, found = competing.read(config, taps, lambda site: self.rows(site, batch))
+    terms["cross_entropy"] = Term(losses.nll, losses.count)
+    found |= {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
+    return terms, carry, found
+
+  def evaluate(
+    self,
+    params: Any,
+    split: str,
+    *,
+    sharing: Sharing = Sharing(),
+    decode: bool | int = True,
+    status: Status = silent,
+  ) -> Evaluation:
+    """Loss, perplexity and accuracy over the masked tokens of a split; always the same tokens.
+
+    Args:
+      params: the model's parameters.
+      split: name of the split.
+      sharing: how batches are laid over devices.
+      decode: how many blocks are put out with their masked tokens filled in: all, the first n, or
+        none.
+      status: shows progress.
+    """
+    batches = list(self.eval_batches(split, multiple=sharing.multiple))
+    sums, texts = np.zeros(3), dict[int, tuple[str, str, str]]()
+    count = len(self.blocks[split]) if decode is True else int(decode)
+    for i, batch in enumerate(batches):
+      *found, best = jax.device_get(self._scores(params, sharing.place(batch)))
+      sums += np.asarray(found, np.float64)
+      texts |= self.blocks.filled(batch, best, count)
+      status(f"loss on {split}", i + 1, len(batches))
+    nll, correct, tokens = (float(x) for x in sums)
+    errors.check(tokens > 0, f"No token of the split {split!r} is masked: it has too little text.")
+    values = {
+      "tokens": int(tokens),
+      "loss": nll / tokens,
+      "unigram": self.blocks.unigram_entropy(split),
+      "perplexity": float(np.exp(nll / tokens)),
+      "accuracy": correct / tokens,
+    }
+    ordered = [texts[number] for number in sorted(texts)]
+    inputs, outputs, references = ([three[i] for three in ordered] for i in range(3))
+    return Evaluation(values, outputs, references, inputs)
+
+  def _score(self, params: Any, batch: Batch) -> tuple[jax.Array, ...]:
+    """Sums of loss, right predictions and predicted tokens; and the predictions."""
+    logits = self._apply(params, batch["tokens"], batch["positions"], OFF, None)
+    losses = cross_entropy(logits, batch["targets"], batch["predict"])
+    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return losses.nll, losses.correct, losses.count, best
+
+  @functools.cached_property
+  def filler(self) -> Filler:
+    """Fills in what is masked in a text; see `Filler`."""
+    return Filler(self.model, self.tokenizer, self.config.batch_tokens, self.edits)

@@ -1,0 +1,113 @@
+"""The configuration of masked language modelling."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compmod_jax import errors
+from compmod_jax.data.documents import GrammarDocuments, TextDocuments, TfdsDocuments
+from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig, cached_tokenizer
+from compmod_jax.data.vocabulary import MASK
+from compmod_jax.mechanisms.masking import MaskingConfig
+from compmod_jax.models.encoder import EncoderConfig
+from compmod_jax.models.stack_config import StackConfig
+
+if TYPE_CHECKING:
+  from compmod_jax.tasks.masked_lm import MaskedLM
+
+TOKENIZER_FILE = "text.tokenizer"
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedLMConfig:
+  """A masked language modelling task: text, tokenizer, blocks and masks."""
+
+  data: GrammarDocuments | TextDocuments | TfdsDocuments = GrammarDocuments()
+  """Where documents come from."""
+  tokenizer: TokenizerConfig = TokenizerConfig()
+  """The tokenizer; the token <mask> is added to its special tokens."""
+  tokenizer_documents: int = 200_000
+  """The tokenizer is trained on the first so many training documents, at most."""
+  length: int = 128
+  """Tokens of a block: the start token, and a stretch of documents with an end token after each."""
+  batch_tokens: int = 4096
+  """Tokens of a global batch, a multiple of `length`."""
+  masking: MaskingConfig = MaskingConfig()
+  """Which tokens are predicted; drawn anew whenever a block is trained on."""
+  mask_seed: int = 0
+  """Of the masks of evaluation, which are always the same."""
+  small_share: float = 0.07
+  """Share of the training blocks in the small part, for phases that train on a part."""
+
+  def __post_init__(self):
+    errors.check(self.length >= 2, f"task.length is {self.length}; it must be at least 2.")
+    errors.check(
+      self.batch_tokens >= self.length and self.batch_tokens % self.length == 0,
+      f"task.batch_tokens is {self.batch_tokens}; it must be a multiple of task.length ="
+      f" {self.length}.",
+    )
+    errors.check(
+      self.tokenizer_documents >= 1,
+      f"task.tokenizer_documents is {self.tokenizer_documents}; it must be at least 1.",
+    )
+    errors.check(self.mask_seed >= 0, f"task.mask_seed is {self.mask_seed}; it cannot be negative.")
+    errors.check(
+      0 < self.small_share < 1,
+      f"task.small_share is {self.small_share}; it must lie between 0 and 1.",
+    )
+
+  def build(
+    self,
+    model: StackConfig,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    cache: Path | None = None,
+  ) -> "MaskedLM":
+    """The task with its tokenizer: the one in `files`, else trained on the training split.
+
+    Args:
+      model: the model's configuration.
+      files: what `MaskedLM.files` returned.
+      cache: folder in which the tokenizer and tokenised text are kept.
+
+    Raises:
+      UserError: the model is none for this task, data are missing, or `files` lacks the tokenizer.
+    """
+    if not isinstance(model, EncoderConfig):
+      raise errors.UserError(
+        f"The task is masked language modelling but model is a {type(model).__name__}; it needs an"
+        " EncoderConfig."
+      )
+    # What uses this configuration imports it.
+    from compmod_jax.tasks.masked_blocks import MaskedBlocks
+    from compmod_jax.tasks.masked_lm import MaskedLM
+
+    return MaskedLM(self, model, MaskedBlocks(self, make_tokenizer(self, files, cache), cache))
+
+  @property
+  def tokenizer_with_mask(self) -> TokenizerConfig:
+    """How the tokenizer is trained: with the token <mask>."""
+    tokens = self.tokenizer.special_tokens
+    if MASK in tokens:
+      return self.tokenizer
+    return dataclasses.replace(self.tokenizer, special_tokens=(MASK, *tokens))
+
+
+def make_tokenizer(
+  config: MaskedLMConfig, files: Mapping[str, bytes] | None, cache: Path | None
+) -> Tokenizer:
+  """The tokenizer in `files`, else one that is trained on the training split.
+
+  Raises:
+    UserError: `files` lacks it, or it cannot be trained.
+  """
+  if files is not None:
+    errors.check(
+      TOKENIZER_FILE in files,
+      f"{TOKENIZER_FILE} is missing among the saved files; restore the folder.",
+    )
+    return Tokenizer.from_bytes(files[TOKENIZER_FILE])
+  texts = list(itertools.islice(config.data.load("train"), config.tokenizer_documents))
+  return cached_tokenizer(texts, config.tokenizer_with_mask, cache)

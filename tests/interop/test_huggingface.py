@@ -1,0 +1,125 @@
+"""Checkpoints of Hugging Face written and read, without their library; see also tests/peers."""
+
+import dataclasses
+import json
+import shutil
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from compmod_jax.errors import UserError
+from compmod_jax.interop.huggingface import CONFIG, INDEX, WEIGHTS, Checkpoint
+from compmod_jax.interop.huggingface import read_checkpoint as read
+from compmod_jax.interop.huggingface import write_checkpoint as write
+from compmod_jax.models.encoder import Encoder, EncoderConfig
+
+SIZES = EncoderConfig(encoder_layers=2, dim=8, heads=2, ffn_dim=12, max_length=10)
+VOCAB = 11
+
+
+def checkpoint(kind, pad=1, config=SIZES):
+  """A model with random parameters."""
+  model = Encoder(config, VOCAB, pad)
+  shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 2), int)))["params"]
+  random = np.random.default_rng(0)
+  params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
+  return Checkpoint(config, params, VOCAB, pad, kind)
+
+
+@pytest.fixture(scope="module", params=["roberta", "bert"])
+def written(request, tmp_path_factory):
+  made = checkpoint(request.param)
+  folder = tmp_path_factory.mktemp("hf") / "new" / request.param
+  write(folder, made, bos=0, eos=2)
+  return made, folder
+
+
+def test_what_is_written_is_read_back_to_the_last_bit(written):
+  made, folder = written
+  found = read(folder)
+  assert found._replace(params=None) == made._replace(params=None)
+  jax.tree.map(np.testing.assert_array_equal, found.params, made.params)
+
+
+def test_old_names_half_precision_and_several_files_are_read(written, tmp_path):
+  made, folder = written
+  tensors = safetensors.numpy.load_file(folder / WEIGHTS)
+  old = {".weight": ".gamma", ".bias": ".beta"}
+  renamed = {}
+  for name, value in tensors.items():
+    stem, dot, last = name.rpartition(".")
+    norm = "LayerNorm" in stem
+    renamed[stem + (old[dot + last] if norm else dot + last)] = value.astype(ml_dtypes.bfloat16)
+  renamed[f"{made.kind}.pooler.dense.bias"] = np.zeros(8, np.float32)
+  names = sorted(renamed)
+  files = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+  shutil.copy(folder / CONFIG, tmp_path)
+  for file, part in files.items():
+    safetensors.numpy.save_file({name: renamed[name] for name in part}, tmp_path / file)
+  index = {"weight_map": {name: file for file, part in files.items() for name in part}}
+  (tmp_path / INDEX).write_text(json.dumps(index))
+  found = read(tmp_path).params
+
+  def close(a, b):
+    assert a.dtype == np.float32
+    np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-2)
+
+  jax.tree.map(close, found, made.params)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"model_type": "gpt2"}, "model_type in .* is 'gpt2'"),
+    ({"hidden_act": "silu"}, "hidden_act in .* is 'silu'"),
+    ({"is_decoder": True}, "is_decoder = True"),
+    ({"position_embedding_type": "relative_key"}, "relative_key"),
+    ({"num_hidden_layers": None}, "a size is missing or no number"),
+  ],
+)
+def test_models_of_other_kinds_are_refused_by_field(written, tmp_path, change, message):
+  shutil.copytree(written[1], tmp_path / "m")
+  config = json.loads((tmp_path / "m" / CONFIG).read_text())
+  (tmp_path / "m" / CONFIG).write_text(json.dumps(config | change))
+  with pytest.raises(UserError, match=message):
+    read(tmp_path / "m")
+
+
+def test_missing_additional_and_untied_tensors_are_named(written, tmp_path):
+  made, folder = written
+  whole = safetensors.numpy.load_file(folder / WEIGHTS)
+  head = {"roberta": "lm_head", "bert": "cls.predictions"}[made.kind]
+  table = whole[f"{made.kind}.embeddings.word_embeddings.weight"]
+  cases = [
+    ({k: v for k, v in whole.items() if not k.startswith(head)}, f"has no tensor {head}"),
+    (whole | {f"{made.kind}.extra.weight": table}, "no place for: .*extra.weight"),
+    (whole | {f"{head}.decoder.weight": table + 1}, "differs from the word embeddings"),
+  ]
+  shutil.copy(folder / CONFIG, tmp_path)
+  for tensors, message in cases:
+    safetensors.numpy.save_file(tensors, tmp_path / WEIGHTS)
+    with pytest.raises(UserError, match=message):
+      read(tmp_path)
+  (tmp_path / WEIGHTS).write_bytes(b"nonsense")
+  with pytest.raises(UserError, match="is damaged"):
+    read(tmp_path)
+  (tmp_path / WEIGHTS).unlink()
+  with pytest.raises(UserError, match=f"There is no {WEIGHTS}"):
+    read(tmp_path)
+  with pytest.raises(UserError, match=f"There is no {CONFIG}"):
+    read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+  "fields", [{"norm": "pre"}, {"compete": ("encoder_self",)}, {"expert_layers": ("encoder",)}]
+)
+def test_what_their_layout_cannot_hold_is_refused(tmp_path, fields):
+  made = checkpoint("roberta", config=dataclasses.replace(SIZES, **fields))
+  with pytest.raises(UserError, match="Export a model without these"):
+    write(tmp_path / "m", made)
+  assert not (tmp_path / "m").exists()

@@ -1,0 +1,331 @@
+"""The masked language modelling task: losses, masks, evaluation, filling in."""
+
+import dataclasses
+import functools
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_masked
+
+import compmod_jax
+from compmod_jax import sharding
+from compmod_jax.api import MaskedModel
+from compmod_jax.errors import UserError
+from compmod_jax.interop.model_folder import save_model_folder
+from compmod_jax.mechanisms.masking import MaskingConfig
+from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.serialise import to_json
+from compmod_jax.sites import zero_units
+from compmod_jax.tasks.base import Context, Sharing, Task, lower_is_better
+from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.masked_lm import MaskedLM, MaskedLMConfig
+from compmod_jax.tasks.translation import Translation
+
+HEADS = "encoder/layer_0/self/heads_scaled"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return tiny_masked.write_text(
+    tmp_path_factory.mktemp("masked") / "text", {"train": 60, "valid": 9, "test": 12}
+  )
+
+
+@pytest.fixture(scope="module")
+def task(folder):
+  return tiny_masked.make_task(folder).build(
+    tiny_masked.make_model(dropout=0.0, attention_dropout=0.0)
+  )
+
+
+@functools.cache
+def parameters(task, seed=0):
+  shapes = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
+  random = np.random.default_rng(seed)
+  return jax.tree.map(lambda x: jnp.asarray(0.5 * random.normal(size=x.shape), x.dtype), shapes)
+
+
+@pytest.fixture(scope="module")
+def params(task):
+  return parameters(task)
+
+
+@pytest.fixture(scope="module")
+def loss(task):
+  """The loss of a batch at a step, compiled once."""
+
+  @jax.jit
+  def call(params, batch, step, seed=0):
+    rng = jax.random.fold_in(jax.random.key(seed), step)
+    terms, carry, found = task.loss(params, (), batch, Context(rng, step, True))
+    assert carry == ()
+    return terms, found
+
+  return call
+
+
+def batches(task, count=1):
+  iterator, _ = task.train_batches(seed=0, multiple=1)
+  made = [jax.tree.map(jnp.asarray, next(iterator)) for _ in range(count)]
+  iterator.close()
+  return made
+
+
+def test_the_loss_is_the_mean_over_predicted_tokens_of_their_negative_log_probability(
+  task, params, loss
+):
+  (batch,) = batches(task)
+  terms, found = loss(params, batch, 3)
+  masked = task.blocks.mask(
+    jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 3), 0x3A5C),
+    batch["tokens"],
+    batch["index"],
+  )
+  logits = np.asarray(task.forward(params, {"tokens": masked.tokens}), np.float64)
+  probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  rows, places = np.nonzero(np.asarray(masked.predict))
+  positions = np.asarray(masked.positions)[rows, places]
+  targets = np.asarray(masked.targets)[rows, places]
+  expected = -np.log(probabilities[rows, positions, targets])
+  assert float(terms["cross_entropy"].value()) == pytest.approx(expected.mean(), rel=1e-5)
+  assert float(found["nll"][1]) == len(rows)
+  right = probabilities[rows, positions].argmax(-1) == targets
+  assert float(found["accuracy"][0]) == right.sum()
+
+
+def test_masks_are_new_at_every_step_and_the_same_for_the_same_seed_and_step(task, params, loss):
+  (batch,) = batches(task)
+
+  def value(step, seed=0):
+    return float(loss(params, batch, step, seed)[0]["cross_entropy"].sum)
+
+  assert value(1) == value(1)
+  assert len({value(step) for step in range(4)}) == 4
+  assert value(1, seed=1) != value(1)
+
+
+def test_no_loss_depends_on_filler_rows_or_on_the_order_of_rows(task, params, loss):
+  (batch,) = batches(task)
+  filler = {
+    "tokens": jnp.pad(batch["tokens"], ((0, 3), (0, 0))),
+    "index": jnp.pad(batch["index"], (0, 3), constant_values=-1),
+  }
+  turned = jax.tree.map(lambda leaf: leaf[::-1], batch)
+  expected, health = loss(params, batch, 0)
+  for other in (filler, turned):
+    terms, found = loss(params, other, 0)
+    for one, two in ((terms, expected), (found, health)):
+      jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, two)
+
+
+def test_the_loss_is_the_same_on_eight_devices(task, params, loss):
+  (batch,) = batches(task)
+  mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
+  boxed = jax.eval_shape(task.init, jax.random.key(0))
+  placed = jax.device_put(params, sharding.parameter_shardings(boxed, mesh))
+  spread = sharding.place_batch(jax.tree.map(np.asarray, batch), mesh)
+  expected, _ = loss(params, batch, 0)
+  found, _ = loss(placed, spread, 0)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+
+
+def test_evaluation_is_the_same_whatever_the_batches_and_counts_every_block_once(
+  folder, task, params
+):
+  result = task.evaluate(params, "valid", decode=0)
+  other = task.evaluate(params, "valid", sharing=Sharing(multiple=5), decode=0)
+  wide = tiny_masked.make_task(folder, batch_tokens=32).build(task.model.config)
+  again = wide.evaluate(params, "valid", decode=0)
+  for name, value in result.values.items():
+    assert other.values[name] == pytest.approx(value, rel=1e-6), name
+    assert again.values[name] == pytest.approx(value, rel=1e-6), name
+  assert result.values["perplexity"] == pytest.approx(np.exp(result.values["loss"]))
+  moved = tiny_masked.make_task(folder, mask_seed=1).build(task.model.config)
+  assert moved.evaluate(params, "valid", decode=0).values["loss"] != result.values["loss"]
+
+
+def test_the_unigram_loss_is_that_of_the_best_constant_prediction(task, params):
+  stream = np.concatenate(list(task.blocks["valid"].columns["tokens"]))
+  counts = np.bincount(stream[stream > 4])
+  shares = counts[counts > 0] / counts.sum()
+  expected = -(shares * np.log(shares)).sum()
+  assert task.evaluate(params, "valid", decode=0).values["unigram"] == pytest.approx(expected)
+  # The words agree, so numbers and words have equal shares of five each.
+  assert expected == pytest.approx(np.log(10), abs=0.1)
+
+
+def test_outputs_are_the_blocks_with_predictions_in_place_of_what_is_masked(task, params):
+  result = task.evaluate(params, "valid", decode=3)
+  assert len(result.outputs) == len(result.references) == len(result.sources) == 3
+  for output, reference, source in zip(
+    result.outputs, result.references, result.sources, strict=True
+  ):
+    assert "<mask>" not in reference
+    words = [text.split() for text in (output, reference, source)]
+    assert len(words[1]) == len(words[2])
+    same = sum(a == b for a, b in zip(words[1], words[2], strict=True))
+    assert same >= 0.6 * len(words[1])
+  assert any("<mask>" in source for source in result.sources)
+  assert task.evaluate(params, "valid", decode=0).outputs == []
+
+
+def test_every_kind_of_task_has_all_of_the_contract(task):
+  members = [name for name in {*vars(Task), *Task.__annotations__} if not name.startswith("_")]
+  assert {"evaluate", "loss", "model", "rows", "start_tokens"} <= set(members)
+  for kind in (Translation, MaskedLM):
+    made_by_init = {"config", "model", "edits"}
+    assert all(hasattr(kind, name) or name in made_by_init for name in members), kind
+  assert all(hasattr(task, name) for name in members)
+
+
+def test_the_task_tells_what_it_is(task):
+  assert "Masked language model with 1 layers of width 16 and 2 heads" in task.describe()
+  assert "heads compete in encoder self attention" in task.describe()
+  assert task.describe_batches() == "batches of 8 blocks of 16 tokens"
+  assert "nats per predicted token" in task.describe_scores()
+  assert task.split_names() == ("train", "valid", "test")
+  assert task.final_splits() == ("valid", "test")
+  assert lower_is_better(task.metric)
+  assert [lower_is_better(name) for name in ("perplexity", "bleu", "exact_match")] == [
+    True,
+    False,
+    False,
+  ]
+  assert task.routing_sites() == ["encoder/layer_0/self/router/weights"]
+  assert task.decode is None
+  with pytest.raises(UserError, match="does not search"):
+    task.decoding(None)
+
+
+def test_parts_of_the_training_blocks_are_disjoint_and_together_all(task):
+  found = {}
+  for part in ("all", "large", "small"):
+    iterator, count = task.train_batches(part=part, seed=0, multiple=1)
+    index = np.concatenate([next(iterator)["index"] for _ in range(count)])
+    iterator.close()
+    found[part] = set(index[index >= 0].tolist())
+  assert not found["large"] & found["small"]
+  assert found["large"] | found["small"] == found["all"]
+  assert found["small"]
+
+
+def test_what_does_not_fit_together_is_refused(folder, task):
+  config = tiny_masked.make_task(folder)
+  with pytest.raises(UserError, match=r"model is a TransformerConfig; it needs an EncoderConfig"):
+    config.build(TransformerConfig())
+  with pytest.raises(UserError, match=r"task\.length is 16 but model\.max_length is 8"):
+    config.build(tiny_masked.make_model(max_length=8))
+  with pytest.raises(UserError, match=r"text\.tokenizer is missing"):
+    config.build(tiny_masked.make_model(), files={})
+  with pytest.raises(UserError, match="split is 'dev'"):
+    task.evaluate({}, "dev")
+  (folder / "blank.txt").write_text("\n")
+  data = dataclasses.replace(config.data, valid=("blank.txt",), train=("train.txt",))
+  blank = dataclasses.replace(config, data=data).build(tiny_masked.make_model())
+  with pytest.raises(UserError, match=r"blank\.txt is empty"):
+    blank.check_data()
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"batch_tokens": 100}, "must be a multiple of task.length"),
+    ({"length": 1, "batch_tokens": 8}, "task.length is 1"),
+    ({"small_share": 0.0}, "task.small_share is 0"),
+    ({"mask_seed": -1}, "task.mask_seed is -1"),
+    ({"tokenizer_documents": 0}, "task.tokenizer_documents is 0"),
+  ],
+)
+def test_bad_fields_are_named(fields, message):
+  with pytest.raises(UserError, match=message):
+    MaskedLMConfig(**fields)
+
+
+# A trained model.
+
+
+@pytest.fixture(scope="module")
+def model(task, params, tmp_path_factory) -> MaskedModel:
+  place = tmp_path_factory.mktemp("model") / "m"
+  meta = {
+    "task": to_json(task.config, TaskConfig),
+    "model": to_json(task.model.config, ModelConfig),
+    "step": 7,
+  }
+  save_model_folder(place, params=jax.tree.map(np.asarray, params), files=task.files(), meta=meta)
+  assert json.loads((place / "model.json").read_text())["meta"]["task"]["kind"] == "MaskedLMConfig"
+  return compmod_jax.load(place)
+
+
+TEXTS = ["bat 0 <mask> 1 dog <mask>", "", "cow 1", "<mask>", "emu 3 fox 4 " * 3 + "<mask>"]
+
+
+def test_a_loaded_model_fills_in_what_is_masked_with_its_probabilities(model, task, params):
+  found = model.fill(TEXTS, top=3)
+  assert [len(filled.candidates) for filled in found] == [2, 0, 0, 1, 1]
+  assert [filled.text for filled in found[1:3]] == TEXTS[1:3]
+  ids = [task.tokenizer.bos, *task.tokenizer.encode(TEXTS[0]), task.tokenizer.eos]
+  logits = np.asarray(task.forward(params, {"tokens": jnp.asarray([ids])})[0], np.float64)
+  chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  for place, candidates in zip((3, 6), found[0].candidates, strict=True):
+    assert ids[place] == task.tokenizer.mask
+    for candidate in candidates:
+      (number,) = task.tokenizer.encode(candidate.token)
+      assert candidate.probability == pytest.approx(chances[place, number], rel=1e-4)
+    listed = [candidate.probability for candidate in candidates]
+    assert listed == sorted(listed, reverse=True)
+    ordinary = np.delete(chances[place], sorted(task.tokenizer.controls))
+    assert listed[0] == pytest.approx(ordinary.max(), rel=1e-4)
+  words = found[0].text.split()
+  assert [words[2], words[5]] == [found[0].candidates[i][0].token for i in (0, 1)]
+  assert [w for i, w in enumerate(words) if i not in (2, 5)] == ["bat", "0", "1", "dog"]
+
+
+def test_what_a_text_is_filled_with_does_not_depend_on_the_texts_beside_it(model):
+  together = model.fill(TEXTS)
+  for text, expected in zip(TEXTS, together, strict=True):
+    (alone,) = model.fill([text])
+    assert alone.text == expected.text
+    for one, two in zip(alone.candidates, expected.candidates, strict=True):
+      assert [c.probability for c in one] == pytest.approx([c.probability for c in two], rel=1e-4)
+
+
+def test_texts_that_are_too_long_are_cut_for_filling_and_refused_for_looking_inside(model):
+  long = "cow 1 " * 9 + "<mask>"
+  (filled,) = model.fill([long])
+  assert filled == (long, [])
+  with pytest.raises(UserError, match="has 21 tokens"):
+    model.capture([long])
+  with pytest.raises(UserError, match="texts is one string"):
+    model.fill("cow <mask>")
+
+
+def test_activations_are_captured_and_edits_change_predictions(model):
+  site = "encoder/layer_0/self/router/weights"
+  found = model.capture(["bat 0", "cow 1 dog <mask>"], [site])
+  assert found[site].shape == (2, 6, 2)
+  np.testing.assert_allclose(found[site].sum(-1), 1, atol=1e-6)
+  assert found["tokens"].shape == (2, 6)
+  assert found["tokens"][0, 4:].tolist() == [0, 0]
+  assert {*model.sites(), "tokens"} == set(model.capture(["bat"]))
+  edited = model.edit({HEADS: zero_units(0, 1, axis=-2)})
+  assert (edited.capture(["bat 0"], [HEADS])[HEADS] == 0).all()
+  assert edited.fill(TEXTS[:1]) != model.fill(TEXTS[:1])
+  one, two = (m.task.evaluate(m.params, "valid", decode=0).values["loss"] for m in (model, edited))
+  assert one != two
+  with pytest.raises(UserError, match=r"Did you mean .*heads_scaled"):
+    model.edit({"encoder/layer_0/self/heads_scale": zero_units(0)})
+
+
+def test_a_subword_mask_stands_for_a_word_with_its_space(folder):
+  config = tiny_masked.make_task(folder)
+  data = dataclasses.replace(config.tokenizer, kind="bpe", vocab_size=40)
+  task = dataclasses.replace(config, tokenizer=data).build(tiny_masked.make_model(max_length=32))
+  pieces = [task.tokenizer.piece(i) for i in task.filler.encode("cow <mask> dog <mask>")]
+  inside = "".join(pieces[1:-1])
+  assert inside == "▁cow<mask>▁dog<mask>"
+  assert task.config.masking == MaskingConfig(share=0.25)

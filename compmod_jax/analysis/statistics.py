@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import optimize, stats
@@ -125,5 +125,5 @@ def detectable(deviation: float, runs: int, *, alpha: float = 0.05, power: float
   highest = 2 * critical + 10
   while missing(highest) < 0:
     highest *= 2
-  shift = float(optimize.brentq(missing, 1e-6, highest))
-  return shift * deviation / math.sqrt(runs)
+  shift: Any = optimize.brentq(missing, 1e-6, highest)
+  return float(shift) * deviation / math.sqrt(runs)

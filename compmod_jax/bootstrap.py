@@ -1,4 +1,4 @@
-"""How sure scores are: resampled test sets, and the correction for many tests."""
+"""How sure scores are: resampled test sets."""
 
 from __future__ import annotations
 
@@ -99,27 +99,6 @@ def paired_bootstrap(
   as_large = np.abs(drawn - drawn.mean()) >= abs(observed) - 1e-12
   p = (as_large.sum() + 1) / (samples + 1)
   return Comparison(_interval(observed, drawn, level), float(p))
-
-
-def holm(values: Sequence[float]) -> np.ndarray:
-  r"""p values of several tests, adjusted so that the chance of any false positive is kept.
-
-  .. math:: \tilde p_{(k)} = \max_{j \le k} \min(1, (m - j + 1)\, p_{(j)})
-
-  Args:
-    values: p values of m tests, in any order.
-
-  Returns:
-    float64 [m] in the same order.
-
-  Source: Holm 1979.
-  """
-  p = np.asarray(values, np.float64)
-  order = np.argsort(p, kind="stable")
-  scaled = np.minimum(1.0, p[order] * np.arange(len(p), 0, -1))
-  adjusted = np.empty_like(p)
-  adjusted[order] = np.maximum.accumulate(scaled) if len(p) else scaled
-  return adjusted
 
 
 def _resample(

@@ -203,7 +203,9 @@ def sentence_statistics(
   return Statistics(metric, str(scorer.get_signature()), np.array(rows, np.float64))
 
 
-def loss_statistics(nats: Sequence[float], counts: Sequence[float]) -> Statistics:
+def loss_statistics(
+  nats: Sequence[float] | np.ndarray, counts: Sequence[float] | np.ndarray
+) -> Statistics:
   """What a mean loss sums over sentences: nats, and the tokens (or words) that they are for.
 
   Args:

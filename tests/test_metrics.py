@@ -195,12 +195,3 @@ def test_a_mean_loss_is_resampled_like_any_other_score():
     metrics.loss_statistics([1.0, 2.0], [1.0])
   with pytest.raises(UserError, match="metric is 'loss'"):
     metrics.score("loss", ["a"], ["a"])
-
-
-def test_holm_keeps_the_chance_of_any_false_positive():
-  assert bootstrap.holm([0.01, 0.04, 0.03]).tolist() == pytest.approx([0.03, 0.06, 0.06])
-  assert bootstrap.holm([0.5, 0.9]).tolist() == [1.0, 1.0]
-  assert bootstrap.holm([]).tolist() == []
-  rng = np.random.default_rng(0)
-  any_found = [(bootstrap.holm(rng.random(20)) < 0.05).any() for _ in range(2000)]
-  assert 0.035 <= np.mean(any_found) <= 0.062

@@ -65,6 +65,7 @@ class Translator:
     *,
     sharing: Sharing = Sharing(),
     routing: bool = False,
+    edits: Mapping[str, Edit] | None = None,
     rng: jax.Array | None = None,
     status: Status = silent,
     name: str = "sentences",
@@ -79,6 +80,8 @@ class Translator:
       config: how to search.
       sharing: how batches are laid over devices.
       routing: also return the router weights of every step.
+      edits: further ones, each a `jax.tree_util.Partial`: arguments of the compiled search, so that
+        the same functions with other arrays are not compiled again.
       rng: key for sampling.
       status: shows progress.
       name: what the progress display calls the sentences.
@@ -90,7 +93,7 @@ class Translator:
     for number, batch in enumerate(self._batches(sentences, sharing.multiple)):
       search = self._search_for(config, batch["source"].shape[1], routing)
       key = jax.random.fold_in(rng, number)
-      found = jax.device_get(search(params, sharing.place(batch), key))
+      found = jax.device_get(search(params, sharing.place(batch), key, dict(edits or {})))
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
         results[batch["index"][row]] = self._hypotheses(found, row)
         done += 1
@@ -120,22 +123,24 @@ class Translator:
     params: Any,
     batch: Batch,
     rng: jax.Array,
+    edits: dict[str, Edit],
     *,
     config: DecodeConfig,
     longest: int,
     routing: bool,
   ) -> Any:
     source, apply = batch["source"], functools.partial(self.model.apply, {"params": params})
+    taps = self.taps.editing(edits)
     cache = apply(
       source,
       beams=config.width,
       length=longest,
       routing=routing,
-      taps=self.taps.apart(),
+      taps=taps.apart(),
       method="prefill",
     )
     return decode(
-      lambda cache, tokens: apply(cache, tokens, taps=self.taps.apart(), method="step"),
+      lambda cache, tokens: apply(cache, tokens, taps=taps.apart(), method="step"),
       cache,
       config,
       batch=source.shape[0],

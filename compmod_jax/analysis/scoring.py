@@ -1,0 +1,87 @@
+"""Losses and outputs of every sentence, under edits that are arguments of a compiled function."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compmod_jax.analysis.reading import Reader
+from compmod_jax.analysis.subject import Subject
+from compmod_jax.losses import cross_entropy
+from compmod_jax.sites import Edit, Taps
+from compmod_jax.tasks.base import Batch
+
+Losses = Callable[..., tuple[np.ndarray, np.ndarray]]
+
+
+def sentence_losses(subject: Subject, reader: Reader) -> Losses:
+  """A function from parameters and edits to every example's loss.
+
+  Args:
+    subject: model and sentences.
+    reader: says what is to be predicted.
+
+  Returns:
+    A function `(params, edits)`; edits are `jax.tree_util.Partial`, so that the same functions with
+    other arrays are not compiled again. It returns, in the order of `subject.numbers`, negative
+    log likelihoods in nats without label smoothing, and the tokens that they are of; float64 [n].
+  """
+
+  @jax.jit
+  def of_batch(params: Any, batch: Batch, edits: Mapping[str, Edit]) -> jax.Array:
+    logits = subject.task.forward(params, batch, taps=Taps(edits=dict(edits)))
+    labels, counted = reader.targets(batch)
+
+    def of_row(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> jax.Array:
+      found = cross_entropy(logits[None], labels[None], counted[None])
+      return jnp.stack([found.nll, found.count])
+
+    return jax.vmap(of_row)(logits, labels, counted)
+
+  placed = [subject.place(batch) for batch in subject.batches]
+
+  def losses(params: Any, edits: Mapping[str, Edit]) -> tuple[np.ndarray, np.ndarray]:
+    found = [of_batch(params, batch, dict(edits)) for batch in placed]
+    rows = np.concatenate([np.asarray(part, np.float64) for part in jax.device_get(found)])
+    index = np.concatenate([batch["index"] for batch in subject.batches])
+    order = np.argsort(index, kind="stable")
+    order = order[index[order] >= 0]
+    return rows[order, 0], rows[order, 1]
+
+  return losses
+
+
+def decoded(
+  subject: Subject,
+  reader: Reader,
+  numbers: Sequence[int] | np.ndarray,
+  *,
+  edits: Mapping[str, Edit] | None = None,
+  name: str = "sentences",
+) -> tuple[list[str], list[str]]:
+  """Outputs and references of some examples of the subject's split.
+
+  Args:
+    subject: a model whose task decodes.
+    reader: knows the texts.
+    numbers: of the examples.
+    edits: as in `sentence_losses`.
+    name: what the progress display calls them.
+  """
+  task: Any = subject.task
+  sources, references = (
+    [reader.texts(stream, subject.split)[int(number)] for number in numbers]
+    for stream in reader.streams
+  )
+  found = task.translator(
+    subject.params,
+    sources,
+    task.decode,
+    sharing=subject.sharing,
+    edits=edits,
+    status=subject.status,
+    name=name,
+  )
+  return [hypotheses[0].text for hypotheses in found], references

@@ -1,0 +1,149 @@
+"""Two models are compared on the same sentences; heads by what they do, not by their numbers."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from compmod_jax.analysis import page, routes
+from compmod_jax.analysis.compare import Compare, check_same_data, compare
+from compmod_jax.analysis.groups import parts_of
+from compmod_jax.analysis.reading import TranslationReader, reader
+from compmod_jax.analysis.scoring import sentence_losses
+from compmod_jax.data.grammar import GrammarData
+from compmod_jax.data.pairs import Splits
+from compmod_jax.errors import UserError
+from compmod_jax.tasks.translation import Translation
+
+SITE = "encoder/layer_0/self"
+ORDER = [2, 0, 3, 1]
+SETTINGS = Compare(sentences=0, decode=0, samples=200, shown=5)
+
+
+@pytest.fixture(scope="module")
+def renamed(subject):
+  """The same model with its competing heads in another order."""
+  axes = {("query_key_value", "kernel"): 1, ("query_key_value", "bias"): 0, ("output", "kernel"): 0}
+  params = jax.tree.map(lambda leaf: leaf, subject.params)
+  attention = params["encoder_0"]["self_attention"]
+  for (module, leaf), axis in axes.items():
+    attention[module][leaf] = np.take(attention[module][leaf], ORDER, axis)
+  attention["router"]["signatures"] = attention["router"]["signatures"][np.array(ORDER)]
+  return dataclasses.replace(subject, params=params)
+
+
+def result(first, second, tmp_path, settings=SETTINGS):
+  found = compare(first, second, ("one", "two"), settings)
+  return found, json.loads(page.write(found, tmp_path).json.read_text())
+
+
+def test_a_model_does_not_differ_from_itself(subject, tmp_path):
+  found, data = result(subject, subject, tmp_path)
+  compared = [group for group in data["groups"] if group["values"]]
+  assert len(compared) > 1
+  for group in compared:
+    loss = group["values"]["loss"]
+    assert (loss["value"], loss["low"], loss["high"], loss["p"]) == (0, 0, 0, 1)
+  assert data["changed"] == []
+  assert data["routing"][SITE]["distance"] == 0
+  assert "no difference beyond chance" in found.summary[0]
+
+
+def test_heads_are_matched_whatever_their_order(subject, renamed):
+  (module,) = routes.shared_modules(subject, renamed)
+  (matching,) = routes.match(subject, renamed, [module])
+  # Head ORDER[j] of the first model is head j of the second.
+  assert matching.units.tolist() == np.argsort(ORDER).tolist()
+  np.testing.assert_allclose(matching.correlation, 1, atol=1e-4)
+  assert matching.distance < 1e-5
+  told = routes.differences(renamed, subject, reader(subject.task), [
+    matching._replace(units=np.asarray(ORDER))
+  ])  # fmt: skip
+  assert set(told) == set(subject.numbers.tolist())
+  assert all(differences[0].most < 1e-5 for differences in told.values())
+
+
+@pytest.fixture(scope="module")
+def compared(subject, other, tmp_path_factory):
+  settings = dataclasses.replace(SETTINGS, decode=18)
+  folder = tmp_path_factory.mktemp("compare")
+  found = compare(subject, other, ("one", "two"), settings)
+  return found, page.write(found, folder)
+
+
+def test_losses_and_groups_are_those_of_their_sentences(subject, other, compared):
+  data = json.loads(compared[1].json.read_text(), parse_constant=pytest.fail)
+  whole, *groups = data["groups"]
+  assert (whole["kind"], whole["examples"], data["decoded"]) == ("all", 20, 18)
+  assert whole["values"]["bleu"]["examples"] == 18
+  every = dataclasses.replace(subject, sentences=0)
+  numbers = every.numbers
+  chosen = np.isin(numbers, [c["number"] for c in data["changed"]])
+  one, counts = sentence_losses(every, reader(subject.task))(subject.params, {})
+  two, _ = sentence_losses(every, reader(subject.task))(other.params, {})
+  by_number = {c["number"]: c["values"]["loss"] for c in data["changed"]}
+  for number, a, b, count in zip(
+    numbers[chosen], one[chosen], two[chosen], counts[chosen], strict=True
+  ):
+    assert by_number[number] == pytest.approx([a / count, b / count], rel=1e-5)
+  kinds = {group["kind"] for group in groups}
+  assert {"source words", "depth", "number", "kind"} <= kinds
+  assert "pos_source" not in kinds
+  for kind in kinds:
+    assert sum(group["examples"] for group in groups if group["kind"] == kind) == 20
+  # Too few examples are no ground for an interval.
+  assert all(("loss" in group["values"]) == (group["examples"] >= 10) for group in groups)
+
+
+def test_sentences_that_changed_are_shown_with_their_routing(subject, compared):
+  found, files = compared
+  data = json.loads(files.json.read_text())
+  changes = [abs(c["values"]["chrf"][1] - c["values"]["chrf"][0]) for c in data["changed"]]
+  assert changes == sorted(changes, reverse=True)
+  assert len(changes) <= 5
+  text = files.html.read_text()
+  for changed in data["changed"]:
+    difference = changed["routing"][SITE]
+    assert 0 < difference["distance"] < 1
+    assert 0 < difference["most"] <= 1
+    source = subject.task.splits["test"].source[changed["number"]]
+    assert source in text
+    assert difference["word"] in source.split()
+  assert {"groups.csv", "routing.csv"} == {path.name for path in files.tables}
+  assert {"bleu_by_group", "chrf_by_group", "loss_by_group"} == {p.stem for p in files.pictures}
+  assert any(sentence.startswith("Routing differs most in") for sentence in found.summary)
+
+
+def test_parts_by_length_hold_every_sentence_once(subject):
+  every = dataclasses.replace(subject, sentences=0)
+  parts = [p for p in parts_of(every, reader(subject.task)) if p[0] == "source words"]
+  assert 2 <= len(parts) <= 5
+  together = np.concatenate([numbers for _, _, numbers in parts])
+  assert sorted(together.tolist()) == every.numbers.tolist()
+  sources = subject.task.splits["test"].source
+  for _, name, numbers in parts:
+    low, high = map(int, name.split(" to "))
+    assert all(low <= len(sources[i].split()) <= high for i in numbers)
+
+
+def test_models_of_other_data_are_refused(subject):
+  task = subject.task
+  elsewhere = Translation(
+    task.config,
+    task.model.config,
+    Splits(GrammarData(seed=1, train=60, valid=6, test=20)),
+    task.source_tokenizer,
+    task.target_tokenizer,
+  )
+  names = ("runs/a", "runs/b")
+  stranger = dataclasses.replace(subject, task=elsewhere)
+  with pytest.raises(UserError, match=r"Example 0 .* in runs/a and .* same data"):
+    compare(subject, stranger, names, SETTINGS)
+  nowhere = dataclasses.replace(subject, split="tset")
+  read = TranslationReader(task)
+  with pytest.raises(UserError, match="--split is 'tset', but runs/a has only train, valid"):
+    check_same_data(nowhere, nowhere, read, read, names)
+  with pytest.raises(UserError, match="--samples is 5"):
+    Compare(samples=5)

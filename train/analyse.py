@@ -1,0 +1,112 @@
+"""Looks into a trained model: what its parts do, and what it loses without them.
+
+    python -m train.analyse heads --workdir runs/nmt_cah --split test --words but if we can
+    python -m train.analyse ablate --workdir runs/nmt_cah --split test --replace mean
+
+Each analysis writes one HTML report, its pictures (PNG, SVG), tables (CSV) and numbers (JSON) into
+`--output`, by default `<workdir>/analysis/<name>`. `python -m train.analyse NAME --help` lists its
+options.
+
+To add an analysis: a file in compmod_jax/analysis with a frozen dataclass of options, whose
+docstring is the help and whose `run(subject)` returns a `Page`; and its line in ANALYSES.
+"""
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from compmod_jax import errors
+from compmod_jax.analysis.ablate import Ablate
+from compmod_jax.analysis.heads import Heads
+from train import cli
+from train.progress import Progress
+from train.trained import ModelArgs, open_model
+
+# Name on the command line -> a dataclass of options whose `run` goes from a Subject to a Page.
+ANALYSES: dict[str, Any] = {
+  "heads": Heads,
+  "ablate": Ablate,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Args(ModelArgs):
+  """Options of every analysis."""
+
+  splits: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--split"])] = ("test",)
+  """Names of splits; each has a report of its own."""
+  sentences: int = 2000
+  """Examples of a split that are read, drawn at random; 0: all."""
+  seed: int = 0
+  """Seed of everything that is drawn."""
+  output: Path | None = None
+  """Folder for the report; with several splits, it gets a folder for each."""
+  quiet: bool = False
+  """Show no progress."""
+
+
+def main(argv: list[str]) -> None:
+  """Runs one analysis."""
+  name = argv[0] if argv else ""
+  if name in ("-h", "--help"):
+    print(f"{__doc__}\nAnalyses: {', '.join(ANALYSES)}")
+    return
+  errors.check_choice("The first word after train.analyse", name, ANALYSES)
+  args = cli.options(_arguments(ANALYSES[name]), argv[1:])
+  errors.check(args.sentences >= 0, f"--sentences is {args.sentences}; it must be at least 0.")
+  command = shlex.join(["python", "-m", "train.analyse", *argv])
+  output = args.output or args.workdir / "analysis" / name
+  _analyse(args, output, command)
+
+
+def _arguments(analysis: Any) -> Any:
+  """The options of an analysis and those of every analysis, as one dataclass."""
+  made = dataclasses.make_dataclass(
+    f"{analysis.__name__}Args", [], bases=(analysis, Args), frozen=True
+  )
+  made.__doc__ = analysis.__doc__
+  return made
+
+
+def _analyse(args: Any, output: Path, command: str) -> None:
+  from compmod_jax.analysis import page
+  from compmod_jax.analysis.report import read_records
+  from compmod_jax.analysis.subject import Subject
+  from train.provenance import provenance
+
+  opened = open_model(args)
+  task = opened.model.task
+  for split in args.splits:
+    errors.check_choice("--splits", split, task.split_names())
+  records = read_records(args.workdir / "metrics.jsonl")
+  progress = Progress(0, quiet=args.quiet)
+
+  def status(text: str, done: int | None = None, total: int | None = None) -> None:
+    progress.status(text, done, total)
+
+  try:
+    for split in args.splits:
+      subject = Subject(
+        task,
+        opened.params,
+        split,
+        sentences=args.sentences,
+        seed=args.seed,
+        sharing=opened.sharing,
+        records=records,
+        status=status,
+      )
+      found = args.run(subject)
+      folder = output if len(args.splits) == 1 else output / split
+      written = page.write(found, folder, command=command, provenance=provenance())
+      print("\n".join(f"- {sentence}" for sentence in found.summary))
+      print(f"\nreport: {written.html}")
+  finally:
+    progress.close()
+
+
+if __name__ == "__main__":
+  cli.run(main)

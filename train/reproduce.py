@@ -4,7 +4,8 @@
     python -m train.reproduce 5.1 --scale tiny --show              # only the table of what is done
 
 Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest head silent), 5.4
-(ways of training). Scales: tiny (the grammar), tatoeba, paper (IWSLT14, your files).
+(ways of training), drophead, roberta. Scales: tiny (the grammar), paper (the published data, your
+files), and between them tatoeba, or for roberta public_domain.
 
 Each run is a cell: a small JSON file under `--results`, with its configuration, seed, revision,
 device, date, times and scores. What is there counts as done, wherever it was made, so the same
@@ -29,7 +30,8 @@ import tyro
 from train import cli
 from train.experiment import Experiment, Phase
 from train.preemption import Preemption
-from train.tables import SCALES, Spec, table
+from train.tables.registry import table
+from train.tables.spec import Spec
 
 SCHEMA = 1
 
@@ -39,9 +41,9 @@ class Args:
   """Trains the rows of a published table and sets it beside the original."""
 
   table: Annotated[str, tyro.conf.Positional]
-  """Number of the table: 5.1, 5.2, 5.3 or 5.4."""
+  """The table: 5.1, 5.2, 5.3, 5.4, drophead or roberta."""
   scale: str = "tiny"
-  """Data and model: tiny, tatoeba or paper."""
+  """Data and model: tiny, tatoeba (roberta: public_domain) or paper."""
   heads: int = 4
   """Heads of every attention module, 4 or 8 (table 5.1)."""
   seeds: int = 3
@@ -255,7 +257,7 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
   if not done:
     return
   found = summarise(
-    f"{spec.title}; here: {SCALES[args.scale]}",
+    f"{spec.title}; here: {spec.data}",
     values,
     spec.columns,
     reference=spec.reference,
@@ -268,7 +270,7 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
   page.write_text(place / "table.txt", tables.text(found) + "\n")
   page.write_text(place / "table.tex", tables.latex(found))
   records = list(done.values())
-  description = _description(args, records)
+  description = _description(spec, records)
   written = page.write(
     tables.page(found, description=description, data={"cells": [r["row"] for r in records]}),
     place,
@@ -285,10 +287,10 @@ def _scores(spec: Spec, scores: Mapping[str, Any]) -> Iterator[tuple[str, float]
       yield column.name, float(value)
 
 
-def _description(args: Args, records: list[dict[str, Any]]) -> str:
+def _description(spec: Spec, records: list[dict[str, Any]]) -> str:
   minutes = [record["train_seconds"] / 60 for record in records]
   return (
-    f"{len(records)} runs, {SCALES[args.scale]}; {statistics.median(minutes):.1f} minutes of"
+    f"{len(records)} runs, {spec.data}; {statistics.median(minutes):.1f} minutes of"
     f" training each ({min(minutes):.1f} to {max(minutes):.1f})."
   )
 

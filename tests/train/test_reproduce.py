@@ -21,9 +21,12 @@ from compmod_jax.decoding import DecodeConfig
 from compmod_jax.errors import UserError
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train import reproduce, tables
+from train import reproduce
 from train.experiment import Experiment, Phase
 from train.optimizer import OptimizerConfig
+from train.tables import registry
+from train.tables.registry import table
+from train.tables.spec import Row, Spec
 
 
 def experiment(data):
@@ -57,10 +60,10 @@ def grid(tmp_path_factory):
     Column("PPL test", "test", "perplexity", lower=True),
     Column("PPL train", "train", "perplexity", lower=True),
   )
-  rows = {"none": tables.Row(plain, {"PPL test": 5.45}), "enc": tables.Row(routed)}
-  spec = tables.Spec("Two rows", rows, "none", columns)
+  rows = {"none": Row(plain, {"PPL test": 5.45}), "enc": Row(routed)}
+  spec = Spec("Two rows", "a tiny set", rows, "none", columns)
   patch = pytest.MonkeyPatch()
-  patch.setitem(tables.TABLES, "tiny", lambda scale, heads: spec)
+  patch.setitem(registry.TABLES, "tiny", lambda scale, heads: spec)
   patch.setenv("COMPMOD_CACHE", str(root / "cache"))
   # The pictures of each run's own report take longer than these runs.
   patch.setattr(run_report, "_figures", lambda *_: iter(()))
@@ -165,17 +168,38 @@ def test_a_shard_that_is_none_is_refused(grid, shard):
 
 
 def test_published_figures_stand_in_the_rows_of_their_tables():
-  spec = tables.table("5.1", "tiny", 4)
+  spec = table("5.1", "tiny", 4)
   assert spec.rows["enc"].published == {"BLEU test": 33.61, "PPL test": 5.41, "PPL train": 4.82}
   assert spec.rows["all"].experiment.model.compete == ("encoder_self", "decoder_self", "cross")
-  assert tables.table("5.1", "tiny", 8).rows["enc"].published["BLEU test"] == 32.83
-  assert tables.table("5.2", "tiny", 4).rows["12x256"].published == {"BLEU test": 33.71}
-  silent = tables.table("5.3", "tiny", 4).rows["dec"]
+  assert table("5.1", "tiny", 8).rows["enc"].published["BLEU test"] == 32.83
+  assert table("5.2", "tiny", 4).rows["12x256"].published == {"BLEU test": 33.71}
+  silent = table("5.3", "tiny", 4).rows["dec"]
   assert silent.published == {"BLEU test": 33.41, "PPL test": 5.45}
   assert silent.experiment.model.competition.keep == 3
-  ways = tables.table("5.4", "tiny", 4).rows["iterative enc"]
+  ways = table("5.4", "tiny", 4).rows["iterative enc"]
   assert ways.published == {"BLEU test": 32.24, "PPL test": 5.76, "PPL train": 5.29}
   assert {phase.trainable for phase in ways.experiment.phases} == {"rest", "routing"}
+  roberta = table("roberta", "tiny", 4)
+  assert roberta.rows["enc"].published == {"PPL valid": 10.15, "PPL train": 12.76}
+  assert roberta.rows["enc"].experiment.model.compete == ("encoder_self",)
+  assert roberta.rows["none"].experiment.model.compete == ()
+
+
+def test_drophead_is_compared_with_and_without_schedule_and_with_twice_the_heads():
+  small = table("drophead", "tiny", 4)
+  settings = [row.experiment.model for row in small.rows.values()]
+  schedules = ("none", "constant", "v")
+  expected = [(heads, schedule) for heads in (4, 8) for schedule in schedules]
+  assert [(model.heads, model.drophead.schedule) for model in settings] == expected
+  published = {"BLEU test": 29.6, "PPL test": 4.02}
+  assert small.rows["8 heads, scheduled DropHead"].published == published
+  big = table("drophead", "paper", 4).rows["32 heads"].experiment
+  assert (big.model.dim, big.task.data.source_language) == (1024, "en")
+
+
+def test_a_scale_that_a_table_does_not_have_is_refused():
+  with pytest.raises(UserError, match="public_domain"):
+    table("roberta", "tatoeba", 4)
 
 
 COMMAND = ("5.1", "--rows", "none", "enc", "--seeds", "2", "--steps", "50")

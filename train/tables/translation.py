@@ -1,53 +1,20 @@
-"""The published tables that `train.reproduce` makes again: rows, columns and published figures.
-
-A table is a function from a scale to a `Spec`; a new one is a function and a line in `TABLES`.
-"""
+"""Tables of translation models: Kolios 2023, chapter 5, and DropHead's (Zhou et al. 2020)."""
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from compmod_jax import errors
 from compmod_jax.analysis.grid import Column
 from compmod_jax.data.grammar import GrammarData
+from compmod_jax.errors import check, check_choice
+from compmod_jax.mechanisms.drophead import DropHeadConfig
 from compmod_jax.models.transformer import Place
 from train.experiment import Experiment, Phase, load_config
+from train.tables.spec import Row, Spec, with_model
 from train.ways import WAYS
 
 BLEU, TEST, TRAIN = "BLEU test", "PPL test", "PPL train"
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """One setting of a table.
-
-  Attributes:
-    experiment: what is trained, but for its seed.
-    published: column -> published figure.
-  """
-
-  experiment: Experiment
-  published: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Spec:
-  """A table: its rows and what they are compared on.
-
-  Attributes:
-    title: what it shows and where it was published.
-    rows: name -> row, in order.
-    reference: the plain row.
-    columns: what is compared.
-  """
-
-  title: str
-  rows: Mapping[str, Row]
-  reference: str
-  columns: tuple[Column, ...]
-
 
 # Scales: data and model. Rows change the model or the way of training.
 
@@ -56,17 +23,22 @@ SCALES = {
   "tatoeba": "Tatoeba, an hour a run on 2 CPU cores",
   "paper": "IWSLT14 and the thesis's model, on a GPU",
 }
+_VARIANTS = {"tiny": "", "tatoeba": ":tatoeba", "paper": ":iwslt14"}
 
 
-def translation(scale: str, **model: Any) -> Experiment:
-  """The plain translation experiment of a scale; `model` changes its model.
+def translation(scale: str, variant: str = "", **model: Any) -> Experiment:
+  """The plain translation experiment of a scale.
+
+  Args:
+    scale: data and model.
+    variant: another variant of the configuration, for example `:wmt14`.
+    **model: changes of its model.
 
   Raises:
     UserError: an unknown scale.
   """
-  errors.check_choice("--scale", scale, SCALES)
-  variant = {"tiny": "", "tatoeba": ":tatoeba", "paper": ":iwslt14"}[scale]
-  base = load_config(f"configs/nmt_cah.py{variant}")
+  check_choice("--scale", scale, SCALES)
+  base = load_config(f"configs/nmt_cah.py{variant or _VARIANTS[scale]}")
   if scale == "tiny":
     base = dataclasses.replace(
       base,
@@ -77,14 +49,18 @@ def translation(scale: str, **model: Any) -> Experiment:
     )
   # A run that its clock stops is another run on another machine.
   base = dataclasses.replace(base, time_limit_minutes=0.0, score_train=True)
-  return _with_model(base, compete=(), **model)
+  return with_model(base, compete=(), **model)
 
 
-def _with_model(experiment: Experiment, **changes: Any) -> Experiment:
-  return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **changes))
-
-
-def _columns(scale: str) -> tuple[Column, ...]:
+def _spec(
+  title: str,
+  scale: str,
+  reference: str,
+  experiments: Mapping[str, Experiment],
+  published: Mapping[str, tuple[float, ...]],
+  data: str = "",
+) -> Spec:
+  """A table with published figures, given in the order of the first columns."""
   columns = [
     Column(BLEU, "test", "bleu"),
     Column(TEST, "test", "perplexity", 3, lower=True),
@@ -94,17 +70,11 @@ def _columns(scale: str) -> tuple[Column, ...]:
     shifted = ("combination", "attractor", "depth", "length")
     columns += [Column(f"PPL {s}", s, "perplexity", 3, lower=True) for s in shifted]
     columns += [Column(f"BLEU {s}", s, "bleu") for s in shifted]
-  return tuple(columns)
-
-
-def _rows(
-  experiments: Mapping[str, Experiment], published: Mapping[str, tuple[float, ...]]
-) -> dict[str, Row]:
-  """Rows with published figures, given in the order of the first columns."""
-  return {
+  rows = {
     name: Row(experiment, dict(zip((BLEU, TEST, TRAIN), published.get(name, ()), strict=False)))
     for name, experiment in experiments.items()
   }
+  return Spec(title, data or SCALES[scale], rows, reference, tuple(columns))
 
 
 # Kolios 2023, chapter 5: places in the order encoder self, decoder self, encoder-decoder.
@@ -135,14 +105,12 @@ _TOP_K = (
 
 def places(scale: str, heads: int) -> Spec:
   """Table 5.1: where heads compete."""
-  errors.check(
-    heads in (4, 8), f"--heads is {heads}; Table 5.1 has 4 and 8 heads. Choose one of them."
-  )
+  check(heads in (4, 8), f"--heads is {heads}; Table 5.1 has 4 and 8 heads. Choose one of them.")
   base = translation(scale, heads=heads)
-  rows = {name: _with_model(base, compete=places) for name, places in PLACES.items()}
+  rows = {name: with_model(base, compete=places) for name, places in PLACES.items()}
   published = dict(zip(PLACES, _PLACES_4 if heads == 4 else _PLACES_8, strict=True))
   title = f"Where heads compete, {heads} heads (Kolios 2023, Table 5.1)"
-  return Spec(title, _rows(rows, published), "none", _columns(scale))
+  return _spec(title, scale, "none", rows, published)
 
 
 def sizes(scale: str) -> Spec:
@@ -155,10 +123,10 @@ def sizes(scale: str) -> Spec:
   for (key, hidden), figure in zip(grid, figures, strict=True):
     config = dataclasses.replace(base.model.competition, key_dim=key, hidden_dim=hidden)
     name = f"{key}x{hidden}"
-    rows[name] = _with_model(base, compete=PLACES["enc"], competition=config)
+    rows[name] = with_model(base, compete=PLACES["enc"], competition=config)
     published[name] = (figure,)
   title = "Widths of the router, encoder self-attention (Kolios 2023, Table 5.2)"
-  return Spec(title, _rows(rows, published), "none", _columns(scale))
+  return _spec(title, scale, "none", rows, published)
 
 
 def silent(scale: str) -> Spec:
@@ -166,11 +134,11 @@ def silent(scale: str) -> Spec:
   base = translation(scale, heads=4)
   config = dataclasses.replace(base.model.competition, rule="top_k", keep=3)
   rows = {
-    name: _with_model(base, compete=places, competition=config) if places else base
+    name: with_model(base, compete=places, competition=config) if places else base
     for name, places in PLACES.items()
   }
   title = "The least compatible of 4 heads is silent (Kolios 2023, Table 5.3)"
-  return Spec(title, _rows(rows, dict(zip(PLACES, _TOP_K, strict=True))), "none", _columns(scale))
+  return _spec(title, scale, "none", rows, dict(zip(PLACES, _TOP_K, strict=True)))
 
 
 def ways(scale: str) -> Spec:
@@ -189,31 +157,41 @@ def ways(scale: str) -> Spec:
   }
   for way, by_place in figures.items():
     for place, figure in zip(("enc", "dec", "enc+dec"), by_place, strict=True):
-      experiment = _with_model(base, compete=PLACES[place])
+      experiment = with_model(base, compete=PLACES[place])
       rows[f"{way} {place}"] = dataclasses.replace(experiment, phases=WAYS[way](_EPOCHS[scale]))
       published[f"{way} {place}"] = figure
   title = "Ways of training the routers (Kolios 2023, Table 5.4)"
-  return Spec(title, _rows(rows, published), "none", _columns(scale))
+  return _spec(title, scale, "none", rows, published)
 
 
 _EPOCHS = {"tiny": 15, "tatoeba": 7, "paper": 15}
 
 
-# Name -> spec of a scale and a number of heads, where the table has several.
-TABLES: dict[str, Callable[[str, int], Spec]] = {
-  "5.1": places,
-  "5.2": lambda scale, heads: sizes(scale),
-  "5.3": lambda scale, heads: silent(scale),
-  "5.4": lambda scale, heads: ways(scale),
+# DropHead: where its probability goes, with the heads of the model and with twice as many.
+
+_BIG: dict[str, Any] = {"dim": 1024, "heads": 16, "ffn_dim": 4096, "dropout": 0.3}
+_DROPHEAD = {
+  "": DropHeadConfig(),
+  ", DropHead": DropHeadConfig("constant"),
+  ", scheduled DropHead": DropHeadConfig("v"),
 }
+_ZHOU = ((28.7, 4.32), (29.2, 4.15), (29.4, 4.08), (28.4, 4.39), (29.3, 4.12), (29.6, 4.02))
 
 
-@functools.cache
-def table(name: str, scale: str, heads: int) -> Spec:
-  """The table of that name.
-
-  Raises:
-    UserError: an unknown table or scale.
-  """
-  errors.check_choice("TABLE", name, TABLES)
-  return TABLES[name](scale, heads)
+def drophead(scale: str) -> Spec:
+  """DropHead's table: constant and scheduled, with few heads and with many."""
+  if scale == "paper":
+    base = translation(scale, ":wmt14", **_BIG)
+    data = dataclasses.replace(base.task.data, source_language="en", target_language="de")
+    base = dataclasses.replace(base, task=dataclasses.replace(base.task, data=data))
+    told = "WMT14 English to German and the big Transformer, on many GPUs"
+  else:
+    base, told = translation(scale, heads=4), ""
+  heads = base.model.heads
+  rows = {
+    f"{count} heads{name}": with_model(base, heads=count, drophead=config)
+    for count, (name, config) in itertools.product((heads, 2 * heads), _DROPHEAD.items())
+  }
+  title = "DropHead and its schedule (Zhou et al. 2020, in Kolios 2023, Table 3.3)"
+  published = dict(zip(rows, _ZHOU, strict=True))
+  return _spec(title, scale, f"{heads} heads", rows, published, told)

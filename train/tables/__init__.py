@@ -1,0 +1,1 @@
+"""The published tables that `train.reproduce` makes again."""

@@ -1,0 +1,30 @@
+"""All tables by name; a new one is a function from a scale to a `Spec`, and a line here."""
+
+import functools
+from collections.abc import Callable
+
+from compmod_jax.errors import check_choice
+from train.tables.masked import roberta
+from train.tables.spec import Spec
+from train.tables.translation import drophead, places, silent, sizes, ways
+
+# Name -> spec of a scale and a number of heads, where the table has several.
+TABLES: dict[str, Callable[[str, int], Spec]] = {
+  "5.1": places,
+  "5.2": lambda scale, heads: sizes(scale),
+  "5.3": lambda scale, heads: silent(scale),
+  "5.4": lambda scale, heads: ways(scale),
+  "roberta": lambda scale, heads: roberta(scale),
+  "drophead": lambda scale, heads: drophead(scale),
+}
+
+
+@functools.cache
+def table(name: str, scale: str, heads: int) -> Spec:
+  """The table of that name.
+
+  Raises:
+    UserError: an unknown table or scale.
+  """
+  check_choice("TABLE", name, TABLES)
+  return TABLES[name](scale, heads)

@@ -36,17 +36,17 @@ def get_config(variant: str) -> Experiment:
       encoder_layers=2,
       decoder_layers=2,
       dim=128,
-      heads=8,
+      heads=4,
       ffn_dim=256,
       norm="pre",
       dropout=0.1,
       compete=("encoder_self",),
     ),
     optimizer=OptimizerConfig(
-      learning_rate=1e-3, schedule="cosine", warmup_steps=200, b2=0.98, clip=1.0
+      learning_rate=2e-3, schedule="cosine", warmup_steps=200, b2=0.98, clip=1.0
     ),
-    phases=(Phase(steps=3000),),
-    evaluate_every=500,
+    phases=(Phase(steps=1600),),
+    evaluate_every=400,
     evaluate_sentences=500,
     ema=0.99,
   )

@@ -45,8 +45,8 @@ def get_config(variant: str) -> Experiment:
     optimizer=OptimizerConfig(
       learning_rate=2e-3, schedule="cosine", warmup_steps=200, b2=0.98, clip=1.0
     ),
-    phases=(Phase(steps=1600),),
-    evaluate_every=400,
+    phases=(Phase(steps=3000),),
+    evaluate_every=1000,
     evaluate_sentences=500,
     ema=0.99,
   )

@@ -9,8 +9,8 @@
     without = model.edit({"encoder/layer_0/self/heads": compmod_jax.zero_units(2)})
     without.translate(["Der Hund schläft."])
 
-A masked language model has `fill` in place of `translate`. The names of sites are in
-`TrainedModel.sites`.
+A masked language model has `fill` in place of `translate`, a recurrent one `score`. The names of
+sites are in `TrainedModel.sites`.
 """
 
 import dataclasses
@@ -30,17 +30,27 @@ from compmod_jax.data.tokenizer import EOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.interop.model_folder import MODEL, find_model, load_model_folder
 from compmod_jax.models.encoder import Encoder
+from compmod_jax.models.lstm_lm import LstmLM
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.serialise import from_json
 from compmod_jax.tasks.base import Status, Task, silent
 from compmod_jax.tasks.filler import Filled
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.language_model import LanguageModel
 from compmod_jax.tasks.masked_lm import MaskedLM
+from compmod_jax.tasks.scorer import Scored
 from compmod_jax.tasks.translation import Translation, TranslationConfig
 from compmod_jax.tasks.translator import Hypothesis
 from compmod_jax.trained import TrainedModel
 
-__all__ = ["MaskedModel", "TrainedModel", "TranslationModel", "load", "override"]
+__all__ = [
+  "MaskedModel",
+  "RecurrentModel",
+  "TrainedModel",
+  "TranslationModel",
+  "load",
+  "override",
+]
 
 Sentences = Sequence[str] | Sequence[tuple[str, str]]
 
@@ -54,7 +64,7 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
       `average`, `step-00001500`.
 
   Returns:
-    A `TranslationModel` or a `MaskedModel`, by its task.
+    A `TranslationModel`, a `MaskedModel` or a `RecurrentModel`, by its task.
 
   Raises:
     UserError: there is no model, it is damaged (a tokenizer that is not the one it was saved with
@@ -74,8 +84,9 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
     task = config.build(its_model, files=files)
   except errors.UserError as error:
     raise errors.UserError(f"The model in {place} cannot be used: {error}") from error
-  _check_parameters(place, params, task)
-  kind: Any = MaskedModel if isinstance(task, MaskedLM) else TranslationModel
+  check_parameters(place, params, task)
+  kinds: dict[Any, Any] = {MaskedLM: MaskedModel, LanguageModel: RecurrentModel}
+  kind = kinds.get(type(task), TranslationModel)
   return kind(task, jax.tree.map(jnp.asarray, params), meta, place)
 
 
@@ -234,6 +245,45 @@ class MaskedModel(TrainedModel):
     return {"tokens": self._padded("given", ids, self.tokenizer.pad)}, ["tokens"]
 
 
+@dataclasses.dataclass(frozen=True)
+class RecurrentModel(TrainedModel):
+  """A trained recurrent language model.
+
+  model.score(["The dog sleeps ."])[0].surprisal
+  """
+
+  task: LanguageModel
+
+  @property
+  def model(self) -> LstmLM:
+    """The module; see `LstmLM.__call__`."""
+    return self.task.model
+
+  @property
+  def tokenizer(self) -> Tokenizer:
+    """From text to tokens."""
+    return self.task.tokenizer
+
+  def score(self, texts: Sequence[str], *, status: Status = silent) -> list[Scored]:
+    """How surprising every token of every text is, each text read from the start.
+
+    Args:
+      texts: raw text; a blank one consists of its end.
+      status: shows progress.
+    """
+    errors.check(
+      not isinstance(texts, str),
+      f"texts is one string, {str(texts)[:40]!r}; give a list of texts.",
+    )
+    return self.task.scorer(self.params, texts, status=status)
+
+  def _read(
+    self, texts: Sequence[str], names: tuple[str, ...] | None
+  ) -> tuple[dict[str, jax.Array], list[str]]:
+    """Texts as one padded batch."""
+    return self.task.scorer.batch(texts), ["tokens", "targets"]
+
+
 def override(config: DecodeConfig, fields: Mapping[str, Any]) -> DecodeConfig:
   """The configuration with some fields changed.
 
@@ -246,7 +296,7 @@ def override(config: DecodeConfig, fields: Mapping[str, Any]) -> DecodeConfig:
   return dataclasses.replace(config, **fields)
 
 
-def _check_parameters(place: Path, params: Any, task: Task) -> None:
+def check_parameters(place: Path, params: Any, task: Task) -> None:
   """Raises a `UserError` unless parameters have the names and shapes of the task's model."""
   flat: Any = functools.partial(flatten_dict, sep="/")
   expected = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))

@@ -67,6 +67,17 @@ class CrossEntropy:
   count: jax.Array
 
 
+def token_nll(
+  logits: Float[Array, "*batch vocab"], labels: Int[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+  """Negative log-likelihood of every label in nats."""
+  logits = logits.astype(jnp.float32)
+  top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+  normaliser = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
+  places = jnp.arange(logits.shape[-1]).reshape((1,) * labels.ndim + (-1,))
+  return normaliser - jnp.sum(jnp.where(places == labels[..., None], logits, 0), axis=-1)
+
+
 def cross_entropy(
   logits: Float[Array, "batch time vocab"],
   labels: Int[Array, "batch time"],

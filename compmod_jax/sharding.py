@@ -31,6 +31,9 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
   "experts": "tensor",
   "expert_mlp": None,
   "norm": None,
+  "members": None,
+  "layers": None,
+  "kinds": None,
 }
 
 

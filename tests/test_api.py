@@ -225,3 +225,15 @@ def test_edits_are_part_of_evaluation(model):
 def test_an_edit_of_an_unknown_site_is_answered_with_the_nearest(model):
   with pytest.raises(UserError, match="Did you mean 'encoder/output'"):
     model.edit({"encoder/outptu": lambda x: x})
+
+
+def test_translations_may_be_recoded_step_by_step(model):
+  plain = model.hypotheses(["der hund schläft", ""])
+  assert plain[0][0].entropy is None
+  found = model.hypotheses(["der hund schläft", ""], recode_layer=-1, recode_size=0.0)
+  assert [h[0].text for h in found] == [h[0].text for h in plain]
+  assert found[0][0].entropy.shape == (2,)
+  pushed = model.hypotheses(["der hund schläft"], recode_layer=0, recode_size=0.01)[0][0]
+  assert pushed.entropy[1] < pushed.entropy[0]
+  with pytest.raises(UserError, match="recode_layer is 5"):
+    model.translate(["der hund"], recode_layer=5)

@@ -2,6 +2,7 @@
 
     python -m train.analyse heads --workdir runs/nmt_cah --split test --words but if we can
     python -m train.analyse ablate --workdir runs/nmt_cah --split test --replace mean
+    python -m train.analyse traces --workdir runs/lm --text "The dog that the cats see sleeps ."
 
 Each analysis writes one HTML report, its pictures (PNG, SVG), tables (CSV) and numbers (JSON) into
 `--output`, by default `<workdir>/analysis/<name>`. `python -m train.analyse NAME --help` lists its
@@ -21,6 +22,8 @@ import tyro
 from compmod_jax import errors
 from compmod_jax.analysis.ablate import Ablate
 from compmod_jax.analysis.heads import Heads
+from compmod_jax.analysis.probes import ProbeNumber
+from compmod_jax.analysis.traces import Traces
 from train import cli
 from train.progress import Progress
 from train.trained import ModelArgs, open_model
@@ -29,6 +32,8 @@ from train.trained import ModelArgs, open_model
 ANALYSES: dict[str, Any] = {
   "heads": Heads,
   "ablate": Ablate,
+  "traces": Traces,
+  "probe": ProbeNumber,
 }
 
 

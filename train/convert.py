@@ -53,7 +53,8 @@ def import_model(theirs: Path, ours: Path) -> None:
   from compmod_jax.interop.model_folder import save_model_folder
   from compmod_jax.serialise import to_json
   from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
-  from compmod_jax.tasks.masked_lm_config import TOKENIZER_FILE, MaskedLMConfig
+  from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
+  from compmod_jax.tasks.text_tokenizer import FILE
 
   found = read_checkpoint(theirs)
   tokenizer = read_tokenizer(theirs, vocab=found.vocab)
@@ -73,7 +74,7 @@ def import_model(theirs: Path, ours: Path) -> None:
     "score": None,
     "kind": found.kind,
   }
-  files = {TOKENIZER_FILE: tokenizer.to_bytes()}
+  files = {FILE: tokenizer.to_bytes()}
   save_model_folder(ours, params=found.params, files=files, meta=meta)
 
 

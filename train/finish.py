@@ -1,6 +1,7 @@
 """The end of a run: scores of the best model on every split, samples, pictures, a report."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -46,13 +47,11 @@ def evaluate_splits(
 def report_run(run: Run, history: History, writer: Writer, *, command: str) -> None:
   """Evaluates the best model, prints table and samples, writes `results.json` and the report."""
   params = load_parameters(run.workdir / "models" / "best", run.task, run.mesh)
-  found = evaluate_splits(
-    run.task,
-    params,
-    run.task.final_splits(),
-    sharing=run.sharing,
-    status=writer.status,
-  )
+  found, seconds = dict[str, Evaluation](), dict[str, float]()
+  for split in run.task.final_splits():
+    began = time.monotonic()
+    found |= evaluate_splits(run.task, params, (split,), sharing=run.sharing, status=writer.status)
+    seconds[split] = time.monotonic() - began
   if run.experiment.score_train:
     found["train"] = run.task.evaluate(
       params, "train", sharing=run.sharing, decode=False, status=writer.status
@@ -61,6 +60,7 @@ def report_run(run: Run, history: History, writer: Writer, *, command: str) -> N
     writer.write("final", history.best_step, {"split": split, **evaluation.values})
   weights = mean_weights(run.task, params, "valid", sharing=run.sharing)
   results = collect(run, history, found, weights, command)
+  results["evaluate_seconds"] = seconds
   writer.status("")
   writer.say(table(results))
   for sample in results.get("samples", ()):

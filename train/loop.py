@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from train import describe, nonfinite
 from train.checkpoint import Checkpointer
 from train.log import Log, Step
+from train.optimizer import lower_rate
 from train.preemption import Preemption
 from train.run import Run, encode_files
 from train.step import TrainState, make_step, trainable_mask
@@ -252,16 +254,20 @@ class Loop:
     self.writer.write("eval", step, {"split": "valid", "epoch": epoch, **result.values})
     if self.run.heads is not None:
       self.writer.write("heads", step, {"epoch": epoch, **self.run.heads(self.state.weights)})
-    score = result.values[self.run.task.metric]
-    self._keep(score)
+    better = self._keep(result.values[self.run.task.metric])
     history.evaluated = step
+    optimizer = self.experiment.optimizer
+    if optimizer.schedule == "plateau" and not better:
+      with self.preemption.lock:
+        opt_state = lower_rate(self.state.opt_state, optimizer.plateau_divisor)
+        self.state = self.state.replace(opt_state=opt_state)
     if self.experiment.patience and history.stale >= self.experiment.patience:
       history.stopped = f"no better {self.run.task.metric} in {history.stale} evaluations"
       self.writer.say(f"stopping: {history.stopped}")
     self.save()
 
-  def _keep(self, score: float) -> None:
-    """Writes the evaluated model, and replaces the best one if this is better."""
+  def _keep(self, score: float) -> bool:
+    """Writes the evaluated model; where it is the best so far, as that, and says so."""
     history, models = self.history, self.run.workdir / "models"
     sign = -1 if lower_is_better(self.run.task.metric) else 1
     better = history.best is None or sign * score > sign * history.best
@@ -274,7 +280,8 @@ class Loop:
       self._save_model(models / f"step-{history.step:08d}", score)
       kept = sorted(models.glob("step-*"))
       for folder in kept[: -self.experiment.keep_models]:
-        remove_model(folder)
+        shutil.rmtree(folder)
+    return better
 
   def _save_model(self, folder: Any, score: float) -> None:
     meta = {
@@ -287,13 +294,6 @@ class Loop:
     }
     params = jax.tree.map(np.asarray, jax.device_get(self.state.weights))
     save_model_folder(folder, params=params, files=self.files, meta=meta)
-
-
-def remove_model(folder: Any) -> None:
-  """Deletes a model folder."""
-  for file in folder.iterdir():
-    file.unlink()
-  folder.rmdir()
 
 
 def _shapes(batch: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:

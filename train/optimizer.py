@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import optax
 from compmod_jax import errors
 from compmod_jax.mechanisms.competition import routing_parameter
 
-Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
+Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant", "plateau"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,10 @@ class OptimizerConfig:
   learning_rate: float = 5e-4
   """Largest learning rate, reached at the end of the warm-up."""
   schedule: Schedule = "inverse_sqrt"
-  """How the rate falls after the warm-up; all but inverse_sqrt end at the last step."""
+  """How the rate falls after the warm-up; cosine and linear end at the last step, plateau divides
+  by `plateau_divisor` after every evaluation that is not the best so far."""
+  plateau_divisor: float = 4.0
+  """What the rate is divided by (plateau)."""
   warmup_steps: int = 4000
   """Steps over which the rate rises linearly from 0."""
   final_fraction: float = 0.0
@@ -72,10 +75,15 @@ class OptimizerConfig:
       errors.check(
         0 <= value < 1, f"optimizer.{field} is {value}; it must be at least 0 and below 1."
       )
+    errors.check(
+      self.plateau_divisor > 1,
+      f"optimizer.plateau_divisor is {self.plateau_divisor}; it must be over 1, or the rate would"
+      " not fall.",
+    )
     errors.check(self.eps > 0, f"optimizer.eps is {self.eps}; it must be positive.")
 
 
-SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
+SCHEDULES = get_args(Schedule)
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> Callable[[Any], jax.Array]:
@@ -154,6 +162,39 @@ def adam_in_groups(b1: float, b2: float, eps: float) -> optax.GradientTransforma
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+class Plateau(NamedTuple):
+  """State of `scale_by_plateau`: what updates are multiplied with."""
+
+  factor: jax.Array
+
+
+def scale_by_plateau() -> optax.GradientTransformation:
+  """Multiplies updates with a factor that `lower_rate` changes from outside."""
+
+  def init(params: Any) -> Plateau:
+    return Plateau(jnp.ones(()))
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    return jax.tree.map(lambda u: state.factor * u, updates), state
+
+  return optax.GradientTransformation(init, update)
+
+
+def lower_rate(opt_state: Any, divisor: float) -> Any:
+  """The optimizer's state with the learning rate divided; for the schedule `plateau`."""
+
+  def one(part: Any) -> Any:
+    return Plateau(part.factor / divisor) if isinstance(part, Plateau) else part
+
+  return jax.tree.map(one, opt_state, is_leaf=lambda part: isinstance(part, Plateau))
+
+
+def plateau_factor(opt_state: Any) -> jax.Array | float:
+  """What the learning rate is multiplied with; 1 for other schedules."""
+  parts = jax.tree.leaves(opt_state, is_leaf=lambda part: isinstance(part, Plateau))
+  return next((part.factor for part in parts if isinstance(part, Plateau)), 1.0)
+
+
 def make_optimizer(
   config: OptimizerConfig, total_steps: int, *, grouped: bool = False
 ) -> optax.GradientTransformation:
@@ -176,4 +217,6 @@ def make_optimizer(
   if config.weight_decay > 0:
     chain.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
   chain.append(optax.scale_by_learning_rate(rate))
+  if config.schedule == "plateau":
+    chain.append(scale_by_plateau())
   return optax.chain(*chain)

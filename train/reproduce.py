@@ -4,8 +4,8 @@
     python -m train.reproduce 5.1 --scale tiny --show              # only the table of what is done
 
 Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest head silent), 5.4
-(ways of training), drophead, roberta. Scales: tiny (the grammar), paper (the published data, your
-files), and between them tatoeba, or for roberta public_domain.
+(ways of training), drophead, roberta, and of recoding recoding-5.1, -5.2, -5.4, -5.5, -5.6. Scales:
+tiny (the grammar), paper (the published data), and between them tatoeba, public_domain or ptb.
 
 Each run is a cell: a small JSON file under `--results`, with its configuration, seed, revision,
 device, date, times and scores. What is there counts as done, wherever it was made, so the same
@@ -16,7 +16,6 @@ with a picture, and CSV and JSON with all numbers.
 
 import dataclasses
 import json
-import os
 import re
 import shlex
 import statistics
@@ -28,6 +27,7 @@ from typing import Annotated, Any
 import tyro
 
 from train import cli
+from train.cells import Cell, read, write
 from train.experiment import Experiment, Phase
 from train.preemption import Preemption
 from train.tables.registry import table
@@ -41,9 +41,9 @@ class Args:
   """Trains the rows of a published table and sets it beside the original."""
 
   table: Annotated[str, tyro.conf.Positional]
-  """The table: 5.1, 5.2, 5.3, 5.4, drophead or roberta."""
+  """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding-5.1, -5.2, -5.4, -5.5 or -5.6."""
   scale: str = "tiny"
-  """Data and model: tiny, tatoeba (roberta: public_domain) or paper."""
+  """Data and model: tiny, tatoeba (roberta: public_domain, recoding: ptb) or paper."""
   heads: int = 4
   """Heads of every attention module, 4 or 8 (table 5.1)."""
   seeds: int = 3
@@ -60,23 +60,6 @@ class Args:
   """Where runs are made; a finished run is not needed any more."""
   show: bool = False
   """Train nothing; make the table from the cells that are there."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-  """One run of a table.
-
-  Attributes:
-    row: name of the row.
-    seed: of the run.
-    experiment: the whole configuration.
-    file: where its result is kept.
-  """
-
-  row: str
-  seed: int
-  experiment: Experiment
-  file: Path
 
 
 def main(argv: list[str]) -> int:
@@ -143,46 +126,6 @@ def _shard(text: str) -> tuple[int, int]:
   return first, step
 
 
-# Cells.
-
-
-def fingerprint(experiment: Experiment) -> dict[str, Any]:
-  """What decides a run's result: its configuration but for where and how often it is logged."""
-  from compmod_jax.serialise import to_json
-  from train.workdir import MAY_CHANGE
-
-  return {k: v for k, v in to_json(experiment).items() if k not in (*MAY_CHANGE, "name")}
-
-
-def read(cell: Cell) -> dict[str, Any] | None:
-  """The result of a cell, None if it is not done.
-
-  Raises:
-    UserError: the file is damaged, or belongs to another configuration.
-  """
-  from compmod_jax import errors
-  from compmod_jax.serialise import from_json
-  from train.workdir import differences
-
-  if not cell.file.exists():
-    return None
-  try:
-    record = json.loads(cell.file.read_text())
-    # Through the class, so that fields that were added since then have their defaults.
-    theirs = fingerprint(from_json(Experiment, record["experiment"]))
-  except (ValueError, KeyError, TypeError) as error:
-    raise errors.UserError(
-      f"{cell.file} is not the result of a run ({error}). Restore it or delete it."
-    ) from error
-  found = differences(theirs, fingerprint(cell.experiment))
-  errors.check(
-    not found,
-    f"{cell.file} was made with another configuration: {'; '.join(found[:6])}. Choose another"
-    " --results, or delete the file to make it again.",
-  )
-  return record
-
-
 def make(
   missing: list[Cell], args: Args, preemption: Preemption, command: str
 ) -> list[tuple[Cell, str]]:
@@ -219,6 +162,9 @@ def _make(cell: Cell, args: Args, preemption: Preemption, command: str) -> None:
   scores = {
     row["split"]: {k: v for k, v in row.items() if k != "split"} for row in results["splits"]
   }
+  for split, seconds in results["evaluate_seconds"].items():
+    if "tokens" in scores[split]:
+      scores[split]["tokens_per_second"] = scores[split]["tokens"] / seconds
   record = {
     "schema": SCHEMA,
     "table": args.table,
@@ -232,10 +178,7 @@ def _make(cell: Cell, args: Args, preemption: Preemption, command: str) -> None:
     "provenance": provenance(),
     "experiment": results["configuration"],
   }
-  cell.file.parent.mkdir(parents=True, exist_ok=True)
-  part = cell.file.with_suffix(f".{os.getpid()}.part")
-  part.write_text(json.dumps(record, indent=1) + "\n")
-  part.replace(cell.file)
+  write(cell, record)
 
 
 # The table.

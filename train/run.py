@@ -110,7 +110,8 @@ class Run:
   def heads(self) -> HeadWatch | None:
     """Measures heads on a few validation sentences, if that is wanted."""
     count = self.experiment.watch_sentences
-    return HeadWatch(self.task, count, sharing=self.sharing) if count else None
+    watch = HeadWatch(self.task, count, sharing=self.sharing) if count else None
+    return None if watch is None or watch.empty else watch
 
   def _init(self) -> TrainState:
     params = nn.unbox(self.task.init(jax.random.key(self.experiment.seed)))

@@ -10,7 +10,7 @@ import optax
 
 from compmod_jax import errors, losses
 from compmod_jax.tasks.base import Batch, Context, Task
-from train.optimizer import groups
+from train.optimizer import groups, plateau_factor
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -189,7 +189,7 @@ def make_step(
       "terms": {name: term.logged() for name, term in terms.items()},
       "task": found,
       "gradient_norm": norm,
-      "learning_rate": rate(state.step - state.skipped),
+      "learning_rate": rate(state.step - state.skipped) * plateau_factor(state.opt_state),
       "skipped": new.skipped,
       "bad_run": new.bad_run,
     }

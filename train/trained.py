@@ -1,6 +1,7 @@
 """What the programs that use a trained model share: their options, and opening the model."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -34,10 +35,20 @@ class ModelArgs:
   """Of sample: only the k most probable tokens; 0 keeps all."""
   top_p: float | None = None
   """Of sample: only the most probable tokens that reach this probability together."""
+  recode_layer: int | None = None
+  """Decoder layer whose output is recoded at every step, by the next token's entropy; -1: last."""
+  recode_size: float | None = None
+  """Step along that entropy's gradient."""
+  recode_steps: int | None = None
+  """Gradient steps at every token."""
+  recoding: tuple[str, ...] = ()
+  """Fields of a language model's recoding that differ from training, as NAME=VALUE, for example
+  signal=nll size=0.5, or signal=none."""
 
   def decoding(self) -> dict[str, Any]:
     """The decoding options that were given."""
-    given = {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelArgs)[2:]}
+    names = [field.name for field in dataclasses.fields(ModelArgs)[2:] if field.name != "recoding"]
+    given = {name: getattr(self, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -69,7 +80,7 @@ def open_model(args: ModelArgs) -> Opened:
 
   run.use_compile_cache()
   model = api.load(args.workdir, model=args.model)
-  model = _decoding(model, args.decoding())
+  model = _recoding(_decoding(model, args.decoding()), args.recoding)
   mesh, micro_batches = _layout(args.workdir)
   # Training laid batches out like this, so that sums come out the same to the last bit.
   sharing = run.sharing_of(mesh, micro_batches)
@@ -92,6 +103,35 @@ def _decoding(model: "TrainedModel", options: dict[str, Any]) -> "TrainedModel":
   return dataclasses.replace(
     model, task=model.task.decoding(api.override(model.task.decode, options))
   )
+
+
+def _recoding(model: "TrainedModel", fields: tuple[str, ...]) -> "TrainedModel":
+  """The language model whose recoding differs in these fields."""
+  from compmod_jax import api, errors
+  from compmod_jax.mechanisms.recoding_config import RecodingConfig
+  from compmod_jax.serialise import from_json, to_json
+
+  if not fields:
+    return model
+  if not isinstance(model, api.RecurrentModel):
+    raise errors.UserError(
+      f"--recoding: the model in {model.folder} is no recurrent language model. Leave it out; for"
+      " translations there are --recode_layer and --recode_size."
+    )
+  config = model.task.model.config
+  changed = to_json(config.recoding)
+  for field in fields:
+    name, equals, value = field.partition("=")
+    errors.check(bool(equals), f"--recoding has {field!r}; give NAME=VALUE.")
+    errors.check_choice("--recoding", name, changed)
+    try:
+      changed[name] = json.loads(value)
+    except ValueError:
+      changed[name] = value
+  config = dataclasses.replace(config, recoding=from_json(RecodingConfig, changed))
+  task = model.task.config.build(config, files=model.task.files())
+  api.check_parameters(model.folder, model.params, task)
+  return dataclasses.replace(model, task=task)
 
 
 def _layout(workdir: Path) -> tuple[Any, int]:

@@ -83,6 +83,8 @@ class Results(TypedDict, total=False):
   plain_parameters: int | None
   """Of the same model without the mechanism."""
   train_seconds: float | None
+  evaluate_seconds: Mapping[str, float]
+  """Split -> wall time of its evaluation at the end."""
   best: Best | None
   samples: Sequence[Sample]
   head_weights: Mapping[str, HeadWeights]

@@ -57,6 +57,20 @@ class Paired(NamedTuple):
   deviation: float
 
 
+def unpaired_p(first: Sequence[float], second: Sequence[float]) -> float:
+  """Two-sided p-value of equal means of independent runs, variances unequal; NaN for single runs.
+
+  Source: Welch 1947.
+  """
+  if min(len(first), len(second)) < 2:
+    return math.nan
+  spread = float(np.ptp(first)) + float(np.ptp(second))
+  if spread == 0:
+    return 1.0 if np.mean(first) == np.mean(second) else 0.0
+  found: Any = stats.ttest_ind(first, second, equal_var=False)
+  return float(found.pvalue)
+
+
 def paired_test(values: Sequence[float], reference: Sequence[float]) -> Paired:
   """Student's t-test on the differences of runs with the same seeds.
 

@@ -45,6 +45,11 @@ class HeadWatch:
     self._modules = sorted(s.removesuffix("/heads") for s in taps.seen if s.endswith("/heads"))
     self._sums = jax.jit(self._measure)
 
+  @property
+  def empty(self) -> bool:
+    """Whether the model has neither heads nor anything that competes."""
+    return not (self._modules or self._routed)
+
   def __call__(self, params: Any) -> dict[str, Any]:
     """What these parameters do with the sentences: a record of the log, but for kind and step.
 

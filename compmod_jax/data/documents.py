@@ -196,6 +196,14 @@ class GrammarDocuments:
 
     return Documents(read, repr((self, split)))
 
+  def labels(self, split: str) -> list[int]:
+    """The number of every sentence's subject: 1 for plural."""
+    return [int(info["number"] == "pl") for info in self.grammar.load(split).info or ()]
+
+  def attractors(self, split: str) -> list[int]:
+    """Nouns of the other number between subject and verb of every sentence."""
+    return [info["attractors"] for info in self.grammar.load(split).info or ()]
+
 
 @dataclasses.dataclass(frozen=True)
 class TfdsDocuments:

@@ -38,6 +38,14 @@ class DecodeConfig:
   top_p: float = 1.0
   """Of sample: only the most probable tokens that reach this probability together; 1 keeps all."""
 
+  recode_layer: int | None = None
+  """The decoder layer whose output is recoded at every step (see `recode_size`); -1: the last one;
+  none: nothing is recoded."""
+  recode_size: float = 1.0
+  """Step along the gradient of the next token's entropy in nats."""
+  recode_steps: int = 1
+  """Gradient steps at every token."""
+
   def __post_init__(self):
     check_choice("method", self.method, ("beam", "greedy", "sample"))
     check_choice("stop", self.stop, ("filled", "bound"))
@@ -57,6 +65,8 @@ class DecodeConfig:
       f"temperature is {self.temperature}; it must be above 0. For the most probable tokens "
       "choose the method 'greedy'.",
     )
+    check(self.recode_size >= 0, f"recode_size is {self.recode_size}; it must be 0 or more.")
+    check(self.recode_steps >= 1, f"recode_steps is {self.recode_steps}; it must be at least 1.")
     check(0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]; 1 keeps all tokens.")
     most = {"beam": self.beams, "greedy": 1, "sample": self.n_best}[self.method]
     check(

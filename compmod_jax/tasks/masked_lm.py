@@ -16,7 +16,8 @@ from compmod_jax.tasks import competing
 from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
 from compmod_jax.tasks.filler import Filler
 from compmod_jax.tasks.masked_blocks import MaskedBlocks
-from compmod_jax.tasks.masked_lm_config import TOKENIZER_FILE, MaskedLMConfig
+from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
+from compmod_jax.tasks.text_tokenizer import FILE
 
 __all__ = ["MaskedLM", "MaskedLMConfig"]
 
@@ -101,7 +102,7 @@ class MaskedLM:
 
   def files(self) -> dict[str, bytes]:
     """The tokenizer, serialised."""
-    return {TOKENIZER_FILE: self.tokenizer.to_bytes()}
+    return {FILE: self.tokenizer.to_bytes()}
 
   # Data.
 

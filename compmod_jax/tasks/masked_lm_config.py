@@ -1,30 +1,27 @@
 """The configuration of masked language modelling."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compmod_jax import errors
-from compmod_jax.data.documents import GrammarDocuments, TextDocuments, TfdsDocuments
-from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig, cached_tokenizer
+from compmod_jax.data.documents import GrammarDocuments
+from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig
 from compmod_jax.data.vocabulary import MASK
 from compmod_jax.mechanisms.masking import MaskingConfig
 from compmod_jax.models.encoder import EncoderConfig
-from compmod_jax.models.stack_config import StackConfig
+from compmod_jax.tasks.text_tokenizer import DocumentData, text_tokenizer
 
 if TYPE_CHECKING:
   from compmod_jax.tasks.masked_lm import MaskedLM
-
-TOKENIZER_FILE = "text.tokenizer"
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLMConfig:
   """A masked language modelling task: text, tokenizer, blocks and masks."""
 
-  data: GrammarDocuments | TextDocuments | TfdsDocuments = GrammarDocuments()
+  data: DocumentData = GrammarDocuments()
   """Where documents come from."""
   tokenizer: TokenizerConfig = TokenizerConfig()
   """The tokenizer; the token <mask> is added to its special tokens."""
@@ -60,7 +57,7 @@ class MaskedLMConfig:
 
   def build(
     self,
-    model: StackConfig,
+    model: Any,
     *,
     files: Mapping[str, bytes] | None = None,
     cache: Path | None = None,
@@ -84,7 +81,7 @@ class MaskedLMConfig:
     from compmod_jax.tasks.masked_blocks import MaskedBlocks
     from compmod_jax.tasks.masked_lm import MaskedLM
 
-    return MaskedLM(self, model, MaskedBlocks(self, make_tokenizer(self, files, cache), cache))
+    return MaskedLM(self, model, MaskedBlocks(self, self.make_tokenizer(files, cache), cache))
 
   @property
   def tokenizer_with_mask(self) -> TokenizerConfig:
@@ -94,20 +91,9 @@ class MaskedLMConfig:
       return self.tokenizer
     return dataclasses.replace(self.tokenizer, special_tokens=(MASK, *tokens))
 
-
-def make_tokenizer(
-  config: MaskedLMConfig, files: Mapping[str, bytes] | None, cache: Path | None
-) -> Tokenizer:
-  """The tokenizer in `files`, else one that is trained on the training split.
-
-  Raises:
-    UserError: `files` lacks it, or it cannot be trained.
-  """
-  if files is not None:
-    errors.check(
-      TOKENIZER_FILE in files,
-      f"{TOKENIZER_FILE} is missing among the saved files; restore the folder.",
-    )
-    return Tokenizer.from_bytes(files[TOKENIZER_FILE])
-  texts = list(itertools.islice(config.data.load("train"), config.tokenizer_documents))
-  return cached_tokenizer(texts, config.tokenizer_with_mask, cache)
+  def make_tokenizer(
+    self, files: Mapping[str, bytes] | None = None, cache: Path | None = None
+  ) -> Tokenizer:
+    """The tokenizer in `files`, else one that is trained on the training split."""
+    documents = self.tokenizer_documents
+    return text_tokenizer(self.data, self.tokenizer_with_mask, documents, files, cache)

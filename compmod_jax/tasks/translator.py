@@ -12,9 +12,10 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
-from compmod_jax.decoding import DecodeConfig, decode
+from compmod_jax.decoding import DecodeConfig, Step, decode
 from compmod_jax.models.transformer import Transformer
-from compmod_jax.sites import OFF, Edit
+from compmod_jax.sites import OFF, Edit, Taps
+from compmod_jax.tasks import recoded_step
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 
 
@@ -26,12 +27,15 @@ class Hypothesis(NamedTuple):
     score: log-probability in nats over length ** length_penalty.
     tokens: token numbers without padding, end of sentence included.
     routing: site -> weights [tokens, heads] of every routed decoder module, if asked for.
+    entropy: of the distributions of all its steps together in nats, before and after recoding, if
+      steps are recoded.
   """
 
   text: str
   score: float
   tokens: np.ndarray
   routing: dict[str, np.ndarray]
+  entropy: np.ndarray | None = None
 
 
 class Translator:
@@ -139,8 +143,19 @@ class Translator:
       taps=taps.apart(),
       method="prefill",
     )
+    kept = ["routing"] if routing else []
+
+    def step(cache: Any, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Any]:
+      return apply(cache, tokens, taps=taps, method="step")
+
+    one: Step = functools.partial(_without_recoding, step, taps)
+    if config.recode_layer is not None:
+      site = recoded_step.site_of(config.recode_layer, self.model.config.decoder_layers)
+      cache = recoded_step.start(cache, source.shape[0], config.width)
+      one = recoded_step.recoded(step, taps, site, config)
+      kept.append(recoded_step.ENTROPY)
     return decode(
-      lambda cache, tokens: apply(cache, tokens, taps=taps.apart(), method="step"),
+      one,
       cache,
       config,
       batch=source.shape[0],
@@ -151,7 +166,7 @@ class Translator:
       pad=PAD,
       forbidden=(PAD, BOS, UNK),
       rng=rng,
-      record=(lambda cache: cache["routing"]) if routing else None,
+      record=(lambda cache: {name: cache[name] for name in kept}) if kept else None,
     )
 
   def _hypotheses(self, found: Any, row: int) -> list[Hypothesis]:
@@ -160,7 +175,28 @@ class Translator:
     for n, length in enumerate(found.lengths[row]):
       tokens = found.tokens[row, n, :length]
       records = found.records or {}
-      routing = {site: kept[row, n, :length] for site, kept in records.items()}
+      weights = records.get("routing", {})
+      routing = {site: kept[row, n, :length] for site, kept in weights.items()}
+      entropy = records[recoded_step.ENTROPY][row, n] if recoded_step.ENTROPY in records else None
       text = self.target.decode(tokens.tolist())
-      result.append(Hypothesis(text, float(found.scores[row, n]), tokens, routing))
+      result.append(Hypothesis(text, float(found.scores[row, n]), tokens, routing, entropy))
     return result
+
+
+def _without_recoding(
+  step: recoded_step.TappedStep, taps: Taps, cache: Any, tokens: jax.Array
+) -> tuple[jax.Array, Any]:
+  return step(cache, tokens, taps.apart())
+
+
+def mean_entropy(hypotheses: Sequence[Sequence[Hypothesis]]) -> dict[str, float]:
+  """Mean entropy of a step of the best hypotheses, `entropy_before` recoding and `entropy` after.
+
+  In nats; nothing where no step was recoded.
+  """
+  best = [one[0] for one in hypotheses if one[0].entropy is not None]
+  tokens = sum(len(one.tokens) for one in best)
+  if not tokens:
+    return {}
+  before, after = np.sum([one.entropy for one in best], axis=0, dtype=np.float64) / tokens
+  return {"entropy_before": float(before), "entropy": float(after)}

@@ -10,7 +10,15 @@ import optax
 import pytest
 
 from compmod_jax.errors import UserError
-from train.optimizer import OptimizerConfig, decayed, groups, learning_rate, make_optimizer
+from train.optimizer import (
+  OptimizerConfig,
+  decayed,
+  groups,
+  learning_rate,
+  lower_rate,
+  make_optimizer,
+  plateau_factor,
+)
 
 PEAK, WARMUP, TOTAL = 0.01, 10, 50
 
@@ -51,6 +59,25 @@ def test_cosine_and_linear_are_halfway_in_the_middle_and_end_at_the_final_fracti
 def test_a_quarter_through_cosine_is_above_linear():
   np.testing.assert_allclose(rate("cosine", 20), PEAK * (1 + np.sqrt(0.5)) / 2, rtol=1e-5)
   np.testing.assert_allclose(rate("linear", 20), PEAK * 0.75, rtol=1e-5)
+
+
+def test_a_plateau_divides_every_update_after_it_and_nothing_else_does():
+  config = OptimizerConfig(
+    name="sgd", learning_rate=2.0, schedule="plateau", warmup_steps=0, plateau_divisor=4.0
+  )
+  optimizer = make_optimizer(config, TOTAL)
+  params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 0.5)}
+  state = optimizer.init(params)
+  for expected in (1.0, 0.25, 0.0625):
+    updates, state = optimizer.update(grads, state, params)
+    np.testing.assert_allclose(updates["w"], -expected, rtol=1e-6)
+    np.testing.assert_allclose(2.0 * plateau_factor(state), 2 * expected, rtol=1e-6)
+    state = lower_rate(state, config.plateau_divisor)
+  other = make_optimizer(dataclasses.replace(config, schedule="constant"), TOTAL).init(params)
+  assert lower_rate(other, 4.0) == other
+  assert plateau_factor(other) == 1.0
+  with pytest.raises(UserError, match="plateau_divisor is 1"):
+    OptimizerConfig(plateau_divisor=1.0)
 
 
 def test_constant_stays_at_its_peak():

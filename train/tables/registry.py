@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 
 from compmod_jax.errors import check_choice
+from train.tables import recoding
 from train.tables.masked import roberta
 from train.tables.spec import Spec
 from train.tables.translation import drophead, places, silent, sizes, ways
@@ -16,6 +17,11 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "5.4": lambda scale, heads: ways(scale),
   "roberta": lambda scale, heads: roberta(scale),
   "drophead": lambda scale, heads: drophead(scale),
+  "recoding-5.1": lambda scale, heads: recoding.step_sizes(scale),
+  "recoding-5.2": lambda scale, heads: recoding.samples(scale),
+  "recoding-5.4": lambda scale, heads: recoding.dropout(scale),
+  "recoding-5.5": lambda scale, heads: recoding.dynamic(scale),
+  "recoding-5.6": lambda scale, heads: recoding.ablation(scale),
 }
 
 

@@ -9,7 +9,7 @@ from compmod_jax.analysis.grid import Column
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.errors import check, check_choice
 from compmod_jax.mechanisms.drophead import DropHeadConfig
-from compmod_jax.models.transformer import Place
+from compmod_jax.models.transformer import Place, TransformerConfig
 from train.experiment import Experiment, Phase, load_config
 from train.tables.spec import Row, Spec, with_model
 from train.ways import WAYS
@@ -50,6 +50,11 @@ def translation(scale: str, variant: str = "", **model: Any) -> Experiment:
   # A run that its clock stops is another run on another machine.
   base = dataclasses.replace(base, time_limit_minutes=0.0, score_train=True)
   return with_model(base, compete=(), **model)
+
+
+def _model(experiment: Experiment) -> TransformerConfig:
+  assert isinstance(experiment.model, TransformerConfig)
+  return experiment.model
 
 
 def _spec(
@@ -121,7 +126,7 @@ def sizes(scale: str) -> Spec:
   figures = (33.27, 33.38, 33.71, 33.46, 33.61, 33.55, 33.46, 33.38, 33.53)
   grid = itertools.product((12, 24, 48), (64, 128, 256))
   for (key, hidden), figure in zip(grid, figures, strict=True):
-    config = dataclasses.replace(base.model.competition, key_dim=key, hidden_dim=hidden)
+    config = dataclasses.replace(_model(base).competition, key_dim=key, hidden_dim=hidden)
     name = f"{key}x{hidden}"
     rows[name] = with_model(base, compete=PLACES["enc"], competition=config)
     published[name] = (figure,)
@@ -132,7 +137,7 @@ def sizes(scale: str) -> Spec:
 def silent(scale: str) -> Spec:
   """Table 5.3: the least compatible of four heads is silent."""
   base = translation(scale, heads=4)
-  config = dataclasses.replace(base.model.competition, rule="top_k", keep=3)
+  config = dataclasses.replace(_model(base).competition, rule="top_k", keep=3)
   rows = {
     name: with_model(base, compete=places, competition=config) if places else base
     for name, places in PLACES.items()
@@ -187,7 +192,7 @@ def drophead(scale: str) -> Spec:
     told = "WMT14 English to German and the big Transformer, on many GPUs"
   else:
     base, told = translation(scale, heads=4), ""
-  heads = base.model.heads
+  heads = _model(base).heads
   rows = {
     f"{count} heads{name}": with_model(base, heads=count, drophead=config)
     for count, (name, config) in itertools.product((heads, 2 * heads), _DROPHEAD.items())

@@ -1,0 +1,211 @@
+"""Minimal pairs: a grammatical sentence and one that differs from it in what makes it wrong.
+
+Formats: Gulordava et al.'s agreement items (`generated.tab`), Linzen et al.'s (tab-separated, with
+`orig_sentence` and `verb_index`), BLiMP's JSON lines, and the grammar's `attractor` split.
+"""
+
+import csv
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from compmod_jax.data.grammar import GrammarData
+from compmod_jax.data.pairs import DataError
+from compmod_jax.data.text import expand_folder, read_lines
+from compmod_jax.errors import check_choice
+
+
+@dataclasses.dataclass(frozen=True)
+class MinimalPair:
+  """A sentence that should be more probable than another.
+
+  Attributes:
+    good: the grammatical one.
+    bad: the ungrammatical one.
+    group: what they are about, for example a construction or the number of attractors.
+    where: where the pair stands, such as `generated.tab:3`.
+    whole: whether sentences end; else both are beginnings, whose ends are not scored.
+    label: 1 if the subject is plural, 0 if it is singular, None if that is not known.
+  """
+
+  good: str
+  bad: str
+  group: str
+  where: str
+  whole: bool = True
+  label: float | None = None
+
+
+def _table(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+  """Rows of a tab-separated file with headings, and their line numbers."""
+  rows = csv.DictReader(read_lines(path), delimiter="\t")
+  missing = [name for name in needed if name not in (rows.fieldnames or ())]
+  if missing:
+    raise DataError(f"{path} has no column {', '.join(missing)}; it is in another format.")
+  yield from enumerate(rows, start=2)
+
+
+def gulordava(path: Path) -> list[MinimalPair]:
+  """Items of Gulordava et al. 2018: the verb's right and wrong form after a beginning.
+
+  Groups are `original` or `generated` (nonsense) and the number of attractors.
+
+  Raises:
+    DataError: the file is in another format, or a form has no partner.
+  """
+  needed = ("pattern", "constr_id", "sent_id", "form", "class", "type", "prefix", "n_attr")
+  held: dict[tuple[str, ...], tuple[int, dict[str, str]]] = {}
+  pairs = []
+  for line, row in _table(path, needed):
+    key = (row["pattern"], row["constr_id"], row["sent_id"])
+    if key not in held:
+      held[key] = (line, row)
+      continue
+    first, other = held.pop(key)
+    by_class = {row["class"]: row, other["class"]: other}
+    if set(by_class) != {"correct", "wrong"}:
+      raise DataError(f"{path}:{line}: a right and a wrong form must stand together.")
+    good, bad = (f"{row['prefix']} {by_class[c]['form']}" for c in ("correct", "wrong"))
+    group = f"{row['type']}, {row['n_attr']} attractors"
+    pairs.append(MinimalPair(good, bad, group, f"{path.name}:{first}", whole=False))
+  if held:
+    line = min(line for line, _ in held.values())
+    raise DataError(f"{path}:{line}: this form has no partner; the file is cut off.")
+  return pairs
+
+
+def linzen(path: Path) -> list[MinimalPair]:
+  """Items of Linzen et al. 2016: beginnings up to a present-tense verb, and its other number.
+
+  Groups are the numbers of attractors between subject and verb.
+
+  Raises:
+    DataError: the file is in another format.
+  """
+  needed = ("orig_sentence", "verb_index", "verb_pos", "n_diff_intervening")
+  pairs = []
+  for line, row in _table(path, needed):
+    words = row["orig_sentence"].split()
+    try:
+      verb = words[int(row["verb_index"]) - 1]
+    except (ValueError, IndexError) as error:
+      raise DataError(f"{path}:{line}: verb_index names no word of the sentence.") from error
+    before = " ".join(words[: int(row["verb_index"]) - 1])
+    other = other_number(verb, row["verb_pos"])
+    group = f"{row['n_diff_intervening']} attractors"
+    where = f"{path.name}:{line}"
+    pairs.append(MinimalPair(f"{before} {verb}", f"{before} {other}", group, where, whole=False))
+  return pairs
+
+
+_IRREGULAR = {"is": "are", "has": "have", "does": "do", "goes": "go", "was": "were"}
+
+
+def other_number(verb: str, tag: str) -> str:
+  """The form of an English present-tense verb for subjects of the other number.
+
+  Args:
+    verb: the form.
+    tag: its Penn Treebank tag, VBZ (singular) or VBP (plural).
+  """
+  if tag == "VBZ":
+    if verb in _IRREGULAR:
+      return _IRREGULAR[verb]
+    if re.search(r"[^aeiou]ies$", verb) and len(verb) > 4:
+      return verb[:-3] + "y"
+    return verb[:-2] if re.search(r"(ss|sh|ch|x|zz|o)es$", verb) else verb.removesuffix("s")
+  plural = {theirs: ours for ours, theirs in _IRREGULAR.items()}
+  if verb in plural:
+    return plural[verb]
+  if re.search(r"[^aeiou]y$", verb):
+    return verb[:-1] + "ies"
+  return verb + ("es" if re.search(r"(s|sh|ch|x|z|o)$", verb) else "s")
+
+
+def blimp(path: Path) -> list[MinimalPair]:
+  """BLiMP (Warstadt et al. 2020): whole sentences; groups are its 67 paradigms.
+
+  Raises:
+    DataError: a line is no JSON object with the fields of BLiMP.
+  """
+  pairs = []
+  for number, line in enumerate(read_lines(path), start=1):
+    try:
+      row = json.loads(line)
+      fields = (row["sentence_good"], row["sentence_bad"], row["UID"])
+    except (ValueError, KeyError, TypeError) as error:
+      raise DataError(
+        f"{path}:{number} is no item of BLiMP ({type(error).__name__}); it needs sentence_good,"
+        " sentence_bad and UID."
+      ) from error
+    pairs.append(MinimalPair(*fields, where=f"{path.name}:{number}"))
+  return pairs
+
+
+def attractors(data: GrammarData) -> list[MinimalPair]:
+  """The grammar's `attractor` split: each English sentence and its ungrammatical twin."""
+  pairs = data.load("attractor")
+  english = pairs.source if data.source_language == "en" else pairs.target
+  found: Sequence[Any] = pairs.info or ()
+  return [
+    MinimalPair(
+      good,
+      info["ungrammatical"],
+      f"{info['attractors']} attractors",
+      pairs.where(i),
+      label=float(info["number"] == "pl"),
+    )
+    for i, (good, info) in enumerate(zip(english, found, strict=True))
+  ]
+
+
+FORMATS: dict[str, Callable[[Path], list[MinimalPair]]] = {
+  "gulordava": gulordava,
+  "linzen": linzen,
+  "blimp": blimp,
+}
+
+
+def read_minimal_pairs(kind: str, path: str) -> list[MinimalPair]:
+  """The pairs of a file in one of `FORMATS`.
+
+  Args:
+    kind: name of the format.
+    path: of the file; may start with an environment variable.
+
+  Raises:
+    UserError: an unknown format, or a file that cannot be read.
+    DataError: its content is wrong.
+  """
+  check_choice("format", kind, FORMATS)
+  folder, _, name = path.rpartition("/")
+  return FORMATS[kind]((expand_folder(folder) if folder else Path()) / name)
+
+
+_NUMBER = r"\d+(?:[.,]\d+)*"
+_WORD = rf"n't|'(?:s|re|ve|ll|d|m)\b|{_NUMBER}(?!\w)|\w+(?:[-.]\w+)*|[^\w\s]"
+_CONTRACTIONS = (
+  (re.compile(r"(?<=\w)n[’']t\b"), " n't"),
+  (re.compile(r"(?<=\w)[’'](s|re|ve|ll|d|m)\b"), r" '\1"),
+)
+
+
+def treebank_style(text: str, known: Callable[[str], bool]) -> str:
+  """A sentence as the Penn Treebank language modelling set writes it.
+
+  Lower case, contractions apart, numbers as N, and no punctuation mark that the model does not
+  know.
+
+  Args:
+    text: as people write it, or split already.
+    known: whether the model has a word.
+  """
+  text = text.lower().replace(" n’t", " n't")
+  for pattern, replacement in _CONTRACTIONS:
+    text = pattern.sub(replacement, text)
+  words = re.findall(_WORD, text)
+  words = ["N" if re.fullmatch(_NUMBER, word) else word for word in words]
+  return " ".join(word for word in words if re.search(r"\w", word) or known(word))

@@ -1,0 +1,139 @@
+"""A scan over time whose weight gradients are one matrix product each, after the scan.
+
+The gradient of a weight that a scan uses is a sum over steps. Written plainly, the reverse pass
+reads and writes the whole gradient at every step; but only the products' inputs and the gradients
+of their outputs differ from step to step, and kept for all steps they give the sum in one product:
+
+.. math:: \\frac{\\partial L}{\\partial W} = \\sum_t a_t^T \\frac{\\partial L}{\\partial (a_t W)}
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Weights = Mapping[str, jax.Array]
+
+
+class _Call(NamedTuple):
+  """A product that a step makes: with which weight, whether transposed, and what it gives."""
+
+  name: str
+  transposed: bool
+  out: jax.ShapeDtypeStruct
+
+
+class Product:
+  """What a step multiplies with: `product(name, rows)` is rows @ weights[name].
+
+  Attributes:
+    weights: by name, [inner, outer].
+  """
+
+  def __init__(self, weights: Weights):
+    self.weights = weights
+
+  def __call__(self, name: str, rows: jax.Array, *, transposed: bool = False) -> jax.Array:
+    """Rows [rows, inner] times a weight, or [rows, outer] times its transpose."""
+    return times(rows, self.weights[name], transposed)
+
+  def fixed(self, name: str, rows: jax.Array, *, transposed: bool = False) -> jax.Array:
+    """The same, through which no gradient passes, neither to the weight nor to the rows."""
+    weight = lax.stop_gradient(self.weights[name])
+    return times(lax.stop_gradient(rows), weight, transposed)
+
+
+class _Deferring(Product):
+  """Notes what goes into every product, and adds to each an output of zeros to differentiate by."""
+
+  def __init__(self, weights: Weights, zeros: tuple[jax.Array, ...] | None):
+    super().__init__(weights)
+    self.zeros, self.calls, self.rows = zeros, list[_Call](), list[jax.Array]()
+
+  def __call__(self, name: str, rows: jax.Array, *, transposed: bool = False) -> jax.Array:
+    out = times(rows, lax.stop_gradient(self.weights[name]), transposed)
+    if self.zeros is not None:
+      out = out + self.zeros[len(self.rows)]
+    self.calls.append(_Call(name, transposed, jax.ShapeDtypeStruct(out.shape, out.dtype)))
+    self.rows.append(rows)
+    return out
+
+
+def times(rows: jax.Array, weight: jax.Array, transposed: bool) -> jax.Array:
+  """rows @ weight, or rows @ weight.T."""
+  return lax.dot_general(rows, weight, (((1,), (int(transposed),)), ((), ())))
+
+
+Body = Callable[[Product, Any, Any, Any], tuple[Any, Any]]
+
+
+def scan(body: Body, weights: Weights, others: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
+  """`lax.scan` whose steps multiply with weights, with the weights' gradients formed afterwards.
+
+  Args:
+    body: `(product, others, carry, x) -> (carry, y)`; its large products are made by `product`, a
+      `Product`, and it closes over nothing that is differentiated.
+    weights: matrices by name.
+    others: what else is differentiated and the same at every step: biases, step sizes.
+    carry: before the first step.
+    xs: of every step, [time, ...].
+
+  Returns:
+    The last carry and the stacked ys; derivatives are those of the plain scan, of first order.
+  """
+
+  calls = _calls(body, weights, others, carry, xs)
+
+  run = jax.custom_vjp(functools.partial(plain, body))
+
+  def forward(weights: Weights, others: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
+    steps = jax.tree.leaves(xs)[0].shape[0]
+    zeros = tuple(jnp.zeros((steps, *call.out.shape), call.out.dtype) for call in calls)
+
+    def inner(zeros: Any, others: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
+      def step(carry: Any, x_zeros: Any) -> tuple[Any, Any]:
+        product = _Deferring(weights, x_zeros[1])
+        carry, y = body(product, others, carry, x_zeros[0])
+        return carry, (y, tuple(product.rows))
+
+      carry, (ys, rows) = lax.scan(step, carry, (xs, zeros))
+      return (carry, ys), rows
+
+    result, pull, rows = jax.vjp(inner, zeros, others, carry, xs, has_aux=True)
+    return result, (pull, rows, weights)
+
+  def backward(kept: Any, cotangent: Any) -> tuple[Any, ...]:
+    pull, rows, weights = kept
+    outs, *rest = pull(cotangent)
+    parts: dict[str, list[jax.Array]] = {name: [] for name in weights}
+    for call, a, out in zip(calls, rows, outs, strict=True):
+      pair = (out, a) if call.transposed else (a, out)
+      first, second = (x.reshape(-1, x.shape[-1]) for x in pair)
+      parts[call.name].append(lax.dot_general(first, second, (((0,), (0,)), ((), ()))))
+    grads = {n: sum(found, jnp.zeros_like(weights[n])) for n, found in parts.items()}
+    return (grads, *rest)
+
+  run.defvjp(forward, backward)
+  return run(weights, others, carry, xs)
+
+
+def plain(body: Body, weights: Weights, others: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
+  """The same scan, differentiated step by step: any order, and through `jax.grad` in the body."""
+  return lax.scan(lambda c, x: body(Product(weights), others, c, x), carry, xs)
+
+
+def _calls(body: Body, weights: Weights, others: Any, carry: Any, xs: Any) -> list[_Call]:
+  """The products that a step makes, in order."""
+  calls: list[_Call] = []
+
+  def trace(weights: Weights, others: Any, carry: Any, x: Any) -> None:
+    product = _Deferring(weights, None)
+    body(product, others, carry, x)
+    calls.extend(product.calls)
+
+  first = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), xs)
+  jax.eval_shape(trace, weights, others, carry, first)
+  return calls

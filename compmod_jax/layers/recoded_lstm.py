@@ -1,0 +1,264 @@
+r"""A stack of LSTM layers whose states are recoded at every step.
+
+At step t every layer computes its state (h, c) from the recoded states of step t - 1; the error
+signal looks at the top layer's h; its gradients with respect to all h and c of step t are taken
+there, through this step's computation alone, and applied at once. Layer l + 1 reads layer l's h
+from before recoding; step t + 1 starts from the recoded states.
+
+The closed forms below give the gradients that `jax.grad` gives (`definition`): one product for
+W_ho^T (o - e_y), and one reverse pass through the cells of this step.
+
+Source: Ulmer 2019, section 4.1; order of operations as in its program.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from compmod_jax.layers import deferred
+from compmod_jax.layers.deferred import Product
+from compmod_jax.layers.recurrent import Gates, State, advance, gates, reverse
+from compmod_jax.mechanisms import recoding
+from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.sites import OFF, Taps
+
+States = tuple[State, ...]
+Inputs = Mapping[str, Any]
+
+
+@runtime_checkable
+class Signal(Protocol):
+  """An error signal on the top layer's hidden state.
+
+  What it needs of a step stands in the inputs `x`, what it multiplies with in the weights.
+  """
+
+  def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
+    """The error of each example, [batch]: the definition, which `jax.grad` differentiates."""
+    ...
+
+  def closed(
+    self, product: Product, others: Any, top: jax.Array, x: Inputs, through: bool
+  ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """Its gradient with respect to `top`, the error, and what else is kept of the step."""
+    ...
+
+  def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
+    """What else is kept of the step, where gradients are those of the definition."""
+    ...
+
+
+@runtime_checkable
+class StepSize(Protocol):
+  """Step sizes, from what a step has computed."""
+
+  def __call__(self, product: Product, others: Any, after: States) -> tuple[State, ...]:
+    """For every layer and kind of state a number, or one for each example [batch]."""
+    ...
+
+
+class _Step(NamedTuple):
+  """What a step computes before anything is recoded."""
+
+  gates: tuple[Gates, ...]
+  after: States
+
+
+def scan(
+  signal: Signal | None,
+  sizes: StepSize,
+  config: RecodingConfig,
+  weights: Mapping[str, jax.Array],
+  others: Any,
+  states: States,
+  xs: Inputs,
+  *,
+  measure: bool = False,
+  taps: Taps = OFF,
+) -> tuple[States, dict[str, Any]]:
+  """Runs the stack over a sequence, recoding at every step.
+
+  Sites, [batch, time, dim]: `layer_<l>/hidden` and `layer_<l>/cell` before recoding, and
+  `layer_<l>/hidden_recoded` and `layer_<l>/cell_recoded` after it. An edit acts at every step, on
+  [batch, 1, dim], before anything reads the state.
+
+  Args:
+    signal: what is lowered; None to recode nothing.
+    sizes: how far.
+    config: settings of recoding.
+    weights: `recurrent_<l>` [hidden, gates], `input_<l>` [below, gates] for l from 1, and what the
+      signal multiplies with.
+    others: `bias_<l>` for l from 1, and what signal and step sizes use besides.
+    states: before the first step, of every layer.
+    xs: [time, batch, ...]: `first`, the bottom layer's W x + b; `between_<l>`, factors on what
+      layer l reads (dropout), if any; `active`, factors on the step sizes, if any; the signal's.
+    measure: also return the error after recoding.
+    taps: sites to read or change.
+
+  Returns:
+    The states after the last step, recoded; and of every step, [time, batch, ...]: `top`, the top
+    layer's hidden state before recoding, `recoded`, the same after it, `error`, the signal before,
+    `sizes`, the step sizes of every layer, what the signal keeps, and if measured `error_after`.
+  """
+  defined = config.by_definition and signal is not None
+
+  def body(product: Product, others: Any, states: States, x: Inputs) -> tuple[States, Any]:
+    inner = taps.apart()
+    step = forward(product, others, states, x, taps=inner)
+    recoded, out = step.after, dict[str, Any]()
+    if signal is not None:
+      how = _by_definition if defined else _closed
+      recoded, out = how(signal, sizes, config, product, others, states, x, step, inner)
+    recoded = tuple(_passed(inner, number, "_recoded", s) for number, s in enumerate(recoded))
+    if measure and signal is not None:
+      out["error_after"] = signal.error(product, others, recoded[-1].h, x)
+    seen.update(inner.seen)
+    out |= {"top": step.after[-1].h, "recoded": recoded[-1].h, "captured": inner.captured}
+    return recoded, out
+
+  seen: set[str] = set()
+  # What `jax.grad` does with the weights inside a step cannot be put off until after the scan.
+  last, out = (deferred.plain if defined else deferred.scan)(body, weights, others, states, xs)
+  captured = {name: value[:, :, 0].swapaxes(0, 1) for name, value in out.pop("captured").items()}
+  taps.merge(captured, seen)
+  return last, out
+
+
+def _passed(taps: Taps, number: int, after: str, state: State) -> State:
+  """A layer's state, past its sites."""
+  if taps is OFF:
+    return state
+  hidden = taps(f"layer_{number}/hidden{after}", state.h[:, None])[:, 0]
+  return State(hidden, taps(f"layer_{number}/cell{after}", state.c[:, None])[:, 0])
+
+
+def _closed(
+  signal: Signal,
+  sizes: StepSize,
+  config: RecodingConfig,
+  product: Product,
+  others: Any,
+  states: States,
+  x: Inputs,
+  step: "_Step",
+  taps: Taps,
+) -> tuple[States, dict[str, Any]]:
+  """Recoding by closed forms: the states after it, and what is kept of the step."""
+  top, through = step.after[-1].h, config.through
+  gradient, error, kept = signal.closed(product, others, top, x, through)
+  gradients = pull(product, states, step, x, gradient, through)
+  gradients = gradients if through else lax.stop_gradient(gradients)
+  taken = _taken(signal, sizes, config, product, others, step.after, gradients, x)
+  recoded = tuple(map(recoding.descend, step.after, gradients, taken))
+  return recoded, {"error": error, "sizes": _of_rows(taken, top), **kept}
+
+
+def _by_definition(
+  signal: Signal,
+  sizes: StepSize,
+  config: RecodingConfig,
+  product: Product,
+  others: Any,
+  states: States,
+  x: Inputs,
+  step: "_Step",
+  taps: Taps,
+) -> tuple[States, dict[str, Any]]:
+  """Recoding as it is defined: `jax.grad` with respect to what is added to every state."""
+  edits = taps.apart()
+
+  def error(added: States) -> jax.Array:
+    top = forward(product, others, states, x, added, taps=edits).after[-1].h
+    return signal.error(product, others, top, x)
+
+  top = step.after[-1].h
+  nothing = jax.tree.map(jnp.zeros_like, step.after)
+  gradients = jax.grad(lambda added: jnp.sum(error(added)))(nothing)
+  taken = _taken(signal, sizes, config, product, others, step.after, gradients, x)
+  found = recoding.recode(error, nothing, taken, steps=config.steps, through=config.through)
+  recoded = jax.tree.map(jnp.add, step.after, found.activations)
+  kept = signal.kept(product, others, top, x)
+  return recoded, {"error": found.error, "sizes": _of_rows(taken, top), **kept}
+
+
+def _of_rows(taken: tuple[State, ...], top: jax.Array) -> Any:
+  """Step sizes of every row."""
+  return jax.tree.map(lambda size: jnp.broadcast_to(size, top.shape[:1]), taken)
+
+
+def forward(
+  product: Product,
+  others: Any,
+  states: States,
+  x: Inputs,
+  added: States | None = None,
+  *,
+  taps: Taps = OFF,
+) -> _Step:
+  """A step of all layers; `added` to each state before anything reads it."""
+  found, after, below = list[Gates](), list[State](), None
+  for number, state in enumerate(states):
+    if below is None:
+      given = x["first"]
+    else:
+      given = product(f"input_{number}", below) + others[f"bias_{number}"][None]
+    found.append(gates(given + product(f"recurrent_{number}", state.h)))
+    new = advance(found[-1], state.c, None if added is None else added[number])
+    after.append(_passed(taps, number, "", new))
+    below = after[-1].h
+    if f"between_{number + 1}" in x:
+      below = below * x[f"between_{number + 1}"]
+  return _Step(tuple(found), tuple(after))
+
+
+def pull(
+  product: Product,
+  states: States,
+  step: _Step,
+  x: Inputs,
+  top: Float[Array, "batch hidden"],
+  through: bool,
+) -> tuple[State, ...]:
+  """The gradients with respect to all states of a step, given that with respect to the top h."""
+  times = product if through else product.fixed
+  gradient, found = top, list[State]()
+  for number in reversed(range(len(states))):
+    dc, da = reverse(step.gates[number], states[number].c, step.after[number], gradient)
+    found.append(State(gradient, dc))
+    if number:
+      gradient = times(f"input_{number}", da, transposed=True)
+      if f"between_{number}" in x:
+        gradient = gradient * x[f"between_{number}"]
+  return tuple(reversed(found))
+
+
+def _taken(
+  signal: Signal,
+  sizes: StepSize,
+  config: RecodingConfig,
+  product: Product,
+  others: Any,
+  after: States,
+  gradients: tuple[State, ...],
+  x: Inputs,
+) -> tuple[State, ...]:
+  """The step sizes of a step, for every layer and kind of state."""
+  taken = sizes(product, others, after)
+  if config.step == "safe":
+    frozen = Product(lax.stop_gradient(dict(product.weights)))
+    held, top, gradient = lax.stop_gradient((others, after[-1].h, gradients[-1].h))
+
+    def error(top: jax.Array) -> jax.Array:
+      return signal.error(frozen, held, top, x)
+
+    smooth = recoding.smoothness(error, top, gradient)
+    size = jnp.minimum(config.size, 1 / jnp.maximum(smooth, 1e-12))
+    _, share = recoding.descend_safely(error, top, gradient, size)
+    taken = jax.tree.map(lambda _: lax.stop_gradient(size * share), taken)
+  if "active" in x:
+    taken = jax.tree.map(lambda size: size * x["active"], taken)
+  return taken

@@ -1,0 +1,220 @@
+"""Error signals of a language model's output layer, and step sizes, as recoding takes them.
+
+Weights: `decoder` [vocab, hidden], or [members * vocab, hidden] for an ensemble; `step_<i>_<j>`,
+layer j of the predictor of step size i. Others: `decoder_bias`, `step_<i>_<j>`, `steps`,
+`classifier`. Inputs of a step: `target` [batch], `label` [batch], `out`, factors on the decoder's
+input, and `key`, the step's key.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from compmod_jax.layers.deferred import Product
+from compmod_jax.layers.dropout import random_bits
+from compmod_jax.layers.recoded_lstm import Inputs, States
+from compmod_jax.layers.recurrent import State
+from compmod_jax.mechanisms import error_signals
+from compmod_jax.mechanisms.error_signals import Supervised
+
+
+@dataclasses.dataclass(frozen=True)
+class OfToken:
+  """A function of the likelihood of the right token, or of the most probable one (`argmax`).
+
+  Attributes:
+    kind: which function.
+  """
+
+  kind: Supervised
+
+  def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
+    """The signal, [batch]."""
+    logits = self._logits(product, others, top, x)
+    found = error_signals.likelihood(logits, self._token(logits, x))
+    return error_signals.value(self.kind, found.nll)
+
+  def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
+    """`nll` of the right token."""
+    logits = self._logits(product, others, top, x)
+    return {"nll": error_signals.likelihood(logits, x["target"]).nll}
+
+  def closed(
+    self, product: Product, others: Any, top: jax.Array, x: Inputs, through: bool
+  ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """See `Signal`; keeps `nll`, and for its gradient `surprise` o - e_y and W^T times it."""
+    times = product if through else product.fixed
+    logits = self._logits(product, others, top, x, times)
+    gold = error_signals.likelihood(logits, x["target"])
+    token = self._token(logits, x)
+    looked = gold if self.kind != "argmax" else error_signals.likelihood(logits, token)
+    kept = {"nll": gold.nll}
+    if through:
+      vector = times("decoder", looked.error)
+    else:
+      vector = times("decoder", gold.error)
+      # Where no gradient is taken, nothing reads these, and compilers drop them.
+      kept |= {"surprise": gold.error, "vector": vector}
+      if self.kind == "argmax":
+        # o - e_a = (o - e_y) + e_y - e_a: two rows of W in place of a product.
+        table = lax.stop_gradient(product.weights["decoder"])
+        vector = vector + table[x["target"]] - table[token]
+    slope = error_signals.slope(self.kind, looked.nll)
+    gradient = slope[:, None] * vector
+    if "out" in x:
+      gradient = gradient * x["out"]
+    return gradient, error_signals.value(self.kind, looked.nll), kept
+
+  def _token(self, logits: jax.Array, x: Inputs) -> jax.Array:
+    return jnp.argmax(logits, axis=-1) if self.kind == "argmax" else x["target"]
+
+  def _logits(self, product, others, top, x, times=None) -> jax.Array:
+    top = top * x["out"] if "out" in x else top
+    return (times or product)("decoder", top, transposed=True) + others["decoder_bias"][None]
+
+
+@dataclasses.dataclass(frozen=True)
+class OfEntropy:
+  """Entropy of the output distribution, or of the mean of several.
+
+  Attributes:
+    samples: distributions.
+    kind: `entropy` (one, no dropout), `mc_dropout`, `variational` (the copies of the state, each
+      under its own masks), `ensemble` (decoders).
+    rate: share that mc_dropout drops.
+    on: what mc_dropout drops.
+  """
+
+  kind: str
+  samples: int = 1
+  rate: float = 0.0
+  on: str = "hidden"
+
+  def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
+    """The signal, [batch]."""
+    rows, _ = self._rows(top, x)
+    return error_signals.predictive_entropy(self._logits(product, others, rows, x))
+
+  def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
+    """Nothing: the prediction is made from the recoded state."""
+    return {}
+
+  def closed(
+    self, product: Product, others: Any, top: jax.Array, x: Inputs, through: bool
+  ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """See `Signal`."""
+    times = product if through else product.fixed
+    rows, factors = self._rows(top, x)
+    error, logit_gradients = error_signals.predictive_entropy_error(
+      self._logits(product, others, rows, x, times)
+    )
+    if self.kind == "ensemble":
+      logit_gradients = jnp.moveaxis(logit_gradients, 0, 1).reshape(len(rows), -1)
+    else:
+      logit_gradients = logit_gradients.reshape(len(rows), -1)
+    gradient = times("decoder", logit_gradients)
+    if factors is not None:
+      gradient = gradient * factors
+    if self.kind == "mc_dropout":
+      gradient = jnp.sum(gradient.reshape(self.samples, *top.shape), axis=0)
+    return gradient, error, {}
+
+  def _rows(self, top: jax.Array, x: Inputs) -> tuple[jax.Array, jax.Array | None]:
+    """What the decoder reads, and the factors in it."""
+    if self.kind == "mc_dropout" and self.on == "hidden":
+      keep = dropout_factors(x["key"], (self.samples, *top.shape), self.rate)
+      rows = (top[None] * keep).reshape(-1, top.shape[-1])
+      return rows, keep.reshape(rows.shape)
+    if self.kind == "variational" and "out" in x:
+      return top * x["out"], x["out"]
+    return top, None
+
+  def _logits(self, product, others, rows, x, times=None) -> jax.Array:
+    """[samples, batch, vocab]."""
+    bias = others["decoder_bias"]
+    if self.kind == "mc_dropout" and self.on == "weights":
+      table = product.weights["decoder"]
+      keep = dropout_factors(x["key"], (self.samples, *table.shape), self.rate)
+      return jnp.einsum("bd,kvd->kbv", rows, keep * table[None]) + bias[None, None]
+    logits = (times or product)("decoder", rows, transposed=True) + bias[None]
+    if self.kind == "ensemble":
+      return jnp.moveaxis(logits.reshape(len(rows), self.samples, -1), 1, 0)
+    return logits.reshape(self.samples, -1, logits.shape[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class OfLabel:
+  """Loss of a logistic classifier of the top layer's hidden state against a label of each step."""
+
+  def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
+    """The signal, [batch]."""
+    return error_signals.label_loss(self._logit(others, top), x["label"])
+
+  def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
+    """Nothing."""
+    return {}
+
+  def closed(
+    self, product: Product, others: Any, top: jax.Array, x: Inputs, through: bool
+  ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """See `Signal`."""
+    logit = self._logit(others, top)
+    slope = jax.nn.sigmoid(logit) - x["label"]
+    gradient = slope[:, None] * others["classifier"]["weight"][None]
+    return gradient, error_signals.label_loss(logit, x["label"]), {}
+
+  def _logit(self, others: Any, top: jax.Array) -> jax.Array:
+    return top @ others["classifier"]["weight"] + others["classifier"]["bias"]
+
+
+def dropout_factors(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
+  """0 with probability `rate`, a multiple of 2**-16, else 1 / (1 - rate); float32."""
+  dropped = round(rate * 2**16)
+  keep = random_bits(key, shape) >= jnp.uint16(dropped)
+  return keep * jnp.float32(1 / (1 - dropped / 2**16))
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+  """One step size for all."""
+
+  size: float
+
+  def __call__(self, product: Product, others: Any, after: States) -> tuple[State, ...]:
+    """See `StepSize`."""
+    return tuple(State(jnp.float32(self.size), jnp.float32(self.size)) for _ in after)
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+  """One for each layer and kind of state, softplus of `steps` [layers, 2]."""
+
+  def __call__(self, product: Product, others: Any, after: States) -> tuple[State, ...]:
+    """See `StepSize`."""
+    sizes = jax.nn.softplus(others["steps"])
+    return tuple(State(sizes[i, 0], sizes[i, 1]) for i in range(len(after)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+  """One for each example, layer and kind of state, from that layer's hidden state.
+
+  Two hidden layers with ReLU, then softplus (Ulmer 2019, section 4.3).
+  """
+
+  def __call__(self, product: Product, others: Any, after: States) -> tuple[State, ...]:
+    """See `StepSize`."""
+    found = []
+    for number, state in enumerate(after):
+      held = lax.stop_gradient(state.h)
+      found.append(State(*(self._one(product, others, f"step_{number}_{k}", held) for k in "hc")))
+    return tuple(found)
+
+  def _one(self, product: Product, others: Any, name: str, held: jax.Array) -> jax.Array:
+    for number in range(3):
+      held = product(f"{name}_{number}", held) + others[f"{name}_{number}"][None]
+      held = jax.nn.relu(held) if number < 2 else held
+    return jax.nn.softplus(held[:, 0])

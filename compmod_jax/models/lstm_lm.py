@@ -1,0 +1,336 @@
+"""The recurrent language model, whose states can be recoded at every step."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from compmod_jax.errors import UserError
+from compmod_jax.layers import recoded_lstm, recurrent, word_decoder
+from compmod_jax.layers.recoding_signals import (
+  Constant,
+  Learned,
+  OfEntropy,
+  OfLabel,
+  OfToken,
+  Predicted,
+  dropout_factors,
+)
+from compmod_jax.layers.recurrent import State
+from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.models.lstm_lm_config import LstmConfig
+from compmod_jax.sharding import logical
+from compmod_jax.sites import OFF, Taps
+
+__all__ = ["Given", "LstmConfig", "LstmLM", "Output"]
+
+_PREDICTOR = (300, 100, 1)  # units of the layers that predict a step size
+_UNIFORM = 0.1  # fresh embeddings and decoders lie within plus and minus this
+
+
+class Output(NamedTuple):
+  """What the model makes of a stretch of text.
+
+  Attributes:
+    nll: negative log-likelihood of every target in nats, [batch, time]; in training with an
+      ensemble the mean of its members'.
+    states: of every layer after the last step, to go on from.
+    steps: of every step [batch, time, ...], where states are recoded: `error` before recoding,
+      `sizes`, the step sizes, a (h, c) for each layer; and if measured `error_after` and
+      `nll_after`, losses of the same targets from the recoded top state.
+    hidden: what the decoder reads, [batch, time, dim]; copies side by side along the batch.
+    logits: log-probabilities [batch, time, vocab], if they were asked for.
+  """
+
+  nll: jax.Array
+  states: tuple[State, ...]
+  steps: dict[str, Any]
+  hidden: jax.Array
+  logits: jax.Array | None = None
+
+
+class Given(NamedTuple):
+  """What recoding is given besides the text.
+
+  Attributes:
+    active: factors on the step sizes, [batch, time].
+    labels: of every position, for weak supervision, [batch, time].
+    classifier: `weight` [dim] and `bias` [] of the classifier for weak supervision.
+    noise: key of the masks of MC dropout and of variational dropout.
+  """
+
+  active: jax.Array | None = None
+  labels: jax.Array | None = None
+  classifier: Mapping[str, jax.Array] | None = None
+  noise: jax.Array | None = None
+
+
+class LstmLM(nn.Module):
+  """LSTM language model (Gulordava et al. 2018; Ulmer 2019, chapters 3.2 and 4).
+
+  Attributes:
+    config: sizes and options.
+    vocab: number of tokens.
+  """
+
+  config: LstmConfig
+  vocab: int
+
+  def setup(self):
+    """Makes the parameters."""
+    c, r = self.config, self.config.recoding
+
+    def within(bound: float) -> Any:
+      return lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+    def matrix(name: str, shape: tuple[int, ...], bound: float, *axes: str) -> jax.Array:
+      return self.param(name, logical(within(bound), *axes), shape)
+
+    bound = float(c.dim) ** -0.5
+    self.embedding = matrix("embedding", (self.vocab, c.embedding_dim), _UNIFORM, "vocab", "embed")
+    numbers, gates = range(c.layers), 4 * c.dim
+    below = [c.embedding_dim, *[c.dim] * (c.layers - 1)]
+    axes = ("embed", "mlp")
+    self.inputs = [matrix(f"input_{i}", (below[i], gates), bound, *axes) for i in numbers]
+    self.recurrent = [matrix(f"recurrent_{i}", (c.dim, gates), bound, *axes) for i in numbers]
+    self.biases = [matrix(f"bias_{i}", (gates,), bound, "mlp") for i in numbers]
+    spread = r.anchor.variance**0.5
+    normal = nn.initializers.normal(spread)
+    table = normal if r.members > 1 and r.anchor.initial else within(_UNIFORM)
+    shape = (r.members, self.vocab, c.dim)
+    if not c.tied:
+      self.decoder = self.param("decoder", logical(table, "members", "vocab", "embed"), shape)
+    self.decoder_bias = self.param(
+      "decoder_bias", logical(nn.initializers.zeros, "members", "vocab"), shape[:2]
+    )
+    if r.signal == "ensemble":
+      anchors = (1 if r.anchor.shared else r.members, *shape[1:])
+      self.anchor = self.param("anchor", logical(normal, "members", "vocab", "embed"), anchors)
+    self.sizes = self._step_sizes()
+
+  def _step_sizes(self) -> dict[str, jax.Array]:
+    """Parameters of step sizes that are learned or predicted."""
+    c, r = self.config, self.config.recoding
+    if not r.active or r.step not in ("learned", "predicted"):
+      return {}
+    start = float(np.log(np.expm1(r.size)))
+    if r.step == "learned":
+      given = logical(nn.initializers.constant(start), "layers", "kinds")
+      return {"steps": self.param("steps", given, (c.layers, 2))}
+    found = {}
+    for layer in range(c.layers):
+      for kind in "hc":
+        width = c.dim
+        for number, units in enumerate(_PREDICTOR):
+          name = f"step_{layer}_{kind}_{number}"
+          last = number == len(_PREDICTOR) - 1
+          kernel = nn.initializers.zeros if last else nn.initializers.he_uniform()
+          bias = nn.initializers.constant(start if last else 0.0)
+          found[name] = self.param(name, logical(kernel, "embed", "units"), (width, units))
+          found[f"{name}_bias"] = self.param(f"{name}_bias", logical(bias, "units"), (units,))
+          width = units
+    return found
+
+  def initial_states(self, batch: int) -> tuple[State, ...]:
+    """States of zeros, [batch, dim], or with several copies [batch, copies, dim]."""
+    copies = self.config.recoding.copies
+    zeros = jnp.zeros((batch, *((copies,) if copies > 1 else ()), self.config.dim))
+    return tuple(State(zeros, zeros) for _ in range(self.config.layers))
+
+  def __call__(
+    self,
+    tokens: Int[Array, "batch time"],
+    targets: Int[Array, "batch time"],
+    states: tuple[State, ...],
+    *,
+    rng: jax.Array | None = None,
+    recode: bool = True,
+    given: Given = Given(),
+    measure: bool = False,
+    logits: bool = False,
+    taps: Taps = OFF,
+  ) -> Output:
+    """Reads a stretch of text and predicts the target of every position.
+
+    Args:
+      tokens: what is read.
+      targets: what is predicted, commonly the next token.
+      states: from before the first token.
+      rng: key of dropout; none to have none.
+      recode: whether states are recoded, where the configuration says how.
+      given: what recoding needs besides the text.
+      measure: also measure the error and the losses after recoding.
+      logits: also return log-probabilities.
+      taps: sites to read or change.
+    """
+    recoding = self.config.recoding if recode else RecodingConfig()
+    x, train = self._embedded(tokens, rng), rng is not None
+    factors = self._factors(recoding, rng, given, (x.shape[0], x.shape[1]))
+    targets = targets.T
+    if not recoding.active and taps is OFF:
+      last, hidden = self._by_layer(x, states, factors)
+      out, nll = {}, None
+    else:
+      last, out = self._by_step(recoding, x, targets, states, factors, given, measure, taps)
+      hidden = out["top"] if recoding.supervised or not recoding.active else out["recoded"]
+      hidden = hidden * factors["out"] if "out" in factors else hidden
+      nll = self._known(out, hidden)
+    tables, biases = self._tables(), self.decoder_bias
+    if nll is None:
+      nll = word_decoder.losses(hidden, tables, biases, targets, separately=train)
+    steps = {name: out[name] for name in ("error", "error_after", "sizes") if name in out}
+    if measure and steps:
+      steps["nll_after"] = word_decoder.losses(out["recoded"], tables, biases, targets)
+    found = None
+    if logits:
+      found = word_decoder.log_probabilities(hidden, tables, biases, len(tokens)).swapaxes(0, 1)
+    steps = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
+    return Output(nll.T, last, steps, hidden.swapaxes(0, 1), found)
+
+  def _by_layer(
+    self, x: jax.Array, states: tuple[State, ...], factors: Mapping[str, jax.Array]
+  ) -> tuple[tuple[State, ...], jax.Array]:
+    """Layer by layer, every product over the whole stretch where there is one."""
+    last, batch = [], x.shape[1]
+    x = jnp.tile(x, (1, self.config.recoding.copies, 1))
+    for number, state in enumerate(jax.tree.map(_rows_of_copies, states)):
+      first = _rows(x, self.inputs[number]) + self.biases[number][None, None]
+      x, state = recurrent.layer(first, self.recurrent[number], state)
+      last.append(jax.tree.map(lambda leaf: _copies_of_rows(leaf, batch), state))
+      name = "out" if number + 1 == len(states) else f"between_{number + 1}"
+      x = x * factors[name] if name in factors else x
+    return tuple(last), x
+
+  def _by_step(
+    self, recoding, x, targets, states, factors, given, measure, taps
+  ) -> tuple[tuple[State, ...], dict[str, Any]]:
+    """Step by step, all layers together."""
+    copies = self.config.recoding.copies
+    first = _rows(x, self.inputs[0]) + self.biases[0][None, None]
+    xs = {"first": jnp.tile(first, (1, copies, 1)), "target": targets, **factors}
+    if given.active is not None:
+      xs["active"] = jnp.tile(given.active.T, (1, copies))
+    if given.labels is not None:
+      xs["label"] = given.labels.T
+    if recoding.signal == "mc_dropout":
+      xs["key"] = jax.random.key_data(jax.random.split(_needed(given.noise), len(x)))
+    weights, others = self._weights()
+    if given.classifier is not None:
+      others["classifier"] = jax.lax.stop_gradient(dict(given.classifier))
+    batch = x.shape[1]
+    last, out = recoded_lstm.scan(
+      self._signal(recoding),
+      self._size(recoding),
+      recoding,
+      weights,
+      others,
+      jax.tree.map(_rows_of_copies, states),
+      xs,
+      measure=measure,
+      taps=taps,
+    )
+    return jax.tree.map(lambda leaf: _copies_of_rows(leaf, batch), last), out
+
+  def _known(self, out: Mapping[str, Any], hidden: jax.Array) -> jax.Array | None:
+    """Losses that the signal has computed already; None where it has not."""
+    if "vector" in out:
+      known = (out["nll"], out["surprise"], out["vector"])
+      return word_decoder.known_losses(hidden, self._tables()[0], self.decoder_bias[0], *known)
+    return out.get("nll")
+
+  def _factors(
+    self, recoding: RecodingConfig, rng: Any, given: Given, shape: tuple[int, int]
+  ) -> dict[str, jax.Array]:
+    """Dropout on what layers and decoder read: `between_<l>` and `out`, [time, rows, dim]."""
+    c, (time, batch) = self.config, shape
+    found = {}
+    for number in range(1, c.layers + 1):
+      name = "out" if number == c.layers else f"between_{number}"
+      if recoding.signal == "variational":
+        # The same masks throughout a sequence, others for each copy.
+        key = jax.random.fold_in(_needed(given.noise), number)
+        keep = dropout_factors(key, (batch * recoding.copies, c.dim), recoding.rate)
+        found[name] = jnp.broadcast_to(keep[None], (time, *keep.shape))
+      elif name != "out" or recoding.supervised or not recoding.active:
+        # Predictions from recoded states are made without any mask.
+        factors = self._dropped(rng, number, (time, batch * c.recoding.copies, c.dim))
+        found |= {} if factors is None else {name: factors}
+    return found
+
+  def _signal(self, recoding: RecodingConfig) -> recoded_lstm.Signal | None:
+    kind = recoding.signal
+    if kind == "none":
+      return None
+    if kind in ("surprisal", "argmax", "nll"):
+      return OfToken(kind)
+    if kind == "weak_supervision":
+      return OfLabel()
+    samples = 1 if kind == "entropy" else recoding.samples
+    return OfEntropy(kind, samples, recoding.rate, recoding.on)
+
+  def _size(self, recoding: RecodingConfig) -> recoded_lstm.StepSize:
+    if recoding.step == "learned":
+      return Learned()
+    return Predicted() if recoding.step == "predicted" else Constant(recoding.size)
+
+  def _weights(self) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    """What steps multiply with, and what else they use."""
+    table = self._tables()
+    weights = {"decoder": table.reshape(-1, table.shape[-1])}
+    others: dict[str, Any] = {"decoder_bias": self.decoder_bias.reshape(-1)}
+    for number in range(self.config.layers):
+      weights[f"recurrent_{number}"] = self.recurrent[number]
+      if number:
+        weights[f"input_{number}"] = self.inputs[number]
+        others[f"bias_{number}"] = self.biases[number]
+    for name, value in self.sizes.items():
+      if name == "steps":
+        others[name] = value
+      elif name.endswith("_bias"):
+        others[name.removesuffix("_bias")] = value
+      else:
+        weights[name] = value
+    return weights, others
+
+  def _tables(self) -> jax.Array:
+    """The decoders' weights, [members, vocab, dim]."""
+    return self.embedding[None] if self.config.tied else self.decoder
+
+  def _embedded(self, tokens: jax.Array, rng: jax.Array | None) -> jax.Array:
+    """Word vectors, [time, batch, embed]."""
+    x = self.embedding[tokens.T]
+    factors = self._dropped(rng, 0, x.shape)
+    return x if factors is None else x * factors
+
+  def _dropped(self, rng, place: int, shape: tuple[int, ...]) -> jax.Array | None:
+    """Factors of dropout at a place, None where there is none."""
+    if rng is None or self.config.dropout == 0:
+      return None
+    return dropout_factors(jax.random.fold_in(rng, place), shape, self.config.dropout)
+
+
+def _rows(x: jax.Array, weight: jax.Array) -> jax.Array:
+  """A product over all rows of [time, batch, inner]."""
+  return (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], -1)
+
+
+def _rows_of_copies(state: jax.Array) -> jax.Array:
+  """[batch, copies, dim] as rows, copy by copy."""
+  return state if state.ndim == 2 else state.swapaxes(0, 1).reshape(-1, state.shape[-1])
+
+
+def _copies_of_rows(rows: jax.Array, batch: int) -> jax.Array:
+  """The reverse of `_rows_of_copies`."""
+  if len(rows) == batch:
+    return rows
+  return rows.reshape(-1, batch, rows.shape[-1]).swapaxes(0, 1)
+
+
+def _needed(key: jax.Array | None) -> jax.Array:
+  if key is None:
+    raise UserError("This recoding draws random masks; give a key as `given.noise`.")
+  return key

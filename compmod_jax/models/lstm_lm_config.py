@@ -1,0 +1,65 @@
+"""Sizes and options of the recurrent language model."""
+
+import dataclasses
+
+from compmod_jax.errors import check
+from compmod_jax.mechanisms.recoding_config import RecodingConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class LstmConfig:
+  """Sizes and options; the defaults are the recipe of Gulordava et al. 2018."""
+
+  layers: int = 2
+  """LSTM layers."""
+  dim: int = 650
+  """Width of hidden and cell states."""
+  embedding_dim: int = 650
+  """Width of word vectors; that of hidden states if `tied`."""
+  tied: bool = False
+  """The decoder's weights are the word vectors."""
+  dropout: float = 0.15
+  """Dropout on word vectors, between layers, and on what the decoder reads."""
+  recoding: RecodingConfig = RecodingConfig()
+  """Recoding in training; also in use, unless told otherwise there."""
+
+  def __post_init__(self):
+    for field in ("layers", "dim", "embedding_dim"):
+      value = getattr(self, field)
+      check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    check(
+      not self.tied or self.dim == self.embedding_dim,
+      f"model.tied needs model.embedding_dim = model.dim, but they are {self.embedding_dim} and"
+      f" {self.dim}; make them equal or set tied to False.",
+    )
+    check(
+      0 <= self.dropout < 1,
+      f"model.dropout is {self.dropout}; it must be at least 0 and below 1.",
+    )
+    check(
+      not (self.tied and self.recoding.members > 1),
+      "model.tied shares one table with the embeddings, but model.recoding.signal = ensemble has"
+      " several decoders; set tied to False.",
+    )
+
+  def plain(self) -> "LstmConfig":
+    """The same model without recoding."""
+    return dataclasses.replace(self, recoding=RecodingConfig())
+
+  def warnings(self) -> list[str]:
+    """What is allowed here but hardly meant, a sentence each; empty if nothing is."""
+    r = self.recoding
+    if r.signal in ("surprisal", "argmax") and r.step == "constant" and r.size > 5:
+      return [
+        f"model.recoding.size is {r.size:g}; steps over 5 along surprisal made training unstable in"
+        " Ulmer 2019, Table 5.1."
+      ]
+    return []
+
+  def describe(self) -> str:
+    """Sizes and recoding, in a few words."""
+    c = self.recoding
+    how = "no recoding"
+    if c.active:
+      how = f"recoding by {c.signal.replace('_', ' ')}, {c.step} step size from {c.size:g}"
+    return f"{self.layers} layers of width {self.dim}, {how}"

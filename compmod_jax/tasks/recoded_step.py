@@ -1,0 +1,87 @@
+"""Recoding while a model decodes: the newest position of one layer is corrected at every step.
+
+The signal is the entropy of the next token's distribution, in nats, so that no reference is needed.
+What follows in the step reads the corrected activation, caches included; nothing of earlier steps
+changes.
+
+Source: Ulmer 2019, equation 4.1, with one distribution and no dropout; there for LSTMs.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from compmod_jax.decoding.config import DecodeConfig
+from compmod_jax.decoding.types import Cache, Step
+from compmod_jax.errors import check
+from compmod_jax.mechanisms.error_signals import predictive_entropy
+from compmod_jax.mechanisms.recoding import recode
+from compmod_jax.sites import Edit, Taps
+
+# From a cache, tokens and taps to logits and the next cache.
+TappedStep = Callable[[Cache, Array, Taps], tuple[Array, Cache]]
+
+ENTROPY = "entropy"
+
+
+def site_of(layer: int, layers: int) -> str:
+  """The site that is recoded: the output of a decoder layer, counted from the end if negative.
+
+  Raises:
+    UserError: there is no such layer.
+  """
+  check(
+    -layers <= layer < layers,
+    f"recode_layer is {layer}, but the decoder has {layers} layers; give {-layers} to {layers - 1}"
+    " (negative numbers count from the last one).",
+  )
+  return f"decoder/layer_{layer % layers}/output"
+
+
+def start(cache: Mapping[str, Any], batch: int, beams: int) -> dict[str, Any]:
+  """The cache with a place for each hypothesis's entropy, before and after recoding, summed."""
+  return {**cache, ENTROPY: jnp.zeros((batch, beams, 2))}
+
+
+def recoded(step: TappedStep, taps: Taps, site: str, config: DecodeConfig) -> Step:
+  """A step that recodes the activation at a site before it goes on.
+
+  Args:
+    step: of the model.
+    taps: the edits under which the model runs.
+    site: what is recoded, [batch, beams, embed].
+    config: size and number of the gradient steps.
+  """
+
+  def run(cache: Cache, tokens: Array) -> tuple[Array, Cache]:
+    own = {name: value for name, value in cache.items() if name != ENTROPY}
+
+    def with_activation(edit: Edit) -> tuple[Array, Cache]:
+      before = taps.edits.get(site)
+      # The user's own edit of this site comes first.
+      both = edit if before is None else (lambda value: edit(before(value)))
+      return step(own, tokens, Taps(edits={**taps.edits, site: both}))
+
+    captured = Taps(capture=frozenset([site]), edits=taps.edits)
+    step(own, tokens, captured)
+    activation = captured.captured[site]
+
+    def error(activation: Array) -> Float[Array, "batch beams"]:
+      logits, _ = with_activation(lambda _: activation)
+      return entropy(logits)
+
+    found = recode(error, activation, config.recode_size, steps=config.recode_steps)
+    logits, after = with_activation(lambda _: found.activations)
+    sums = cache[ENTROPY] + jnp.stack([found.error, entropy(logits)], axis=-1)
+    return logits, {**after, ENTROPY: sums}
+
+  return run
+
+
+def entropy(logits: Float[Array, "batch beams vocab"]) -> Float[Array, "batch beams"]:
+  """Entropy of every distribution, in nats."""
+  rows = logits.astype(jnp.float32).reshape(1, -1, logits.shape[-1])
+  return jax.lax.reshape(predictive_entropy(rows), logits.shape[:2])

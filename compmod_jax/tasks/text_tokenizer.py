@@ -1,0 +1,38 @@
+"""The tokenizer of a task on running text: the one that was saved with a model, or a new one."""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+from compmod_jax.data.documents import GrammarDocuments, TextDocuments, TfdsDocuments
+from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig, cached_tokenizer
+from compmod_jax.errors import check
+
+DocumentData = GrammarDocuments | TextDocuments | TfdsDocuments
+FILE = "text.tokenizer"
+
+
+def text_tokenizer(
+  data: DocumentData,
+  config: TokenizerConfig,
+  documents: int,
+  files: Mapping[str, bytes] | None,
+  cache: Path | None,
+) -> Tokenizer:
+  """The tokenizer in `files`, else one that is trained on the first training documents.
+
+  Args:
+    data: where documents come from.
+    config: how it is trained.
+    documents: on so many documents, at most.
+    files: what a task's `files` returned.
+    cache: folder in which trained tokenizers are kept.
+
+  Raises:
+    UserError: `files` lacks it, or it cannot be trained.
+  """
+  if files is not None:
+    check(FILE in files, f"{FILE} is missing among the saved files; restore the folder.")
+    return Tokenizer.from_bytes(files[FILE])
+  texts = list(itertools.islice(data.load("train"), documents))
+  return cached_tokenizer(texts, config, cache)

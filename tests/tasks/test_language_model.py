@@ -1,0 +1,183 @@
+"""The recurrent language modelling task: carried states, scores, single texts."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_masked
+import tiny_recurrent
+
+import compmod_jax
+from compmod_jax.api import RecurrentModel
+from compmod_jax.errors import UserError
+from compmod_jax.interop.model_folder import save_model_folder
+from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.models.encoder import EncoderConfig
+from compmod_jax.serialise import to_json
+from compmod_jax.tasks.base import Context, Task, lower_is_better
+from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.language_model import LanguageModelConfig
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  counts = {"train": 60, "valid": 9, "test": 12}
+  return tiny_masked.write_text(tmp_path_factory.mktemp("recurrent") / "text", counts)
+
+
+def build(folder, signal="surprisal", **fields):
+  return tiny_recurrent.make_task(folder).build(tiny_recurrent.make_model(signal, **fields))
+
+
+@pytest.fixture(scope="module")
+def task(folder):
+  return build(folder, dropout=0.0)
+
+
+@functools.cache
+def parameters(task):
+  return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(task.init(jax.random.key(0))))
+
+
+def losses(task, batches, carry):
+  """Sum of losses, count, and the carry after some batches."""
+  total = count = 0.0
+  for batch in batches:
+    context = Context(jax.random.key(0), jnp.int32(0), False)
+    terms, carry, _ = task.loss(parameters(task), carry, batch, context)
+    total += float(terms["cross_entropy"].sum)
+    count += float(terms["cross_entropy"].count)
+  return total, count, carry
+
+
+def test_the_task_has_all_of_the_contract(task):
+  for name in (*Task.__annotations__, *(n for n in vars(Task) if not n.startswith("_"))):
+    assert hasattr(task, name), name
+  assert lower_is_better(task.metric)
+
+
+def test_states_are_carried_from_one_stretch_to_the_next_and_reset_by_an_epoch(task):
+  iterator, count = task.train_batches(seed=0, multiple=1)
+  batches = [next(iterator) for _ in range(count + 1)]
+  total, tokens, carry = losses(task, batches[:count], task.init_carry())
+  assert tokens == len(task.streams["train"])
+  assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(carry))
+  # The first stretch of the next epoch does not see what was carried.
+  afresh = losses(task, batches[count:], task.init_carry())[0]
+  np.testing.assert_allclose(losses(task, batches[count:], carry)[0], afresh, rtol=1e-6)
+  # The second one does.
+  kept = losses(task, batches[:2], task.init_carry())[0]
+  apart = sum(losses(task, [batch], task.init_carry())[0] for batch in batches[:2])
+  assert abs(kept - apart) > 1e-3
+  assert total > 0
+
+
+def test_evaluation_scores_every_token_once_and_per_word(task):
+  found = task.evaluate(parameters(task), "test").values
+  texts = list(task.config.data.load("test"))
+  assert found["tokens"] == len(task.streams["test"])
+  words = sum(len(text.split()) + 1 for text in texts)
+  assert found["tokens"] == words  # one token a word, and one for each end
+  np.testing.assert_allclose(found["perplexity"], np.exp(found["loss"]))
+  np.testing.assert_allclose(found["word_perplexity"], found["perplexity"], rtol=1e-9)
+  assert found["error"] > 0
+  assert task.evaluate(parameters(task), "test").values == found
+
+
+def test_a_text_by_itself_is_scored_as_in_a_stream_of_one_row(folder, task):
+  one = dataclasses.replace(task.config, eval_rows=1)
+  alone = one.build(task.model.config, files=task.files())
+  text = next(iter(task.config.data.load("valid")))
+  scored = task.scorer(parameters(task), [text])[0]
+  batch = {k: v[:, : len(scored.nll)] if v.ndim > 1 else v for k, v in _first(alone).items()}
+  nll = alone._run(parameters(task), alone.model.initial_states(1), batch, None, train=False).nll
+  np.testing.assert_allclose(scored.nll, nll[0], rtol=1e-5)
+  assert scored.words[-1] == "</s>"
+  assert scored.total == pytest.approx(float(np.sum(scored.nll)))
+
+
+def _first(task):
+  batches = task.eval_batches("valid")
+  stretch = [next(batches) for _ in range(4)]
+  names = ("tokens", "targets", "counted")
+  return {name: np.concatenate([b[name] for b in stretch], axis=1) for name in names}
+
+
+@pytest.mark.parametrize("signal", ["none", "entropy", "mc_dropout", "variational", "ensemble"])
+def test_every_signal_trains_and_scores(folder, signal):
+  task = build(folder, signal)
+  params = parameters(task)
+  iterator, _ = task.train_batches(seed=0, multiple=1)
+  context = Context(jax.random.key(1), jnp.int32(0), True)
+
+  def loss(params):
+    terms, carry, _ = task.loss(params, task.init_carry(), next(iterator), context)
+    return sum(term.value() for term in terms.values()), carry
+
+  (value, _), grads = jax.value_and_grad(loss, has_aux=True)(params)
+  assert np.isfinite(value)
+  assert np.any(grads["embedding"] != 0)
+  assert np.all(grads.get("anchor", 0) == 0)
+  assert np.isfinite(task.evaluate(params, "valid").values["perplexity"])
+
+
+def test_recoding_can_be_for_training_or_for_use_alone(folder, task):
+  params, plain = parameters(task), build(folder, "none", dropout=0.0)
+  expected = plain.evaluate(params, "valid").values
+  recoding = dataclasses.replace(task.model.config.recoding, when="train")
+  config = dataclasses.replace(task.model.config, recoding=recoding)
+  found = task.config.build(config, files=task.files()).evaluate(params, "valid").values
+  assert found["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
+  assert task.evaluate(params, "valid").values["perplexity"] != expected["perplexity"]
+
+
+def test_recoding_of_a_share_of_steps_is_drawn_and_of_given_steps_is_not(folder):
+  for fields in ({"share": 0.5}, {"share": 0.5, "limit": "batches"}, {"only": (1, 3)}):
+    recoding = RecodingConfig(signal="nll", size=0.5, **fields)
+    some = build(folder, recoding=recoding, dropout=0.0)
+    whole = build(folder, "nll", dropout=0.0)
+    params = parameters(whole)
+    first = some.evaluate(params, "valid").values
+    assert first == some.evaluate(params, "valid").values
+    assert first["perplexity"] != whole.evaluate(params, "valid").values["perplexity"]
+
+
+def test_a_loaded_model_scores_texts_and_shows_its_states(folder, task, tmp_path):
+  meta = {
+    "task": to_json(task.config, TaskConfig),
+    "model": to_json(task.model.config, ModelConfig),
+    "step": 1,
+  }
+  params = jax.tree.map(np.asarray, parameters(task))
+  save_model_folder(tmp_path / "model", params=params, files=task.files(), meta=meta)
+  model = compmod_jax.load(tmp_path / "model")
+  assert isinstance(model, RecurrentModel)
+  scored = model.score(["bat 0 cow 1", ""])
+  assert [len(one.nll) for one in scored] == [5, 1]
+  assert np.all(scored[0].surprisal > 0)
+  assert "layer_1/hidden" in model.sites()
+  found = model.capture(["bat 0"], ["layer_0/hidden", "layer_0/hidden_recoded"])
+  assert found["layer_0/hidden"].shape == (1, 3, 8)
+  assert np.any(found["layer_0/hidden"] != found["layer_0/hidden_recoded"])
+  edited = model.edit({"layer_0/hidden": lambda h: 0 * h})
+  changed = edited.score(["bat 0 cow 1"])[0].nll
+  assert np.any(np.abs(changed - scored[0].nll) > 1e-4)
+  with pytest.raises(UserError, match="one string"):
+    model.score("bat 0")
+
+
+def test_what_does_not_fit_together_is_refused(folder, task):
+  with pytest.raises(UserError, match="it needs an LstmConfig"):
+    tiny_recurrent.make_task(folder).build(EncoderConfig())
+  with pytest.raises(UserError, match=r"phases\.part is 'small'"):
+    task.train_batches(part="small", seed=0, multiple=1)
+  with pytest.raises(UserError, match=r"task\.rows is 8; .* multiple of 3"):
+    task.train_batches(seed=0, multiple=3)
+  with pytest.raises(UserError, match=r"task\.rows is 0"):
+    LanguageModelConfig(rows=0)
+  with pytest.raises(UserError, match="does not search"):
+    task.decoding(None)

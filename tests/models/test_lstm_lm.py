@@ -62,17 +62,23 @@ def losses_and_gradients(model, params):
   return value, out.nll, out.states, out.steps["error"], out.steps["error_after"], grads
 
 
-@pytest.mark.parametrize("through", [False, True])
-@pytest.mark.parametrize("signal", SIGNALS)
-def test_closed_forms_agree_with_the_definition_in_value_and_every_gradient(signal, through):
-  for step in ("constant", "learned", "predicted"):
-    fast = model_of(signal=signal, step=step, through=through)
-    recoding = dataclasses.replace(fast.config.recoding, implementation="definition")
-    slow = LstmLM(dataclasses.replace(fast.config, recoding=recoding), VOCAB)
-    params = fresh(fast)
-    ours, theirs = losses_and_gradients(fast, params), losses_and_gradients(slow, params)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.max(jnp.abs(b))) + 1e-8)
+STEPS = ("constant", "learned", "predicted")
+CASES = [
+  (signal, through, STEPS[(number + through) % 3])
+  for number, signal in enumerate(SIGNALS)
+  for through in (False, True)
+]
+
+
+@pytest.mark.parametrize(("signal", "through", "step"), CASES)
+def test_closed_forms_agree_with_the_definition_in_value_and_every_gradient(signal, through, step):
+  fast = model_of(signal=signal, step=step, through=through)
+  recoding = dataclasses.replace(fast.config.recoding, implementation="definition")
+  slow = LstmLM(dataclasses.replace(fast.config, recoding=recoding), VOCAB)
+  params = fresh(fast)
+  ours, theirs = losses_and_gradients(fast, params), losses_and_gradients(slow, params)
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.max(jnp.abs(b))) + 1e-8)
 
 
 @pytest.mark.parametrize("signal", SIGNALS)

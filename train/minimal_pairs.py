@@ -83,9 +83,9 @@ def _judge(args: Args) -> list:
     texts = [treebank_style(text, is_known) for text in texts]
   labels = None
   if model.task.classifier is not None:
-    labels = [pair.label for pair in pairs for _ in range(2)]
+    labels = [pair.label for pair in pairs for _ in range(2) if pair.label is not None]
     check(
-      None not in labels,
+      len(labels) == len(texts),
       "The model recodes by weak supervision, but these pairs have no labels; use --recoding"
       " signal=none, or the grammar's pairs.",
     )

@@ -91,19 +91,19 @@ class ProbeNumber:
     probe = fit(train.states, train.label, self.penalty)
     control = _control_labels(task.tokenizer.vocab_size, subject.seed)
     other = fit(train.states, control[train.word], self.penalty)
-    return self._page(subject, site, probe, test, other.logits(test.states), control[test.word])
+    by_chance = (other.logits(test.states) > 0) == (control[test.word] > 0)
+    return self._page(subject, task, site, probe, test, by_chance)
 
   def _page(
     self,
     subject: Subject,
+    task: LanguageModel,
     site: str,
     probe: Probe,
     test: Tokens,
-    control_logits: np.ndarray,
-    control: np.ndarray,
+    by_chance: np.ndarray,
   ) -> Page:
     right = (probe.logits(test.states) > 0) == (test.label > 0)
-    by_chance = (control_logits > 0) == (control > 0)
     rows = [_row("all", right, by_chance)]
     for place in range(self.places):
       here = test.place == place
@@ -121,7 +121,7 @@ class ProbeNumber:
     majority = max(float(np.mean(test.label)), 1 - float(np.mean(test.label)))
     return Page(
       title=f"The subject's number in the hidden states, on {subject.split}",
-      description=f"{subject.task.describe()} A logistic classifier of {site}, trained on"
+      description=f"{task.describe()} A logistic classifier of {site}, trained on"
       f" {self.training:,} training sentences, at every token.",
       summary=[
         f"The number is told at {100 * float(np.mean(right)):.1f} % of tokens; the larger class has"
@@ -132,7 +132,7 @@ class ProbeNumber:
       sections=[Section("Accuracy", [Table("accuracy", columns, rows, "With 95 % intervals.")])],
       data={
         "site": site,
-        "tokenizer": subject.task.tokenizer.fingerprint,
+        "tokenizer": task.tokenizer.fingerprint,
         "classifier": {"weight": probe.weight.tolist(), "bias": probe.bias},
         "accuracy": [dict(zip(columns, row, strict=True)) for row in rows],
       },

@@ -201,7 +201,8 @@ def differs(first: Reading, other: Reading, sentence: int, field: str = "nll") -
   of tokens, as in the thesis.
   """
   one, two = first.values(sentence, field), other.values(sentence, field)
-  return np.array([unpaired_p(one[:, t], two[:, t]) for t in range(one.shape[1])])
+  pairs = zip(one.T.tolist(), two.T.tolist(), strict=True)
+  return np.array([unpaired_p(*pair) for pair in pairs])
 
 
 def rises(reading: Reading) -> Mapping[str, float]:

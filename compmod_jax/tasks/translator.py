@@ -135,7 +135,7 @@ class Translator:
   ) -> Any:
     source, apply = batch["source"], functools.partial(self.model.apply, {"params": params})
     taps = self.taps.editing(edits)
-    cache = apply(
+    cache: Any = apply(
       source,
       beams=config.width,
       length=longest,
@@ -194,9 +194,12 @@ def mean_entropy(hypotheses: Sequence[Sequence[Hypothesis]]) -> dict[str, float]
 
   In nats; nothing where no step was recoded.
   """
-  best = [one[0] for one in hypotheses if one[0].entropy is not None]
-  tokens = sum(len(one.tokens) for one in best)
+  sums, tokens = np.zeros(2), 0
+  for best in (one[0] for one in hypotheses):
+    if best.entropy is not None:
+      sums += best.entropy
+      tokens += len(best.tokens)
   if not tokens:
     return {}
-  before, after = np.sum([one.entropy for one in best], axis=0, dtype=np.float64) / tokens
+  before, after = sums / tokens
   return {"entropy_before": float(before), "entropy": float(after)}

@@ -9,6 +9,8 @@ Variants: (none)      the project's own grammar, 5 minutes on 2 CPU cores
 Ways:     NAME-joint, NAME-sequential, NAME-iterative, such as grammar-iterative: 15 epochs in each
           of the thesis's ways of training (section 5.4, Table 5.4); the grammar with 15,000 pairs
 Plain:    add --config.model.compete (nothing after it): no heads compete
+Measured: tatoeba, test BLEU 50.2 (plain 50.1; seed 0, 57 and 47 minutes of training on two cores of
+          a shared AMD EPYC machine, 2026-11-21)
 """
 
 import dataclasses

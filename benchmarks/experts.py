@@ -11,7 +11,6 @@ loop over experts that gathers the tokens of each. In full about two minutes on 
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,8 +23,6 @@ from benchmarks import common
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.feedforward import FeedForward
 from compmod_jax.mechanisms.competition import CompetitionConfig
-from train.memory import keep_freed_memory
-from train.run import use_compile_cache
 
 ROUNDS = 20
 TOP_2 = CompetitionConfig(rule="top_k", keep=2)
@@ -206,13 +203,7 @@ def check_agreement(report: common.Report, case: Case, params: Any) -> None:
 
 def main() -> None:
   options = common.options(__doc__).parse_args()
-  keep_freed_memory()  # as the training program does; it serves PyTorch as well
-  jax.config.update("jax_platforms", "cpu" if options.device == "cpu" else None)
-  import torch
-
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
-  use_compile_cache()
-  report = common.Report("Expert feed-forward networks", options)
+  report = common.start("Expert feed-forward networks", options)
   case = sizes(options)
   params = case.params()
   check_agreement(report, case, params)

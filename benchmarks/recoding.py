@@ -11,7 +11,6 @@ operations with recoding over those without. In full about ten minutes on 2 core
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +23,6 @@ import optax
 from benchmarks import common
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM
-from train.memory import keep_freed_memory
-from train.run import use_compile_cache
 
 ROUNDS = 20
 SIZE, CLIP, RATE = 5.0, 0.25, 20.0
@@ -223,13 +220,7 @@ class Peer:
 
 def main() -> None:
   options = common.options(__doc__).parse_args()
-  keep_freed_memory()  # as the training program does; it serves PyTorch as well
-  jax.config.update("jax_platforms", "cpu" if options.device == "cpu" else None)
-  import torch
-
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
-  use_compile_cache()
-  report = common.Report("Recoding of an LSTM language model", options)
+  report = common.start("Recoding of an LSTM language model", options)
   case = sizes(options)
   params, floors = case.params(), case.floors()
   peer = Peer(case, params, options.device)

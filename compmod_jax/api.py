@@ -85,9 +85,12 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
   except errors.UserError as error:
     raise errors.UserError(f"The model in {place} cannot be used: {error}") from error
   check_parameters(place, params, task)
-  kinds: dict[Any, Any] = {MaskedLM: MaskedModel, LanguageModel: RecurrentModel}
-  kind = kinds.get(type(task), TranslationModel)
-  return kind(task, jax.tree.map(jnp.asarray, params), meta, place)
+  kinds: dict[Any, Any] = {
+    Translation: TranslationModel,
+    MaskedLM: MaskedModel,
+    LanguageModel: RecurrentModel,
+  }
+  return kinds[type(task)](task, jax.tree.map(jnp.asarray, params), meta, place)
 
 
 @dataclasses.dataclass(frozen=True)

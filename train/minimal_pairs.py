@@ -72,15 +72,7 @@ def _judge(args: Args) -> list:
     pairs = read_minimal_pairs(args.format, args.file)
   texts = [text for pair in pairs for text in (pair.good, pair.bad)]
   if args.treebank:
-    unknown = model.tokenizer.unk
-    known = {"": False}
-
-    def is_known(word: str) -> bool:
-      if word not in known:
-        known[word] = unknown not in model.tokenizer.encode(word)
-      return known[word]
-
-    texts = [treebank_style(text, is_known) for text in texts]
+    texts = treebank_style(texts, model.tokenizer)
   labels = None
   if model.task.classifier is not None:
     labels = [pair.label for pair in pairs for _ in range(2) if pair.label is not None]

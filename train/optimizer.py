@@ -10,6 +10,7 @@ import optax
 
 from compmod_jax import errors
 from compmod_jax.mechanisms.competition import routing_parameter
+from compmod_jax.mechanisms.recoding_config import STANDING
 
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant", "plateau"]
 
@@ -113,10 +114,16 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> Callable[[Any], 
 
 
 def decayed(params: Any) -> Any:
-  """True for every parameter that weight decay shrinks: matrices, not biases of any shape."""
-  return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: leaf.ndim > 1 and path[-1] != jax.tree_util.DictKey("bias"), params
-  )
+  """True for every parameter that weight decay shrinks: matrices and tables.
+
+  Biases of any shape, learned step sizes and the anchors of an ensemble are left alone.
+  """
+
+  def one(path: Any, leaf: Any) -> bool:
+    name = jax.tree_util.keystr(path[-1:], simple=True)
+    return leaf.ndim > 1 and not name.endswith("bias") and name not in STANDING
+
+  return jax.tree_util.tree_map_with_path(one, params)
 
 
 GROUPS = ("rest", "routing")

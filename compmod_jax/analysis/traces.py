@@ -105,7 +105,7 @@ class Traces:
     readings = _read(members, sentences, subject)
     later = {}
     for name in dict.fromkeys(member.name for member in members):
-      some = [m for m in members if m.name == name and m.task.model.config.recoding.active]
+      some = [m for m in members if m.name == name and _recodes(m.task)]
       if some:
         later[name] = _later(some, sentences, self.reach, subject)
     return make_page(self, subject, sentences, readings, later)
@@ -135,18 +135,17 @@ class Traces:
       lines += [line for line in read_lines(self.file) if line.strip()]
     if not self.treebank:
       return [" ".join(line.split()) for line in lines]
-    tokenizer = task.tokenizer
+    return treebank_style(lines, task.tokenizer)
 
-    def known(word: str) -> bool:
-      return tokenizer.unk not in tokenizer.encode(word)
 
-    return [treebank_style(line, known) for line in lines]
+def _recodes(task: LanguageModel) -> bool:
+  return task.model.config.recoding.applies(train=False)
 
 
 def _read(members: Sequence[Member], sentences: list[str], subject: Subject) -> list[Reading]:
   found: dict[str, Reading] = {}
   for member in members:
-    recodes = member.task.model.config.recoding.active
+    recodes = _recodes(member.task)
     reading = found.setdefault(member.name, Reading(member.name, [], recodes))
     check(
       reading.recodes == recodes,

@@ -6,15 +6,17 @@ Formats: Gulordava et al.'s agreement items (`generated.tab`), Linzen et al.'s (
 
 import csv
 import dataclasses
+import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.pairs import DataError
 from compmod_jax.data.text import expand_folder, read_lines
+from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.errors import check_choice
 
 
@@ -193,19 +195,27 @@ _CONTRACTIONS = (
 )
 
 
-def treebank_style(text: str, known: Callable[[str], bool]) -> str:
-  """A sentence as the Penn Treebank language modelling set writes it.
+def treebank_style(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
+  """Sentences as the Penn Treebank language modelling set writes them.
 
   Lower case, contractions apart, numbers as N, and no punctuation mark that the model does not
   know.
 
   Args:
-    text: as people write it, or split already.
-    known: whether the model has a word.
+    texts: as people write them, or split already.
+    tokenizer: the model's.
   """
-  text = text.lower().replace(" n’t", " n't")
-  for pattern, replacement in _CONTRACTIONS:
-    text = pattern.sub(replacement, text)
-  words = re.findall(_WORD, text)
-  words = ["N" if re.fullmatch(_NUMBER, word) else word for word in words]
-  return " ".join(word for word in words if re.search(r"\w", word) or known(word))
+
+  @functools.cache
+  def known(mark: str) -> bool:
+    return tokenizer.unk not in tokenizer.encode(mark)
+
+  def restyled(text: str) -> str:
+    text = text.lower().replace(" n’t", " n't")
+    for pattern, replacement in _CONTRACTIONS:
+      text = pattern.sub(replacement, text)
+    words = re.findall(_WORD, text)
+    words = ["N" if re.fullmatch(_NUMBER, word) else word for word in words]
+    return " ".join(word for word in words if re.search(r"\w", word) or known(word))
+
+  return [restyled(text) for text in texts]

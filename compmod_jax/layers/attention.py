@@ -2,21 +2,25 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
+from compmod_jax.layers.cached_attention import (
+  Cache,
+  add_to_cache,
+  as_cache,
+  attend_cached,
+  empty_cache,
+)
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.mechanisms.competition import CompetitionConfig, Router, scale_heads
 from compmod_jax.rows import over_rows
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
-
-Cache = dict[str, Any]
 
 # Projections into heads start as in fairseq: Xavier-uniform with gain 1 / sqrt(2).
 _INTO_HEADS = nn.initializers.variance_scaling(
@@ -64,26 +68,6 @@ def attend(
   if dropout is not None:
     probabilities = dropout(probabilities)
   return jnp.einsum("bhts,bshd->bthd", probabilities, value)
-
-
-def ancestor_mask(
-  ancestry: Int[Array, "batch beams length"], position: Array
-) -> Bool[Array, "batch 1 beams keys"]:
-  """Which cached keys each beam may see: those of its own past, up to the newest position.
-
-  Args:
-    ancestry: number of the beam that wrote each position of each hypothesis.
-    position: index of the newest position.
-  """
-  batch, beams, length = ancestry.shape
-  past = (jnp.arange(length) <= position)[None, None, :, None]
-  mine = ancestry[..., None] == jnp.arange(beams)[None, None, None, :]
-  return (mine & past).reshape(batch, 1, beams, length * beams)
-
-
-def _heads_first(x: jax.Array) -> jax.Array:
-  """[batch, time, heads, head_dim] to a cache leaf [batch, 1, heads, time, head_dim]."""
-  return jnp.swapaxes(x, 1, 2)[:, None]
 
 
 class IntoHeads(nn.Module):
@@ -210,18 +194,16 @@ class Attention(nn.Module):
     return self._compete(inputs, heads, own, deterministic=deterministic, taps=taps)
 
   def memory_cache(self, memory: Float[Array, "batch keys embed"]) -> Cache:
-    """Keys and values of a memory, computed once for all steps: [batch, 1, heads, keys, dim]."""
-    key, value = self.key_value(memory)
-    return {"key": _heads_first(key), "value": _heads_first(value)}
+    """Keys and values of a memory, computed once for all steps."""
+    return as_cache(*self.key_value(memory))
 
   def empty_cache(self, batch: int, beams: int, length: int) -> Cache:
-    """Room for `length` steps of all beams: leaves [batch, 1, heads, length * beams, head_dim].
+    """Room for `length` steps of all beams, length * beams keys an example.
 
     What a beam wrote stays where it is when beams change places; `ancestor_mask` says which of it
     belongs to whom.
     """
-    shape = (batch, 1, self.heads, length * beams, self.dim // self.heads)
-    return {"key": jnp.zeros(shape, self.dtype), "value": jnp.zeros(shape, self.dtype)}
+    return empty_cache(batch, length * beams, self.heads, self.dim // self.heads, self.dtype)
 
   def step_memory(
     self,
@@ -233,7 +215,7 @@ class Attention(nn.Module):
   ) -> Float[Array, "batch beams embed"]:
     """One decoding step of cross attention: the beams of an example are its query positions."""
     (query,) = self.query(inputs)
-    heads = self._attend_cache(query, cache, mask, taps)
+    heads = attend_cached(query, cache, mask, taps=taps)
     return self._compete(inputs, heads, None, deterministic=True, taps=taps)
 
   def step_self(
@@ -255,17 +237,10 @@ class Attention(nn.Module):
       taps: sites to read or change.
     """
     query, key, value = self.query_key_value(inputs)
-    start = (0, 0, 0, position * inputs.shape[1], 0)
-    cache = {
-      "key": jax.lax.dynamic_update_slice(cache["key"], _heads_first(key), start),
-      "value": jax.lax.dynamic_update_slice(cache["value"], _heads_first(value), start),
-    }
-    heads = self._attend_cache(query, cache, mask, taps)
+    beams = inputs.shape[1]
+    cache = add_to_cache(cache, as_cache(key, value), position * beams)
+    heads = attend_cached(query, cache, mask, filled=(position + 1) * beams, taps=taps)
     return self._compete(inputs, heads, value, deterministic=True, taps=taps), cache
-
-  def _attend_cache(self, query: jax.Array, cache: Cache, mask: jax.Array, taps: Taps) -> jax.Array:
-    key, value = (jnp.swapaxes(cache[name][:, 0], 1, 2) for name in ("key", "value"))
-    return attend(query, key, value, mask, taps=taps)
 
   def _compete(
     self,

@@ -11,7 +11,7 @@ W_ho^T (o - e_y), and one reverse pass through the cells of this step.
 Source: Ulmer 2019, section 4.1; order of operations as in its program.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -68,6 +68,16 @@ class _Step(NamedTuple):
   after: States
 
 
+class _Recoding(NamedTuple):
+  """How a step is recoded, and what it multiplies with."""
+
+  signal: Signal
+  sizes: StepSize
+  config: RecodingConfig
+  product: Product
+  others: Any
+
+
 def scan(
   signal: Signal | None,
   sizes: StepSize,
@@ -111,8 +121,11 @@ def scan(
     step = forward(product, others, states, x, taps=inner)
     recoded, out = step.after, dict[str, Any]()
     if signal is not None:
-      how = _by_definition if defined else _closed
-      recoded, out = how(signal, sizes, config, product, others, states, x, step, inner)
+      how = _Recoding(signal, sizes, config, product, others)
+      if defined:
+        recoded, out = _by_definition(how, states, x, step, inner)
+      else:
+        recoded, out = _closed(how, states, x, step)
     recoded = tuple(_passed(inner, number, "_recoded", s) for number, s in enumerate(recoded))
     if measure and signal is not None:
       out["error_after"] = signal.error(product, others, recoded[-1].h, x)
@@ -137,51 +150,36 @@ def _passed(taps: Taps, number: int, after: str, state: State) -> State:
 
 
 def _closed(
-  signal: Signal,
-  sizes: StepSize,
-  config: RecodingConfig,
-  product: Product,
-  others: Any,
-  states: States,
-  x: Inputs,
-  step: "_Step",
-  taps: Taps,
+  how: _Recoding, states: States, x: Inputs, step: _Step
 ) -> tuple[States, dict[str, Any]]:
   """Recoding by closed forms: the states after it, and what is kept of the step."""
-  top, through = step.after[-1].h, config.through
-  gradient, error, kept = signal.closed(product, others, top, x, through)
-  gradients = pull(product, states, step, x, gradient, through)
+  top, through = step.after[-1].h, how.config.through
+  gradient, error, kept = how.signal.closed(how.product, how.others, top, x, through)
+  gradients = pull(how.product, states, step, x, gradient, through)
   gradients = gradients if through else lax.stop_gradient(gradients)
-  taken = _taken(signal, sizes, config, product, others, step.after, gradients, x)
+  taken = _taken(how, step.after, x, lambda: gradients[-1].h)
   recoded = tuple(map(recoding.descend, step.after, gradients, taken))
   return recoded, {"error": error, "sizes": _of_rows(taken, top), **kept}
 
 
 def _by_definition(
-  signal: Signal,
-  sizes: StepSize,
-  config: RecodingConfig,
-  product: Product,
-  others: Any,
-  states: States,
-  x: Inputs,
-  step: "_Step",
-  taps: Taps,
+  how: _Recoding, states: States, x: Inputs, step: _Step, taps: Taps
 ) -> tuple[States, dict[str, Any]]:
   """Recoding as it is defined: `jax.grad` with respect to what is added to every state."""
   edits = taps.apart()
 
   def error(added: States) -> jax.Array:
-    top = forward(product, others, states, x, added, taps=edits).after[-1].h
-    return signal.error(product, others, top, x)
+    top = forward(how.product, how.others, states, x, added, taps=edits).after[-1].h
+    return how.signal.error(how.product, how.others, top, x)
 
   top = step.after[-1].h
   nothing = jax.tree.map(jnp.zeros_like, step.after)
-  gradients = jax.grad(lambda added: jnp.sum(error(added)))(nothing)
-  taken = _taken(signal, sizes, config, product, others, step.after, gradients, x)
+  gradients = jax.grad(lambda added: jnp.sum(error(added)))
+  taken = _taken(how, step.after, x, lambda: gradients(nothing)[-1].h)
+  config = how.config
   found = recoding.recode(error, nothing, taken, steps=config.steps, through=config.through)
   recoded = jax.tree.map(jnp.add, step.after, found.activations)
-  kept = signal.kept(product, others, top, x)
+  kept = how.signal.kept(how.product, how.others, top, x)
   return recoded, {"error": found.error, "sizes": _of_rows(taken, top), **kept}
 
 
@@ -237,27 +235,23 @@ def pull(
 
 
 def _taken(
-  signal: Signal,
-  sizes: StepSize,
-  config: RecodingConfig,
-  product: Product,
-  others: Any,
-  after: States,
-  gradients: tuple[State, ...],
-  x: Inputs,
+  how: _Recoding, after: States, x: Inputs, gradient: Callable[[], jax.Array]
 ) -> tuple[State, ...]:
-  """The step sizes of a step, for every layer and kind of state."""
-  taken = sizes(product, others, after)
-  if config.step == "safe":
-    frozen = Product(lax.stop_gradient(dict(product.weights)))
-    held, top, gradient = lax.stop_gradient((others, after[-1].h, gradients[-1].h))
+  """The step sizes of a step, for every layer and kind of state.
+
+  `gradient` is that with respect to the top hidden state, which safe step sizes depend on.
+  """
+  taken = how.sizes(how.product, how.others, after)
+  if how.config.step == "safe":
+    frozen = Product(lax.stop_gradient(dict(how.product.weights)))
+    held, top, slope = lax.stop_gradient((how.others, after[-1].h, gradient()))
 
     def error(top: jax.Array) -> jax.Array:
-      return signal.error(frozen, held, top, x)
+      return how.signal.error(frozen, held, top, x)
 
-    smooth = recoding.smoothness(error, top, gradient)
-    size = jnp.minimum(config.size, 1 / jnp.maximum(smooth, 1e-12))
-    _, share = recoding.descend_safely(error, top, gradient, size)
+    smooth = recoding.smoothness(error, top, slope)
+    size = jnp.minimum(how.config.size, 1 / jnp.maximum(smooth, 1e-12))
+    _, share = recoding.descend_safely(error, top, slope, size)
     taken = jax.tree.map(lambda _: lax.stop_gradient(size * share), taken)
   if "active" in x:
     taken = jax.tree.map(lambda size: size * x["active"], taken)

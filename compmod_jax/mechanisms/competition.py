@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from compmod_jax import errors
-from compmod_jax.rows import over_rows
+from compmod_jax.rows import narrow_product, over_rows
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
 
@@ -258,6 +258,7 @@ class Router(nn.Module):
       config.hidden_dim,
       dtype=self.dtype,
       kernel_init=logical(gain_two, "embed", "router"),
+      dot_general=lambda rows, kernel, *_, **__: narrow_product(rows, kernel),
       name="hidden",
     )
     drop = nn.Dropout(config.dropout, deterministic=deterministic)

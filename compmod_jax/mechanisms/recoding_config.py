@@ -19,6 +19,8 @@ SignalName = Literal[
 # Signals that know what they are scored on: the prediction is the one from before recoding.
 KNOWS_THE_TARGET = ("surprisal", "argmax", "nll", "weak_supervision")
 SAMPLED = ("mc_dropout", "variational", "ensemble")
+# Parameters that are no matrices although they have two axes or more: nothing pulls them to zero.
+STANDING = ("steps", "anchor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +100,11 @@ class RecodingConfig:
       " no use for it; leave it out.",
     )
     check(self.steps >= 1, f"recoding.steps is {self.steps}; it must be at least 1.")
+    check(
+      self.step != "safe" or self.steps == 1,
+      f"recoding.steps is {self.steps}, but recoding.step is safe, whose step size is found for one"
+      " step; set steps to 1 or choose another step size.",
+    )
     check(self.samples >= 1, f"recoding.samples is {self.samples}; it must be at least 1.")
     check(0 <= self.rate < 1, f"recoding.rate is {self.rate}; it must be at least 0 and below 1.")
     check(0 <= self.share <= 1, f"recoding.share is {self.share}; it must lie between 0 and 1.")
@@ -110,6 +117,10 @@ class RecodingConfig:
   def active(self) -> bool:
     """Whether anything is recoded."""
     return self.signal != "none"
+
+  def applies(self, *, train: bool) -> bool:
+    """Whether anything is recoded in training, or else in use."""
+    return self.active and self.when in ("always", "train" if train else "test")
 
   @property
   def by_definition(self) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from compmod_jax import errors
-from compmod_jax.layers.attention import ancestor_mask
+from compmod_jax.layers.cached_attention import ancestor_mask
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.models.transformer_config import PLACES, Place, TransformerConfig

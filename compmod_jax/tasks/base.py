@@ -85,6 +85,20 @@ def lower_is_better(metric: str) -> bool:
   return metric == "loss" or metric.endswith("perplexity")
 
 
+class OfSplits:
+  """The part of a task whose splits are those of `config.data`."""
+
+  config: Any
+
+  def split_names(self) -> tuple[str, ...]:
+    """Names of all splits, that of training among them."""
+    return self.config.data.splits()
+
+  def final_splits(self) -> tuple[str, ...]:
+    """Names of the splits that are scored at the end: all but the training split."""
+    return tuple(split for split in self.split_names() if split != "train")
+
+
 class Task(Protocol):
   """A task: its data, its model, what a batch means and how it is scored.
 

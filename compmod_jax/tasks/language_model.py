@@ -17,7 +17,16 @@ from compmod_jax.losses import Term
 from compmod_jax.mechanisms.anchors import anchor_loss
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
 from compmod_jax.sites import OFF, Edit, Taps
-from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
+from compmod_jax.tasks.base import (
+  Batch,
+  Context,
+  Evaluation,
+  Metrics,
+  OfSplits,
+  Sharing,
+  Status,
+  silent,
+)
 from compmod_jax.tasks.language_model_config import CLASSIFIER_FILE, LanguageModelConfig
 from compmod_jax.tasks.scorer import Scorer
 from compmod_jax.tasks.text_streams import TextStreams
@@ -29,7 +38,7 @@ __all__ = ["LanguageModel", "LanguageModelConfig"]
 _NOISE, _SHARE = 0x4EC0, 0x5A2E
 
 
-class LanguageModel:
+class LanguageModel(OfSplits):
   """A language modelling task; see `LanguageModelConfig` and the contract in `tasks.base`.
 
   Batches are those of `data.streams`. The carry is the recurrent state of every row, which starts
@@ -112,14 +121,6 @@ class LanguageModel:
 
   # Data.
 
-  def split_names(self) -> tuple[str, ...]:
-    """Names of all splits, that of training among them."""
-    return self.config.data.splits()
-
-  def final_splits(self) -> tuple[str, ...]:
-    """Names of the splits that are scored at the end: all but the training split."""
-    return tuple(split for split in self.split_names() if split != "train")
-
   def check_data(self) -> None:
     """Loads every split that will be scored, and that of training.
 
@@ -195,7 +196,7 @@ class LanguageModel:
       jnp.asarray(batch["targets"]),
       states,
       rng=rng if train else None,
-      recode=recoding.when in ("always", "train" if train else "test"),
+      recode=recoding.applies(train=train),
       given=Given(active, self._labels(batch), self._classifier(), jax.random.fold_in(key, _NOISE)),
       taps=taps.editing(self.edits),
       **more,
@@ -313,8 +314,7 @@ class LanguageModel:
       "perplexity": float(np.exp(nll / tokens)),
       "word_perplexity": float(np.exp(nll / words)),
     }
-    recoding = self.model.config.recoding
-    if recoding.active and recoding.when != "train":
+    if self.model.config.recoding.applies(train=False):
       values["error"] = error / tokens
     return Evaluation(values, [], [], [])
 

@@ -13,7 +13,16 @@ from compmod_jax.losses import Term, cross_entropy
 from compmod_jax.models.encoder import Encoder, EncoderConfig
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import competing
-from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
+from compmod_jax.tasks.base import (
+  Batch,
+  Context,
+  Evaluation,
+  Metrics,
+  OfSplits,
+  Sharing,
+  Status,
+  silent,
+)
 from compmod_jax.tasks.filler import Filler
 from compmod_jax.tasks.masked_blocks import MaskedBlocks
 from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
@@ -25,7 +34,7 @@ __all__ = ["MaskedLM", "MaskedLMConfig"]
 _STREAM = 0x3A5C
 
 
-class MaskedLM:
+class MaskedLM(OfSplits):
   """A masked language modelling task; see `MaskedLMConfig` and the contract in `tasks.base`.
 
   Batches hold `tokens` [rows, length] and `index`; those of evaluation also `positions`, `targets`
@@ -105,14 +114,6 @@ class MaskedLM:
     return {FILE: self.tokenizer.to_bytes()}
 
   # Data.
-
-  def split_names(self) -> tuple[str, ...]:
-    """Names of all splits, that of training among them."""
-    return self.config.data.splits()
-
-  def final_splits(self) -> tuple[str, ...]:
-    """Names of the splits that are scored at the end: all but the training split."""
-    return tuple(split for split in self.split_names() if split != "train")
 
   def check_data(self) -> None:
     """Loads every split that will be scored, and that of training.

@@ -22,14 +22,23 @@ from compmod_jax.losses import Term, cross_entropy
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import competing
-from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
+from compmod_jax.tasks.base import (
+  Batch,
+  Context,
+  Evaluation,
+  Metrics,
+  OfSplits,
+  Sharing,
+  Status,
+  silent,
+)
 from compmod_jax.tasks.translation_config import SOURCE_FILE, TARGET_FILE, TranslationConfig
 from compmod_jax.tasks.translator import Translator, mean_entropy
 
 __all__ = ["Translation", "TranslationConfig"]
 
 
-class Translation:
+class Translation(OfSplits):
   """A translation task; see `TranslationConfig` and the contract in `tasks.base`.
 
   Attributes:
@@ -115,14 +124,6 @@ class Translation:
       SOURCE_FILE: self.source_tokenizer.to_bytes(),
       TARGET_FILE: self.target_tokenizer.to_bytes(),
     }
-
-  def split_names(self) -> tuple[str, ...]:
-    """Names of all splits, that of training among them."""
-    return self.config.data.splits()
-
-  def final_splits(self) -> tuple[str, ...]:
-    """Names of the splits that are scored at the end: all but the training split."""
-    return tuple(split for split in self.split_names() if split != "train")
 
   def check_data(self) -> None:
     """Loads every split that will be scored.

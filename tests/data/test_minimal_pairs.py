@@ -14,6 +14,7 @@ from compmod_jax.data.minimal_pairs import (
   treebank_style,
 )
 from compmod_jax.data.pairs import DataError
+from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
 from compmod_jax.errors import UserError
 
 HEAD = "pattern\tconstr_id\tsent_id\tcorrect_number\tform\tclass\ttype\tprefix\tn_attr\tsent\n"
@@ -101,13 +102,14 @@ def test_the_grammar_s_twins_differ_in_one_word():
 
 
 def test_sentences_in_treebank_style():
-  known = {"$", "%"}.__contains__
-  assert treebank_style("The girl didn't pay $5,000.", known) == "the girl did n't pay $ N"
-  assert (
-    treebank_style("Helen's dog , which I 've seen ,", known) == "helen 's dog which i 've seen"
-  )
-  assert treebank_style("queen do n’t rhyme .", known) == "queen do n't rhyme"
-  assert treebank_style("a Band-Aid", known) == "a band-aid"
+  tokenizer = train_tokenizer(["$ %"], TokenizerConfig(kind="words"))
+  expected = {
+    "The girl didn't pay $5,000.": "the girl did n't pay $ N",
+    "Helen's dog , which I 've seen ,": "helen 's dog which i 've seen",
+    "queen do n’t rhyme .": "queen do n't rhyme",
+    "a Band-Aid": "a band-aid",
+  }
+  assert treebank_style(expected, tokenizer) == list(expected.values())
 
 
 @needs_data

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.layers.attention import Attention, IntoHeads, OutOfHeads, ancestor_mask, attend
+from compmod_jax.layers.attention import Attention, IntoHeads, OutOfHeads, attend
+from compmod_jax.layers.cached_attention import ancestor_mask
 from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.sites import Taps, run, zero_units
 

@@ -15,7 +15,7 @@ from compmod_jax.sites import OFF, Taps
 from compmod_jax.tasks import recoded_step
 from compmod_jax.tasks.translator import Hypothesis, mean_entropy
 
-BATCH, BEAMS, VOCAB, LAYERS, STEPS = 2, 1, 13, 3, 4
+BATCH, BEAMS, VOCAB, LAYERS, STEPS = 2, 1, 13, 2, 4
 MODEL = Transformer(
   TransformerConfig(
     encoder_layers=1,
@@ -37,7 +37,7 @@ TOKENS = jax.random.randint(jax.random.key(2), (BATCH, STEPS), 4, VOCAB)
 
 @functools.cache
 def params():
-  variables = nn.unbox(MODEL.init(jax.random.key(0), SOURCE, TOKENS))["params"]
+  variables = nn.unbox(jax.jit(MODEL.init)(jax.random.key(0), SOURCE, TOKENS))["params"]
   return jax.tree.map(lambda leaf: 2 * leaf, variables)
 
 
@@ -47,15 +47,17 @@ def step(cache, tokens, taps):
 
 def walk(one, cache):
   """Logits of every step over the tokens, [batch, time, vocab], and the last cache."""
-  logits = []
+  logits, one = [], jax.jit(one)
   for time in range(STEPS):
     found, cache = one(cache, TOKENS[:, time, None])
     logits.append(found[:, 0])
   return jnp.stack(logits, axis=1), cache
 
 
-def prefill(beams=BEAMS):
-  return MODEL.apply({"params": params()}, SOURCE, beams=beams, length=STEPS, method="prefill")
+@functools.cache
+def prefill():
+  fill = functools.partial(MODEL.apply, beams=BEAMS, length=STEPS, method="prefill")
+  return jax.jit(fill)({"params": params()}, SOURCE)
 
 
 def recoded(layer, **fields):
@@ -65,7 +67,7 @@ def recoded(layer, **fields):
   return walk(one, recoded_step.start(prefill(), BATCH, BEAMS))
 
 
-@pytest.mark.parametrize("layer", [0, 1, -1])
+@pytest.mark.parametrize("layer", [0, -1])
 def test_steps_of_size_zero_change_nothing(layer):
   plain, _ = walk(lambda cache, tokens: step(cache, tokens, OFF), prefill())
   logits, cache = recoded(layer, recode_size=0.0)
@@ -73,7 +75,7 @@ def test_steps_of_size_zero_change_nothing(layer):
   np.testing.assert_allclose(cache["entropy"][..., 0], cache["entropy"][..., 1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("layer", [0, 1, -1])
+@pytest.mark.parametrize("layer", [0, -1])
 def test_a_small_step_lowers_the_entropy_and_more_steps_lower_it_more(layer):
   before, once = recoded(layer, recode_size=0.05)[1]["entropy"][:, 0].T
   twice = recoded(layer, recode_size=0.05, recode_steps=3)[1]["entropy"][:, 0, 1]
@@ -81,12 +83,13 @@ def test_a_small_step_lowers_the_entropy_and_more_steps_lower_it_more(layer):
   assert np.all(twice < once)
 
 
-@pytest.mark.parametrize("layer", [0, 1, -1])
+@pytest.mark.parametrize("layer", [0, -1])
 def test_cached_steps_equal_a_pass_over_the_whole_prefix_with_the_corrected_activations(layer):
   """Uncached: every position's activation is put in place, and nothing is kept between steps."""
   size, site = 0.3, recoded_step.site_of(layer, LAYERS)
   cached, _ = recoded(layer, recode_size=size)
 
+  @jax.jit
   def uncached(activations):
     edits = {} if activations is None else {site: lambda _: activations}
     taps = Taps(capture=frozenset([site]), edits=edits)
@@ -94,19 +97,21 @@ def test_cached_steps_equal_a_pass_over_the_whole_prefix_with_the_corrected_acti
     logits = MODEL.apply({"params": params()}, memory, SOURCE, TOKENS, taps=taps, method="decode")
     return logits, taps.captured[site]
 
+  @jax.jit
+  def slope(corrected, time):
+    def error(newest):
+      logits, _ = uncached(corrected.at[:, time].set(newest))
+      p = jax.nn.softmax(logits[:, time])
+      return -jnp.sum(p * jnp.log(p))
+
+    return jax.grad(error)(corrected[:, time])
+
   corrected = None
   for time in range(STEPS):
     # Activations below the site do not depend on corrections; so the plain pass has them.
     _, plain = uncached(None)
     corrected = plain if corrected is None else corrected.at[:, time].set(plain[:, time])
-
-    def error(newest, time=time, corrected=corrected):
-      logits, _ = uncached(corrected.at[:, time].set(newest))
-      p = jax.nn.softmax(logits[:, time])
-      return -jnp.sum(p * jnp.log(p))
-
-    gradient = jax.grad(error)(corrected[:, time])
-    corrected = corrected.at[:, time].add(-size * gradient)
+    corrected = corrected.at[:, time].add(-size * slope(corrected, time))
     logits, _ = uncached(corrected)
     np.testing.assert_allclose(cached[:, time], logits[:, time], rtol=1e-4, atol=1e-4)
 

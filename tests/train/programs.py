@@ -19,7 +19,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from train import finish
 from train.checkpoint import Checkpointer
+from train.loop import Loop
+from train.preemption import Preemption
+from train.run import set_up
+from train.writer import Writer
 
 ROOT = Path(__file__).parents[2]
 STEPS, CHECKPOINT_EVERY, EVALUATE_EVERY, LOG_EVERY = 60, 8, 20, 5
@@ -309,3 +314,13 @@ def make_newer(folder: Path) -> None:
   manifest = json.loads((folder / "manifest.json").read_text())
   manifest["sha256"]["meta.json"] = hashlib.sha256(text.encode()).hexdigest()
   (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def train(experiment: Any, workdir: Path, *, report: bool = True) -> None:
+  """What the training program does, in this process."""
+  made = set_up(experiment, workdir, command="x")
+  with Writer(workdir, total_steps=made.total_steps, quiet=True) as writer, Preemption() as held:
+    loop = Loop(made, writer, held)
+    loop.train()
+    if report:
+      finish.report_run(made, loop.history, writer, command="x")

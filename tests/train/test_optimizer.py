@@ -130,6 +130,13 @@ def test_weight_decay_shrinks_kernels_but_no_bias_of_any_shape_and_no_scale():
   assert decayed(parameters()) == {"layer": {"kernel": True, "bias": False, "scale": False}}
 
 
+def test_weight_decay_leaves_what_recoding_adds_alone_but_for_matrices():
+  flat, table = jnp.zeros((2, 3)), jnp.zeros((2, 3, 4))
+  params = {"decoder": table, "decoder_bias": flat, "anchor": table, "steps": flat}
+  params |= {"step_0_h_0": flat, "step_0_h_0_bias": jnp.zeros(3)}
+  assert [name for name, shrinks in decayed(params).items() if shrinks] == ["decoder", "step_0_h_0"]
+
+
 def test_adam_without_decay_is_that_of_optax():
   peer = optax.adam(learning_rate(BASE, TOTAL), b1=BASE.b1, b2=BASE.b2, eps=BASE.eps)
   assert_same(run(make_optimizer(dataclasses.replace(BASE, name="adam"), TOTAL)), run(peer))

@@ -5,45 +5,21 @@ import json
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import tiny_masked
 import tiny_recurrent
-from programs import assert_same_bits, computed, metrics_of, state_of, steps_saved
+from programs import assert_same_bits, computed, metrics_of, state_of, steps_saved, train
 
 import compmod_jax
-from compmod_jax import sharding
 from compmod_jax.data.documents import GrammarDocuments
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.errors import UserError
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
-from train import analyse, check_data, evaluate, finish, minimal_pairs, run
+from train import analyse, check_data, evaluate, minimal_pairs
 from train.experiment import Phase, load_config
-from train.loop import Loop
-from train.preemption import Preemption
-from train.run import set_up
-from train.writer import Writer
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-  """One device, which compiles fastest, and the shared compile cache left alone."""
-  with pytest.MonkeyPatch.context() as patch:
-    mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
-    patch.setattr(sharding, "make_mesh", lambda config: mesh)
-    patch.setattr(run, "use_compile_cache", lambda: None)
-    yield
-
-
-def train(experiment, workdir: Path, *, report: bool = True) -> None:
-  """What the training program does."""
-  made = set_up(experiment, workdir, command="x")
-  with Writer(workdir, total_steps=made.total_steps, quiet=True) as writer, Preemption() as held:
-    loop = Loop(made, writer, held)
-    loop.train()
-    if report:
-      finish.report_run(made, loop.history, writer, command="x")
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +32,7 @@ def experiment(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def workdir(experiment, tmp_path_factory) -> Path:
+def workdir(one_device, experiment, tmp_path_factory) -> Path:
   place = tmp_path_factory.mktemp("run") / "whole"
   train(experiment, place)
   return place

@@ -1,0 +1,134 @@
+"""Attention over cached keys and values: one newest position, the beams of an example as queries.
+
+Keys are kept transposed, [..., head_dim, keys], values as [..., keys, head_dim]: then both products
+sum over an axis that is not the last one. XLA:CPU turns such sums into vector loops over all rows,
+while it hands a batch of small matrix products to its library one by one. At 32 examples, 5 beams,
+4 heads of 128 and 160 keys a step takes 1.3 ms this way and 7 ms by
+`jax.nn.dot_product_attention` (2 cores); on other devices the products stay products.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from compmod_jax.sites import OFF, Taps
+
+Cache = dict[str, Any]
+
+_PARTS = 4
+
+
+def ancestor_mask(
+  ancestry: Int[Array, "batch beams length"], position: Array
+) -> Bool[Array, "batch 1 beams keys"]:
+  """Which cached keys each beam may see: those of its own past, up to the newest position.
+
+  Args:
+    ancestry: number of the beam that wrote each position of each hypothesis.
+    position: index of the newest position.
+  """
+  batch, beams, length = ancestry.shape
+  past = (jnp.arange(length) <= position)[None, None, :, None]
+  mine = ancestry[..., None] == jnp.arange(beams)[None, None, None, :]
+  return (mine & past).reshape(batch, 1, beams, length * beams)
+
+
+def empty_cache(
+  batch: int, keys: int, heads: int, head_dim: int, dtype: DTypeLike = jnp.float32
+) -> Cache:
+  """Room for `keys` positions of every example; see `as_cache` for the shapes."""
+  nothing = jnp.zeros((batch, keys, heads, head_dim), dtype)
+  return as_cache(nothing, nothing)
+
+
+def as_cache(
+  key: Float[Array, "batch keys heads head_dim"], value: Float[Array, "batch keys heads head_dim"]
+) -> Cache:
+  """`key` [batch, 1, heads, head_dim, keys] and `value` [batch, 1, heads, keys, head_dim].
+
+  The axis of length 1 says that the beams of an example share them.
+  """
+  return {
+    "key": jnp.transpose(key, (0, 2, 3, 1))[:, None],
+    "value": jnp.transpose(value, (0, 2, 1, 3))[:, None],
+  }
+
+
+def add_to_cache(cache: Cache, new: Cache, start: Array) -> Cache:
+  """The cache with positions `new` written from position `start` on."""
+  zero = jnp.zeros((), start.dtype)
+  return {
+    "key": lax.dynamic_update_slice(cache["key"], new["key"], (zero, zero, zero, zero, start)),
+    "value": lax.dynamic_update_slice(
+      cache["value"], new["value"], (zero, zero, zero, start, zero)
+    ),
+  }
+
+
+def attend_cached(
+  query: Float[Array, "batch beams heads head_dim"],
+  cache: Cache,
+  mask: Bool[Array, "batch 1 #beams keys"],
+  *,
+  filled: Array | None = None,
+  taps: Taps = OFF,
+) -> Float[Array, "batch beams heads head_dim"]:
+  r"""Attention, :math:`\mathrm{softmax}(q K^T / \sqrt{D_h}) V`, each head by itself.
+
+  Args:
+    query: one row a beam.
+    cache: keys and values; see `as_cache`.
+    mask: true where a beam may look.
+    filled: how many keys have been written, where not all have: what lies behind them is not read
+      (a quarter of the room at a time).
+    taps: sites to read or change; `attention` [batch, heads, beams, keys] are the probabilities.
+  """
+  key, value = cache["key"][:, 0], cache["value"][:, 0]
+  if filled is None or taps.wants("attention"):
+    return _attend(query, key, value, mask, taps)
+  return _attend_first(query, key, value, mask, filled)
+
+
+@jax.jit
+def _attend_first(query: Array, key: Array, value: Array, mask: Array, filled: Array) -> Array:
+  """Attention to the first `filled` keys, rounded up to a quarter of them all."""
+
+  def to_first(keys: int) -> Callable[..., Array]:
+    return lambda query, key, value, mask: _attend(
+      query, key[..., :keys], value[..., :keys, :], mask[..., :keys], OFF
+    )
+
+  sizes = sorted({-(-mask.shape[-1] * part // _PARTS) for part in range(1, _PARTS + 1)})
+  index = sum(((filled > size).astype(jnp.int32) for size in sizes[:-1]), jnp.int32(0))
+  return lax.switch(index, [to_first(size) for size in sizes], query, key, value, mask)
+
+
+def _attend(query: Array, key: Array, value: Array, mask: Array, taps: Taps) -> Array:
+  scores = _product(jnp.swapaxes(query, 1, 2), key) / jnp.sqrt(jnp.float32(query.shape[-1]))
+  scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+  probabilities = taps("attention", jax.nn.softmax(scores, axis=-1)).astype(value.dtype)
+  return jnp.swapaxes(_product(probabilities, value), 1, 2).astype(query.dtype)
+
+
+@jax.jit
+def _product(
+  left: Float[Array, "batch heads rows inner"], right: Float[Array, "batch heads inner columns"]
+) -> Float[Array, "batch heads rows columns"]:
+  """Matrix products in float32 of the few rows of `left`, in the way that suits the device."""
+  return lax.platform_dependent(left, right, cpu=as_sum, default=as_product)
+
+
+def as_sum(left: Array, right: Array) -> Array:
+  """The products as sums over an axis that is not the last one."""
+  left, right = left.astype(jnp.float32), right.astype(jnp.float32)
+  return jnp.sum(left[..., None] * right[:, :, None], axis=3)
+
+
+def as_product(left: Array, right: Array) -> Array:
+  """The same as matrix products."""
+  return jnp.einsum("bhri,bhic->bhrc", left, right, preferred_element_type=jnp.float32)

@@ -164,7 +164,9 @@ class Peer:
       for layer, (h, c) in enumerate(states):
         gates = torch.nn.functional.linear(
           x, getattr(self.lstm, f"weight_ih_l{layer}"), getattr(self.lstm, f"bias_ih_l{layer}")
-        ) + torch.nn.functional.linear(h, getattr(self.lstm, f"weight_hh_l{layer}"))
+        ) + torch.nn.functional.linear(
+          h, getattr(self.lstm, f"weight_hh_l{layer}"), getattr(self.lstm, f"bias_hh_l{layer}")
+        )
         i, f, g, o = gates.chunk(4, dim=-1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         c = c if c.requires_grad else c.requires_grad_()

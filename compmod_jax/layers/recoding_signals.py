@@ -1,9 +1,9 @@
 """Error signals of a language model's output layer, and step sizes, as recoding takes them.
 
-Weights: `decoder` [vocab, hidden], or [members * vocab, hidden] for an ensemble; `step_<i>_<j>`,
-layer j of the predictor of step size i. Others: `decoder_bias`, `step_<i>_<j>`, `steps`,
-`classifier`. Inputs of a step: `target` [batch], `label` [batch], `out`, factors on the decoder's
-input, and `key`, the step's key.
+Weights: `decoder` [hidden, vocab], or [hidden, members * vocab] for an ensemble; the same turned
+round, which no gradient reaches: `decoder_rows`; `step_<i>_<j>`, layer j of the predictor of step
+size i. Others: `decoder_bias`, `step_<i>_<j>`, `steps`, `classifier`. Inputs of a step: `target`
+[batch], `label` [batch], `out`, factors on the decoder's input, and `key`, the step's key.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class OfToken:
   def closed(
     self, product: Product, others: Any, top: jax.Array, x: Inputs, through: bool
   ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
-    """See `Signal`; keeps `nll`, and for its gradient `surprise` o - e_y and W^T times it."""
+    """See `Signal`; keeps `nll`, and for its gradient the likelihood and `vector` W^T (o - e_y)."""
     times = product if through else product.fixed
     logits = self._logits(product, others, top, x, times)
     gold = error_signals.likelihood(logits, x["target"])
@@ -53,15 +53,14 @@ class OfToken:
     looked = gold if self.kind != "argmax" else error_signals.likelihood(logits, token)
     kept = {"nll": gold.nll}
     if through:
-      vector = times("decoder", looked.error)
+      vector = times("decoder", looked.error, transposed=True)
     else:
-      vector = times("decoder", gold.error)
+      # W^T (o - e_y) = W^T o - W_y: the product takes the powers as they are.
+      rows = product.weights["decoder_rows"]
+      mean = times("decoder", gold.powers, transposed=True) / gold.total
       # Where no gradient is taken, nothing reads these, and compilers drop them.
-      kept |= {"surprise": gold.error, "vector": vector}
-      if self.kind == "argmax":
-        # o - e_a = (o - e_y) + e_y - e_a: two rows of W in place of a product.
-        table = lax.stop_gradient(product.weights["decoder"])
-        vector = vector + table[x["target"]] - table[token]
+      kept |= {"powers": gold.powers, "total": gold.total, "vector": mean - rows[x["target"]]}
+      vector = mean - rows[token]
     slope = error_signals.slope(self.kind, looked.nll)
     gradient = slope[:, None] * vector
     if "out" in x:
@@ -73,7 +72,7 @@ class OfToken:
 
   def _logits(self, product, others, top, x, times=None) -> jax.Array:
     top = top * x["out"] if "out" in x else top
-    return (times or product)("decoder", top, transposed=True) + others["decoder_bias"][None]
+    return (times or product)("decoder", top) + others["decoder_bias"][None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +114,7 @@ class OfEntropy:
       logit_gradients = jnp.moveaxis(logit_gradients, 0, 1).reshape(len(rows), -1)
     else:
       logit_gradients = logit_gradients.reshape(len(rows), -1)
-    gradient = times("decoder", logit_gradients)
+    gradient = times("decoder", logit_gradients, transposed=True)
     if factors is not None:
       gradient = gradient * factors
     if self.kind == "mc_dropout":
@@ -136,10 +135,10 @@ class OfEntropy:
     """[samples, batch, vocab]."""
     bias = others["decoder_bias"]
     if self.kind == "mc_dropout" and self.on == "weights":
-      table = product.weights["decoder"]
+      table = product.weights["decoder"].T
       keep = dropout_factors(x["key"], (self.samples, *table.shape), self.rate)
       return jnp.einsum("bd,kvd->kbv", rows, keep * table[None]) + bias[None, None]
-    logits = (times or product)("decoder", rows, transposed=True) + bias[None]
+    logits = (times or product)("decoder", rows) + bias[None]
     if self.kind == "ensemble":
       return jnp.moveaxis(logits.reshape(len(rows), self.samples, -1), 1, 0)
     return logits.reshape(self.samples, -1, logits.shape[-1])

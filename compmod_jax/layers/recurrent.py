@@ -7,14 +7,12 @@ r"""Long short-term memory, step by step and over whole sequences.
 Source: Hochreiter and Schmidhuber 1997; Gers et al. 2000. Gates stand in the order i, f, g, o.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
-
-from compmod_jax.layers import deferred
 
 
 class State(NamedTuple):
@@ -52,33 +50,37 @@ def reverse(
   cell: Float[Array, "batch hidden"],
   after: State,
   hidden_gradient: Float[Array, "batch hidden"],
+  cell_gradient: Float[Array, "batch hidden"] | None = None,
 ) -> tuple[Float[Array, "batch hidden"], Float[Array, "batch gates"]]:
-  """The derivative of one step, given that with respect to the hidden state it put out.
+  """The derivative of one step, given those with respect to what it put out.
 
   Args:
     found: the step's gates.
     cell: the cell state before it.
     after: the state after it.
     hidden_gradient: the derivative of anything with respect to `after.h`.
+    cell_gradient: with respect to `after.c`, by ways that do not lead through `after.h`.
 
   Returns:
-    The derivatives with respect to `after.c`, which reaches that thing through `after.h` alone, and
-    to W x + U h + b, [batch, 4 * hidden].
+    The derivatives with respect to `after.c`, by all ways, and to W x + U h + b,
+    [batch, 4 * hidden].
   """
   i, f, g, o = found
   squashed = jnp.tanh(after.c)
   dc = hidden_gradient * o * (1 - squashed * squashed)
+  dc = dc if cell_gradient is None else dc + cell_gradient
   do = hidden_gradient * squashed * o * (1 - o)
   parts = (dc * g * i * (1 - i), dc * cell * f * (1 - f), dc * i * (1 - g * g), do)
   return dc, jnp.concatenate(parts, axis=-1)
 
 
+@jax.custom_vjp
 def layer(
   inputs: Float[Array, "time batch gates"],
   recurrent: Float[Array, "hidden gates"],
   state: State,
 ) -> tuple[Float[Array, "time batch hidden"], State]:
-  """A layer over a sequence.
+  """A layer over a sequence; differentiable in reverse mode.
 
   Args:
     inputs: W x + b at every step.
@@ -89,12 +91,39 @@ def layer(
     The hidden states of all steps, and the state after the last.
   """
 
-  def step(
-    product: deferred.Product, _: None, state: State, given: jax.Array
-  ) -> tuple[State, jax.Array]:
-    state = advance(gates(given + product("recurrent", state.h)), state.c)
+  def step(state: State, given: jax.Array) -> tuple[State, jax.Array]:
+    state = advance(gates(given + state.h @ recurrent), state.c)
     return state, state.h
 
-  weights: Mapping[str, jax.Array] = {"recurrent": recurrent}
-  last, hidden = deferred.scan(step, weights, None, state, inputs)
+  last, hidden = lax.scan(step, state, inputs)
   return hidden, last
+
+
+def _forward(inputs: jax.Array, recurrent: jax.Array, state: State) -> tuple[Any, Any]:
+  def step(before: State, given: jax.Array) -> tuple[State, Any]:
+    found = gates(given + before.h @ recurrent)
+    after = advance(found, before.c)
+    return after, (found, before, after)
+
+  last, kept = lax.scan(step, state, inputs)
+  return (kept[2].h, last), (recurrent, *kept)
+
+
+def _backward(kept: Any, cotangent: tuple[jax.Array, State]) -> tuple[Any, ...]:
+  """The reverse pass; U's gradient is one product, after it."""
+  recurrent, found, before, after = kept
+
+  def step(later: State, given: Any) -> tuple[State, jax.Array]:
+    found, before, after, outer = given
+    dc, da = reverse(found, before.c, after, later.h + outer, later.c)
+    back = lax.dot_general(da, recurrent, (((1,), (1,)), ((), ())))
+    return State(back, dc * found.f), da
+
+  hidden, last = cotangent
+  first, activations = lax.scan(step, last, (found, before, after, hidden), reverse=True)
+  rows = before.h.reshape(-1, before.h.shape[-1])
+  gradient = rows.T @ activations.reshape(-1, activations.shape[-1])
+  return activations, gradient, first
+
+
+layer.defvjp(_forward, _backward)

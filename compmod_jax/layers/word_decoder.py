@@ -1,5 +1,7 @@
 """The output layer of a language model, or of several that vote: losses and probabilities."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -17,14 +19,14 @@ def logits_of(
   return rows.reshape(*hidden.shape[:2], -1) + bias[None, None]
 
 
-def _each(hidden: jax.Array, tables: jax.Array, biases: jax.Array, batch: int) -> list[jax.Array]:
-  """Logits of every decoder on every copy of the hidden state."""
+def _each(
+  hidden: jax.Array, tables: jax.Array, biases: jax.Array, batch: int
+) -> Iterator[tuple[jax.Array, jax.Array, jax.Array]]:
+  """Every decoder with every copy of the hidden state: what it reads, its weights, its biases."""
   copies = hidden.reshape(hidden.shape[0], -1, batch, hidden.shape[-1])
-  return [
-    logits_of(copies[:, copy], table, bias)
-    for table, bias in zip(tables, biases, strict=True)
-    for copy in range(copies.shape[1])
-  ]
+  for table, bias in zip(tables, biases, strict=True):
+    for copy in range(copies.shape[1]):
+      yield copies[:, copy], table, bias
 
 
 def losses(
@@ -45,13 +47,13 @@ def losses(
     separately: the mean of the decoders' own losses (in training), in place of the loss of the mean
       of all probabilities.
   """
-  found = _each(hidden, tables, biases, targets.shape[1])
-  each = jnp.stack([token_nll(logits, targets) for logits in found])
-  if len(found) == 1:
+  every = _each(hidden, tables, biases, targets.shape[1])
+  each = jnp.stack([token_nll(logits_of(*decoder), targets) for decoder in every])
+  if len(each) == 1:
     return each[0]
   if separately:
     return jnp.mean(each, axis=0)
-  return jnp.log(len(found)) - jax.nn.logsumexp(-each, axis=0)
+  return jnp.log(len(each)) - jax.nn.logsumexp(-each, axis=0)
 
 
 def log_probabilities(
@@ -61,7 +63,8 @@ def log_probabilities(
   batch: int,
 ) -> Float[Array, "time batch vocab"]:
   """Logarithm of the mean of all distributions."""
-  found = [jax.nn.log_softmax(logits) for logits in _each(hidden, tables, biases, batch)]
+  every = _each(hidden, tables, biases, batch)
+  found = [jax.nn.log_softmax(logits_of(*decoder)) for decoder in every]
   if len(found) == 1:
     return found[0]
   return jax.nn.logsumexp(jnp.stack(found), axis=0) - jnp.log(len(found))
@@ -72,35 +75,42 @@ def known_losses(
   hidden: Float[Array, "time batch dim"],
   table: Float[Array, "vocab dim"],
   bias: Float[Array, " vocab"],
+  targets: Int[Array, "time batch"],
   nll: Float[Array, "time batch"],
-  surprise: Float[Array, "time batch vocab"],
+  powers: Float[Array, "time batch vocab"],
+  total: Float[Array, "time batch 1"],
   vector: Float[Array, "time batch dim"],
 ) -> Float[Array, "time batch"]:
   r"""Losses that are known already, with the derivative that they have.
 
-  What recoding computes at every step is what the loss's derivative needs too: the surprise
-  :math:`o - e_y` and :math:`W^T (o - e_y)`. So the backward pass has one product left, for W.
+  What recoding computes at every step is what the loss's derivative needs too: probabilities and
+  :math:`W^T (o - e_y)`. So the backward pass has one product left, for W.
 
   Args:
     hidden: what the decoder read.
     table: W.
     bias: of the decoder.
+    targets: the right tokens.
     nll: negative log-likelihoods, which are returned.
-    surprise: their derivatives with respect to the logits.
-    vector: their derivatives with respect to `hidden`.
+    powers: probabilities before normalisation.
+    total: their sums.
+    vector: derivatives of the losses with respect to `hidden`.
   """
   return nll
 
 
-def _known_forward(hidden, table, bias, nll, surprise, vector):
-  return nll, (hidden, surprise, vector)
+def _known_forward(hidden, table, bias, targets, nll, powers, total, vector):
+  return nll, (hidden, targets, powers, total, vector)
 
 
 def _known_backward(kept, cotangent):
-  hidden, surprise, vector = kept
-  errors = (cotangent[..., None] * surprise).reshape(-1, surprise.shape[-1])
+  hidden, targets, powers, total, vector = kept
+  here = jnp.arange(powers.shape[-1])[None, None] == targets[..., None]
+  errors = cotangent[..., None] * (powers / total - here)
+  errors = errors.reshape(-1, errors.shape[-1])
   table = errors.T @ hidden.reshape(-1, hidden.shape[-1])
-  return cotangent[..., None] * vector, table, jnp.sum(errors, axis=0), None, None, None
+  bias = jnp.sum(errors, axis=0)
+  return cotangent[..., None] * vector, table, bias, None, None, None, None, None
 
 
 known_losses.defvjp(_known_forward, _known_backward)

@@ -28,23 +28,30 @@ class Likelihood(NamedTuple):
 
   Attributes:
     nll: negative log-likelihood of the token in nats, [batch].
-    error: probabilities less 1 at the token, [batch, vocab]: the derivative of `nll` with respect
-      to the logits.
+    powers: probabilities before normalisation, at most 1, [batch, vocab].
+    total: their sum, [batch, 1].
+    token: the token, [batch].
   """
 
   nll: jax.Array
-  error: jax.Array
+  powers: jax.Array
+  total: jax.Array
+  token: jax.Array
+
+  @property
+  def error(self) -> Float[Array, "batch vocab"]:
+    """Probabilities less 1 at the token: the derivative of `nll` with respect to the logits."""
+    here = jnp.arange(self.powers.shape[-1])[None] == self.token[:, None]
+    return self.powers / self.total - here
 
 
 def likelihood(logits: Float[Array, "batch vocab"], token: Int[Array, " batch"]) -> Likelihood:
-  """Negative log-likelihood of a token, and its derivative."""
+  """Negative log-likelihood of a token, and what its derivative is made of."""
   top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
   powers = jnp.exp(logits - top)
   total = jnp.sum(powers, axis=-1, keepdims=True)
-  here = jnp.arange(logits.shape[-1])[None] == token[:, None]
-  gold = jnp.sum(jnp.where(here, logits, 0), axis=-1)
-  nll = (top + jnp.log(total))[:, 0] - gold
-  return Likelihood(nll, powers / total - here)
+  gold = jnp.take_along_axis(logits, token[:, None], axis=-1)
+  return Likelihood((top + jnp.log(total) - gold)[:, 0], powers, total, token)
 
 
 def value(kind: Supervised, nll: Float[Array, " batch"]) -> Float[Array, " batch"]:
@@ -63,19 +70,9 @@ def slope(kind: Supervised, nll: Float[Array, " batch"]) -> Float[Array, " batch
   return (1 - nll) * jnp.exp(-nll * (1 - probability))
 
 
-def mean_log_probabilities(
-  logits: Float[Array, "samples batch vocab"],
-) -> tuple[Float[Array, "samples batch vocab"], Float[Array, "batch vocab"]]:
-  """Log-probabilities of every distribution, and of their mean."""
-  each = jax.nn.log_softmax(logits, axis=-1)
-  if len(logits) == 1:
-    return each, each[0]
-  return each, jax.nn.logsumexp(each, axis=0) - jnp.log(len(logits))
-
-
 def predictive_entropy(logits: Float[Array, "samples batch vocab"]) -> Float[Array, " batch"]:
   """Entropy in nats of the mean of several distributions (equation 4.8)."""
-  _, mean = mean_log_probabilities(logits)
+  mean = jax.nn.logsumexp(jax.nn.log_softmax(logits, axis=-1), axis=0) - jnp.log(len(logits))
   return -jnp.sum(jnp.exp(mean) * mean, axis=-1)
 
 
@@ -87,13 +84,33 @@ def predictive_entropy_error(
   .. math:: \frac{\partial \delta}{\partial z_k} = -\frac{1}{K}\, o_k \odot (\ln \bar o - o_k \cdot
      \ln \bar o)
 
+  Every element is raised to a power once: with one distribution its logits stand for the logarithm,
+  which differs from them by a constant.
+
   Source: Ulmer 2019, equation 4.10, where a weight matrix stands before it.
   """
-  each, mean = mean_log_probabilities(logits)
-  entropy = -jnp.sum(jnp.exp(mean) * mean, axis=-1)
-  probabilities = jnp.exp(each)
-  inner = jnp.sum(probabilities * mean[None], axis=-1, keepdims=True)
-  return entropy, probabilities * (inner - mean[None]) / len(logits)
+  lower = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+  powers = jnp.exp(lower)
+  total = jnp.sum(powers, axis=-1, keepdims=True)
+  if len(logits) == 1:
+    inner = _inner(powers, lower) / total
+    return (jnp.log(total) - inner)[0, :, 0], powers * ((inner - lower) / total)
+  share = 1 / (total * len(logits))
+  # Added one by one: XLA:CPU takes ten times as long to sum over a leading axis.
+  mean = sum((p * s for p, s in zip(powers[1:], share[1:], strict=True)), powers[0] * share[0])
+  # Where all have come to 0, so has the product with the logarithm.
+  log_mean = jnp.log(jnp.maximum(mean, jnp.finfo(jnp.float32).tiny))
+  inner = _inner(powers, log_mean[None]) / total
+  entropy = -_inner(mean[None], log_mean[None])[0, :, 0]
+  return entropy, powers * ((inner - log_mean[None]) * share)
+
+
+def _inner(
+  first: Float[Array, "samples batch vocab"], second: Float[Array, "#samples batch vocab"]
+) -> Float[Array, "samples batch 1"]:
+  """Inner products of distributions; as a product XLA:CPU makes them four times as fast."""
+  found = jnp.einsum("kbv,jbv->kb", first, second, precision=jax.lax.Precision.HIGHEST)
+  return found[..., None]
 
 
 def label_loss(

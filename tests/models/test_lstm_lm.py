@@ -1,6 +1,7 @@
 """The recurrent language model: recoding by closed forms, no leak, states, identity."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -41,16 +42,27 @@ def given(targets=TARGETS, active=None):
   return Given(active, labels, CLASSIFIER, jax.random.key(9))
 
 
-def fresh(model, seed=0):
+@functools.cache
+def fresh(model):
   states = model.initial_states(BATCH)
-  variables = model.init(jax.random.key(seed), TOKENS, TARGETS, states, given=given())
+  init = functools.partial(model.init, recode=False)
+  variables = jax.jit(init)(jax.random.key(0), TOKENS, TARGETS, states)
   return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(variables)["params"])
 
 
-def run(model, params, tokens=TOKENS, targets=TARGETS, rng=None, active=None, **more):
+def apply(model, params, tokens=TOKENS, targets=TARGETS, rng=None, active=None, **more):
   states = model.initial_states(len(tokens))
   more["given"] = given(targets, active)
   return model.apply({"params": params}, tokens, targets, states, rng=rng, **more)
+
+
+@functools.cache
+def compiled(model, **flags):
+  return jax.jit(functools.partial(apply, model, **flags))
+
+
+def run(model, params, tokens=TOKENS, targets=TARGETS, rng=None, active=None, **flags):
+  return compiled(model, **flags)(params, tokens, targets, rng, active)
 
 
 def losses_and_gradients(model, params):
@@ -114,9 +126,9 @@ def test_the_gradient_of_a_prediction_with_respect_to_later_input_is_exactly_zer
       return out + shift if context.method_name == "_embedded" else out
 
     with nn.intercept_methods(embedded):
-      return jnp.sum(run(model, params).hidden[:, place] ** 2)
+      return jnp.sum(apply(model, params).hidden[:, place] ** 2)
 
-  gradient = jax.grad(prediction)(jnp.zeros((TIME, BATCH, 6)))
+  gradient = jax.jit(jax.grad(prediction))(jnp.zeros((TIME, BATCH, 6)))
   assert np.any(gradient[: place + 1] != 0)
   np.testing.assert_array_equal(gradient[place + 1 :], 0)
 
@@ -129,7 +141,6 @@ def test_recoding_with_steps_of_size_zero_is_the_plain_model(signal):
   params = fresh(model)
   params = {name: value for name, value in params.items() if name != "anchor"}
   found, expected = _plain_and(model, params), _plain_and(plain, params)
-  # An unsupervised signal has no dropout on the decoder's input in training.
   for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -142,7 +153,7 @@ def _plain_and(model, params):
     out = run(model, {**params, **more})
     return jnp.mean(out.nll), out.states
 
-  return jax.value_and_grad(loss, has_aux=True)(params)
+  return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
@@ -237,7 +248,7 @@ def test_deferred_weight_gradients_are_those_of_the_plain_scan():
       last, hidden = scan(step, {"w": weight}, jnp.ones(4 * DIM), state, inputs)
       return jnp.sum(hidden * wanted) + jnp.sum(last.c**2)
 
-    return jax.value_and_grad(one, (0, 1, 2))(inputs, recurrent_weight, state)
+    return jax.jit(jax.value_and_grad(one, (0, 1, 2)))(inputs, recurrent_weight, state)
 
   found, expected = loss(deferred.scan), loss(deferred.plain)
   for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

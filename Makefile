@@ -16,7 +16,7 @@ test: $(VENV)/.test lint types
 
 # Compares with PyTorch and Hugging Face; their wheels are large, so they get a place of their own.
 test-peers: $(PEERS)/.peers
-	$(PEERS)/bin/python -m pytest -m peers tests/peers
+	$(PEERS)/bin/python -m pytest -n 2 --dist worksteal -m peers tests/peers
 
 # Minutes to an hour: repeated kills, statistics over many draws.
 test-slow: $(VENV)/.test

@@ -41,8 +41,8 @@ def public_domain() -> Experiment:
     name="masked language model with competitive heads on public domain text",
     task=MaskedLMConfig(
       data=TextDocuments(folder="$COMPMOD_DATA/lm_public_domain"),
-      tokenizer=TokenizerConfig(vocab_size=4000),
-      length=128,
+      tokenizer=TokenizerConfig(vocab_size=2000),
+      length=64,
       batch_tokens=2048,
     ),
     model=EncoderConfig(
@@ -50,14 +50,15 @@ def public_domain() -> Experiment:
       dim=128,
       heads=4,
       ffn_dim=512,
-      max_length=128,
+      max_length=64,
+      sinusoids_first=True,
       norm="pre",
       dropout=0.0,
       attention_dropout=0.0,
       compete=("encoder_self",),
     ),
     optimizer=OptimizerConfig(
-      learning_rate=2e-3, schedule="cosine", warmup_steps=400, b2=0.98, clip=1.0, weight_decay=0.01
+      learning_rate=1e-3, schedule="cosine", warmup_steps=400, b2=0.98, clip=1.0, weight_decay=0.01
     ),
     phases=(Phase(steps=10_000),),
     ema=0.99,

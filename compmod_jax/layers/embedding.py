@@ -14,6 +14,7 @@ from compmod_jax.rows import over_rows
 from compmod_jax.sharding import logical
 
 Positions = Literal["sinusoidal", "learned"]
+_STDDEV = 0.02  # of a fresh table of learned positions
 
 
 def sinusoids(length: int, dim: int) -> Float[np.ndarray, "length dim"]:
@@ -31,6 +32,13 @@ def sinusoids(length: int, dim: int) -> Float[np.ndarray, "length dim"]:
   rates = np.exp(np.arange(half) * -(math.log(10000.0) / max(half - 1, 1)))
   angles = np.arange(length)[:, None] * rates[None, :]
   return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
+def _sinusoids_as_large(
+  key: jax.Array, shape: tuple[int, int], dtype: DTypeLike = jnp.float32
+) -> jax.Array:
+  """Sinusoids whose root mean square is that of a fresh learned table."""
+  return jnp.asarray(_STDDEV * math.sqrt(2) * sinusoids(*shape), dtype)
 
 
 class Embedding(nn.Module):
@@ -78,17 +86,21 @@ class PositionTable(nn.Module):
     length: most positions.
     dim: width.
     dtype: compute type.
+    from_sinusoids: a learned table starts as sinusoids, in place of at random, as large.
   """
 
   kind: Positions
   length: int
   dim: int
   dtype: DTypeLike = jnp.float32
+  from_sinusoids: bool = False
 
   def setup(self):
     """Makes the table."""
     if self.kind == "learned":
-      init = nn.initializers.normal(stddev=0.02)
+      init = nn.initializers.normal(stddev=_STDDEV)
+      if self.from_sinusoids:
+        init = _sinusoids_as_large
       shape = (self.length, self.dim)
       self.table = self.param("table", logical(init, "position", "embed"), shape)
 

@@ -42,7 +42,9 @@ class Encoder(nn.Module):
     """Makes embeddings, layers and output head."""
     c, dtype = self.config, jnp.dtype(self.config.dtype)
     self.embedding = Embedding(self.vocab, c.dim, dtype, stddev=_STDDEV, scaled=False)
-    self.positions = PositionTable("learned", c.max_length, c.dim, dtype)
+    self.positions = PositionTable(
+      "learned", c.max_length, c.dim, dtype, from_sinusoids=c.sinusoids_first
+    )
     self.embedding_norm = layer_norm(dtype, c.norm_epsilon)
     self.encoder = [Layer(c, False, c.experts_in("encoder", i)) for i in range(c.encoder_layers)]
     if c.norm == "pre":

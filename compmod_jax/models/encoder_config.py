@@ -29,6 +29,9 @@ class EncoderConfig(StackConfig):
   """Nonlinearity of the feed-forward networks and of the output head."""
   max_length: int = 512
   """Most positions of a sequence, the start token's included."""
+  sinusoids_first: bool = False
+  """Learned positions start as sinusoids, in place of at random: a small model then finds out
+  sooner which positions are neighbours."""
   dropout: float = 0.1
   """Dropout on embedding sums and sub-layer outputs."""
   attention_dropout: float = 0.1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.errors import UserError
+from compmod_jax.layers.embedding import sinusoids
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.models.encoder import Encoder, EncoderConfig
@@ -166,3 +167,14 @@ def test_a_sequence_without_positions_for_all_its_tokens_is_refused():
 def test_what_an_encoder_cannot_have_is_refused_by_name(fields, message):
   with pytest.raises(UserError, match=message):
     dataclasses.replace(CONFIG, **fields)
+
+
+def test_learned_positions_can_start_as_sinusoids_of_the_usual_size():
+  def fresh(config):
+    params = nn.unbox(jax.jit(model(config).init)(jax.random.key(0), TOKENS))["params"]
+    return np.asarray(params["positions"]["table"])
+
+  table = fresh(dataclasses.replace(CONFIG, sinusoids_first=True))
+  np.testing.assert_allclose(table, 0.02 * np.sqrt(2) * sinusoids(*table.shape), rtol=1e-5)
+  assert np.sqrt(np.mean(table**2)) == pytest.approx(0.02)
+  assert np.std(fresh(CONFIG)) == pytest.approx(0.02, rel=0.3)

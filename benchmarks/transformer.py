@@ -66,9 +66,12 @@ class Case:
       kind = path[-1].key
       if kind in ("scale", "bias"):
         return np.full(leaf.shape, float(kind == "scale"), np.float32)
-      out_of_heads = leaf.ndim == 3  # [heads, head_dim, embed]
-      into = {"table": leaf.shape[-1]}.get(kind, math.prod(leaf.shape[: 1 + out_of_heads]))
-      return random.standard_normal(leaf.shape, np.float32) * into**-0.5
+      if kind == "table":
+        width = leaf.shape[-1]
+      else:
+        inputs = 2 if leaf.ndim == 3 else 1  # axes; out of heads [heads, head_dim, embed]
+        width = math.prod(leaf.shape[:inputs])
+      return random.standard_normal(leaf.shape, np.float32) * width**-0.5
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.losses import token_nll
+from compmod_jax.mechanisms.error_signals import surprise
 
 
 def logits_of(
@@ -105,9 +106,8 @@ def _known_forward(hidden, table, bias, targets, nll, powers, total, vector):
 
 def _known_backward(kept, cotangent):
   hidden, targets, powers, total, vector = kept
-  here = jnp.arange(powers.shape[-1])[None, None] == targets[..., None]
-  errors = cotangent[..., None] * (powers / total - here)
-  errors = errors.reshape(-1, errors.shape[-1])
+  flat = powers.reshape(-1, powers.shape[-1])
+  errors = surprise(flat, total.reshape(-1, 1), targets.reshape(-1)) * cotangent.reshape(-1, 1)
   table = errors.T @ hidden.reshape(-1, hidden.shape[-1])
   bias = jnp.sum(errors, axis=0)
   return cotangent[..., None] * vector, table, bias, None, None, None, None, None

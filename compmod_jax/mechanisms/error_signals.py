@@ -41,8 +41,15 @@ class Likelihood(NamedTuple):
   @property
   def error(self) -> Float[Array, "batch vocab"]:
     """Probabilities less 1 at the token: the derivative of `nll` with respect to the logits."""
-    here = jnp.arange(self.powers.shape[-1])[None] == self.token[:, None]
-    return self.powers / self.total - here
+    return surprise(self.powers, self.total, self.token)
+
+
+def surprise(
+  powers: Float[Array, "batch vocab"], total: Float[Array, "batch 1"], token: Int[Array, " batch"]
+) -> Float[Array, "batch vocab"]:
+  """o - e_y: probabilities, given before normalisation and with their sums, less 1 at the token."""
+  here = jnp.arange(powers.shape[-1])[None] == token[:, None]
+  return powers / total - here
 
 
 def likelihood(logits: Float[Array, "batch vocab"], token: Int[Array, " batch"]) -> Likelihood:
@@ -106,7 +113,7 @@ def predictive_entropy_error(
 
 
 def _inner(
-  first: Float[Array, "samples batch vocab"], second: Float[Array, "#samples batch vocab"]
+  first: Float[Array, "samples batch vocab"], second: Float[Array, "1 batch vocab"]
 ) -> Float[Array, "samples batch 1"]:
   """Inner products of distributions; as a product XLA:CPU makes them four times as fast."""
   found = jnp.einsum("kbv,jbv->kb", first, second, precision=jax.lax.Precision.HIGHEST)

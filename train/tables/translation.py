@@ -43,8 +43,8 @@ def translation(scale: str, variant: str = "", **model: Any) -> Experiment:
     base = dataclasses.replace(
       base,
       task=dataclasses.replace(base.task, data=GrammarData(train=30_000, test=400, shifted=200)),
-      phases=(Phase(steps=1000),),
-      evaluate_every=500,
+      phases=(Phase(steps=800),),
+      evaluate_every=400,
       evaluate_sentences=100,
     )
   # A run that its clock stops is another run on another machine.

@@ -27,7 +27,8 @@ def parts_of(subject: Subject, read: Reader) -> list[tuple[str, str, np.ndarray]
   for edge in edges.tolist():
     inside = (words >= least) & (words <= edge)
     if inside.any() and len(edges) > 1:
-      parts.append(("source words", f"{least} to {edge}", chosen[inside]))
+      name = str(edge) if least == edge else f"{least} to {edge}"
+      parts.append(("source words", name, chosen[inside]))
     least = edge + 1
   infos = [read.info(subject.split, int(number)) for number in chosen]
   for key in infos[0] if infos else ():

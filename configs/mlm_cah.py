@@ -60,7 +60,7 @@ def public_domain() -> Experiment:
     optimizer=OptimizerConfig(
       learning_rate=1e-3, schedule="cosine", warmup_steps=400, b2=0.98, clip=1.0, weight_decay=0.01
     ),
-    phases=(Phase(steps=3000),),
+    phases=(Phase(steps=2000),),
     ema=0.99,
     evaluate_every=1000,
     evaluate_sentences=20,

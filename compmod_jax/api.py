@@ -29,11 +29,14 @@ from compmod_jax import errors
 from compmod_jax.data.tokenizer import EOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.interop.model_folder import MODEL, find_model, load_model_folder
+from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.encoder import Encoder
 from compmod_jax.models.lstm_lm import LstmLM
+from compmod_jax.models.nemot import Nemot
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.serialise import from_json
 from compmod_jax.tasks.base import Status, Task, silent
+from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.filler import Filled
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.language_model import LanguageModel
@@ -64,7 +67,7 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
       `average`, `step-00001500`.
 
   Returns:
-    A `TranslationModel`, a `MaskedModel` or a `RecurrentModel`, by its task.
+    A `TranslationModel`, `MaskedModel`, `RecurrentModel` or `CausalModel`, by its task.
 
   Raises:
     UserError: there is no model, it is damaged (a tokenizer that is not the one it was saved with
@@ -89,6 +92,7 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
     Translation: TranslationModel,
     MaskedLM: MaskedModel,
     LanguageModel: RecurrentModel,
+    CausalLM: CausalModel,
   }
   return kinds[type(task)](task, jax.tree.map(jnp.asarray, params), meta, place)
 
@@ -249,18 +253,13 @@ class MaskedModel(TrainedModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentModel(TrainedModel):
-  """A trained recurrent language model.
+class ScoringModel(TrainedModel):
+  """A trained language model.
 
   model.score(["The dog sleeps ."])[0].surprisal
   """
 
-  task: LanguageModel
-
-  @property
-  def model(self) -> LstmLM:
-    """The module; see `LstmLM.__call__`."""
-    return self.task.model
+  task: LanguageModel | CausalLM
 
   @property
   def tokenizer(self) -> Tokenizer:
@@ -280,11 +279,43 @@ class RecurrentModel(TrainedModel):
     )
     return self.task.scorer(self.params, texts, status=status)
 
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentModel(ScoringModel):
+  """A trained recurrent language model."""
+
+  task: LanguageModel
+
+  @property
+  def model(self) -> LstmLM:
+    """The module; see `LstmLM.__call__`."""
+    return self.task.model
+
   def _read(
     self, texts: Sequence[str], names: tuple[str, ...] | None
   ) -> tuple[dict[str, jax.Array], list[str]]:
     """Texts as one padded batch."""
     return self.task.scorer.batch(texts), ["tokens", "targets"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalModel(ScoringModel):
+  """A trained decoder, with modulation or without."""
+
+  task: CausalLM
+
+  @property
+  def model(self) -> Nemot | DecoderLM:
+    """The module; see `Nemot.__call__`."""
+    return self.task.model
+
+  def _read(
+    self, texts: Sequence[str], names: tuple[str, ...] | None
+  ) -> tuple[dict[str, jax.Array], list[str]]:
+    """Texts as one padded batch, each behind an end token."""
+    ids = [[self.tokenizer.eos, *ids] for ids in self.task.scorer.encode(texts)]
+    tokens = self._padded("given", ids, self.tokenizer.pad)
+    return {"tokens": tokens, "index": jnp.arange(len(ids))}, ["tokens"]
 
 
 def override(config: DecodeConfig, fields: Mapping[str, Any]) -> DecodeConfig:

@@ -14,6 +14,7 @@ from compmod_jax import errors
 from compmod_jax.data import check, check_documents, export
 from compmod_jax.data.pairs import Pairs
 from compmod_jax.data.tokenizer import pair_tokenizers
+from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.language_model_config import LanguageModelConfig
 from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
 from train import cli
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
   """Checks, prints a summary and every finding, and exports if asked to."""
   args = parse(Args, argv)
   task = args.config.task
-  if isinstance(task, MaskedLMConfig | LanguageModelConfig):
+  if isinstance(task, MaskedLMConfig | LanguageModelConfig | CausalLMConfig):
     errors.check(args.export is None, "--export is for parallel text, not for documents.")
     reports = check_documents.check_splits(
       task.data.load, task.data.splits(), lambda: task.make_tokenizer(cache=args.cache), args.first

@@ -21,38 +21,55 @@ _VERSION = "compmod_jax tokens 1"
 class Blocks(Column):
   """A stream of tokens in blocks: each is the start token and the next `length - 1` of the stream.
 
-  Every token of the stream is in exactly one block; the last block may be shorter. The stream may
-  lie in a file: nothing but the blocks that are asked for is read.
+  Every token of the stream is in exactly one block, unless a new one begins every `stride` tokens;
+  the last block may be shorter. The stream may lie in a file: nothing but the blocks that are asked
+  for is read.
   """
 
-  def __init__(self, stream: np.ndarray, length: int, bos: int):
+  def __init__(self, stream: np.ndarray, length: int, start: int, stride: int | None = None):
     check(length >= 2, f"length is {length}; a start token and one more need at least 2.")
-    self._stream, self._inside, self._bos = stream, length - 1, bos
-    self._numbers = np.arange(-(-len(stream) // self._inside))
+    self._stream, self._inside, self._start = stream, length - 1, start
+    self._stride = self._inside if stride is None else stride
+    check(
+      1 <= self._stride <= self._inside,
+      f"stride is {stride}; give 1 to {self._inside} tokens, so that no token is left out.",
+    )
+    more = -(-max(len(stream) - self._inside, 0) // self._stride)
+    self._numbers = np.arange(1 + more if len(stream) else 0)
     self._measure()
 
   def _measure(self) -> None:
-    rest = len(self._stream) - self._numbers * self._inside
+    rest = len(self._stream) - self._numbers * self._stride
     self.lengths = np.minimum(rest, self._inside) + 1
 
   def take(self, numbers: np.ndarray) -> "Blocks":
     """The blocks with these numbers, in this order."""
-    some = Blocks(self._stream, self._inside + 1, self._bos)
+    some = Blocks(self._stream, self._inside + 1, self._start, self._stride)
     some._numbers = self._numbers[numbers]
     some._measure()
     return some
 
   def _one(self, number: int) -> np.ndarray:
-    start = int(self._numbers[number]) * self._inside  # raises IndexError
-    inside = self._stream[start : start + self._inside]
-    return np.concatenate([[self._bos], inside]).astype(np.int32)
+    begin = int(self._numbers[number]) * self._stride  # raises IndexError
+    inside = self._stream[begin : begin + self._inside]
+    return np.concatenate([[self._start], inside]).astype(np.int32)
 
 
-def block_examples(stream: np.ndarray, tokenizer: Tokenizer, length: int) -> Examples:
-  """The blocks of a stream, as the pipeline takes them: one column, `tokens`."""
-  blocks = Blocks(stream, length, tokenizer.bos)
+def block_examples(
+  stream: np.ndarray, length: int, *, start: int, pad: int, stride: int | None = None
+) -> Examples:
+  """The blocks of a stream, as the pipeline takes them: one column, `tokens`.
+
+  Args:
+    stream: of `token_stream`.
+    length: tokens of a block.
+    start: the token that every block begins with.
+    pad: id that fills up the last one.
+    stride: tokens after which a new block begins; all of a block, if not given.
+  """
+  blocks = Blocks(stream, length, start, stride)
   index = np.arange(len(blocks), dtype=np.int32)
-  return Examples(columns={"tokens": blocks}, index=index, pad=tokenizer.pad)
+  return Examples(columns={"tokens": blocks}, index=index, pad=pad)
 
 
 def token_stream(documents: Documents, tokenizer: Tokenizer, cache: Path | None) -> np.ndarray:

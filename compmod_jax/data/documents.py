@@ -114,9 +114,11 @@ class TextDocuments:
     """The split of a document of the training files."""
     digest = hashlib.sha256(" ".join(text.split()).encode()).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64
-    if not self.test and not self.valid and place < self.held_out:
+    if self.valid:
+      return "train"
+    if place < self.held_out and not self.test:
       return "test"
-    return "valid" if not self.valid and place < 2 * self.held_out else "train"
+    return "valid" if self.held_out <= place < 2 * self.held_out else "train"
 
   def _documents(self, path: Path) -> Iterator[tuple[str, str]]:
     """(place, text) of every document of a file."""

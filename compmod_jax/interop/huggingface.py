@@ -6,29 +6,29 @@ rows, and they add a vector for the segment, whose first row (the only segment h
 positions.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import safetensors
-import safetensors.numpy
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from compmod_jax.errors import UserError, check, check_choice
-from compmod_jax.interop.model_folder import read_tensors
+from compmod_jax.interop.hf_folder import (
+  ACTIVATIONS,
+  CONFIG,
+  THEIR_ACTIVATIONS,
+  Entry,
+  norm,
+  read_config,
+  read_entries,
+  read_weights,
+  write_folder,
+)
 from compmod_jax.models.encoder_config import EncoderConfig
 
 Kind = Literal["roberta", "bert"]
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-ACTIVATIONS = {
-  "gelu": "gelu",
-  "gelu_new": "gelu_tanh",
-  "gelu_pytorch_tanh": "gelu_tanh",
-  "relu": "relu",
-}
 _SEGMENTS: dict[Kind, int] = {"roberta": 1, "bert": 2}
 _HEAD: dict[Kind, str] = {"roberta": "lm_head", "bert": "cls.predictions"}
 _TRANSFORM = {
@@ -69,20 +69,12 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
   given, tensors = _read_config(folder), _read_weights(folder)
   kind: Kind = given["model_type"]
   pad, config = int(given.get("pad_token_id") or 0), _config(given, kind)
-  params, taken = {}, {_DECODER[kind]}
-  for entry in _entries(config, kind, pad):
-    missing = [name for name in entry.names if name not in tensors]
-    check(
-      not missing,
-      f"{folder} has no tensor {', '.join(missing)}; it is no checkpoint of a masked language"
-      " model, or one of another layout.",
-    )
-    params[entry.path] = entry.read(*(tensors[name] for name in entry.names))
-    taken.update(entry.names)
-  left = [name for name in set(tensors) - taken if not any(part in name for part in _IGNORED)]
-  check(
-    not left,
-    f"{folder} has tensors that the encoder has no place for: {', '.join(sorted(left)[:5])}.",
+  params = read_entries(
+    folder,
+    tensors,
+    _entries(config, kind, pad),
+    what="a masked language model",
+    ignored=lambda name: name == _DECODER[kind] or any(part in name for part in _IGNORED),
   )
   table, decoder = params["embedding/table"], tensors.get(_DECODER[kind])
   check(
@@ -115,18 +107,8 @@ def write_checkpoint(
     f" {config.expert_layers}; Hugging Face's {kind} is normalised after each layer (norm = post)"
     " and has no competition. Export a model without these.",
   )
-  params = flatten_dict(checkpoint.params, sep="/")
-  tensors: dict[str, np.ndarray] = {}
-  for entry in _entries(config, kind, checkpoint.pad):
-    parts = entry.write(np.asarray(params[entry.path], np.float32))
-    tensors |= dict(zip(entry.names, map(np.ascontiguousarray, parts), strict=True))
-  folder = Path(folder)
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(_theirs(checkpoint, bos, eos), indent=2) + "\n")
-    safetensors.numpy.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-  except OSError as error:
-    raise UserError(f"{folder} cannot be written: {error.strerror}. Choose another.") from error
+  entries = _entries(config, kind, checkpoint.pad)
+  write_folder(folder, _theirs(checkpoint, bos, eos), checkpoint.params, entries)
 
 
 def _skipped(kind: Kind, pad: int) -> int:
@@ -135,20 +117,7 @@ def _skipped(kind: Kind, pad: int) -> int:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-  try:
-    given = json.loads((folder / CONFIG).read_text("utf-8"))
-  except FileNotFoundError as error:
-    raise UserError(
-      f"There is no {CONFIG} in {folder}. Give the folder of a Hugging Face model."
-    ) from error
-  except (OSError, ValueError) as error:
-    raise UserError(f"{folder / CONFIG} cannot be read: {error}.") from error
-  check_choice(f"model_type in {folder / CONFIG}", str(given.get("model_type")), _HEAD)
-  for field, value in (("is_decoder", False), ("position_embedding_type", "absolute")):
-    check(
-      given.get(field, value) == value,
-      f"{folder / CONFIG} has {field} = {given.get(field)!r}; only {value!r} can be imported.",
-    )
+  given = read_config(folder, _HEAD, is_decoder=False, position_embedding_type="absolute")
   check_choice(f"hidden_act in {folder / CONFIG}", str(given.get("hidden_act")), ACTIVATIONS)
   return given
 
@@ -172,49 +141,19 @@ def _config(given: Mapping[str, Any], kind: Kind) -> EncoderConfig:
 
 
 def _read_weights(folder: Path) -> dict[str, np.ndarray]:
-  names = [WEIGHTS]
-  if (folder / INDEX).is_file():
-    names = sorted(set(json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()))
-  found: dict[str, np.ndarray] = {}
-  for name in names:
-    try:
-      found |= read_tensors((folder / name).read_bytes())
-    except FileNotFoundError as error:
-      raise UserError(
-        f"There is no {name} in {folder}. Only safetensors can be read, nothing that is unpickled:"
-        " save the model again with safe_serialization=True."
-      ) from error
-    except (safetensors.SafetensorError, KeyError) as error:
-      raise UserError(f"{folder / name} is damaged ({error}); fetch it again.") from error
   # Older checkpoints call a norm's parameters gamma and beta.
   return {
-    re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)): value.astype(np.float32)
-    for name, value in found.items()
+    re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)): value
+    for name, value in read_weights(folder).items()
   }
 
 
-class _Entry(NamedTuple):
-  """One of our parameters and the tensors of theirs that it is made of.
-
-  Attributes:
-    path: of ours, joined with "/".
-    names: of theirs.
-    read: from theirs to ours.
-    write: from ours to theirs.
-  """
-
-  path: str
-  names: tuple[str, ...]
-  read: Callable[..., np.ndarray] = lambda value: value
-  write: Callable[[np.ndarray], Sequence[np.ndarray]] = lambda value: (value,)
-
-
-def _entries(config: EncoderConfig, kind: Kind, pad: int) -> Iterator[_Entry]:
+def _entries(config: EncoderConfig, kind: Kind, pad: int) -> Iterator[Entry]:
   """All parameters of a model."""
   embeddings, skipped = f"{kind}.embeddings", _skipped(kind, pad)
   types, dim = _SEGMENTS[kind], config.dim
-  yield _Entry("embedding/table", (f"{embeddings}.word_embeddings.weight",))
-  yield _Entry(
+  yield Entry("embedding/table", (f"{embeddings}.word_embeddings.weight",))
+  yield Entry(
     "positions/table",
     (f"{embeddings}.position_embeddings.weight", f"{embeddings}.token_type_embeddings.weight"),
     lambda positions, segments: positions[skipped:] + segments[:1],
@@ -223,60 +162,54 @@ def _entries(config: EncoderConfig, kind: Kind, pad: int) -> Iterator[_Entry]:
       np.zeros((types, dim), np.float32),
     ),
   )
-  yield from _norm("embedding_norm", f"{embeddings}.LayerNorm")
+  yield from norm("embedding_norm", f"{embeddings}.LayerNorm")
   for i in range(config.encoder_layers):
     yield from _layer(f"encoder_{i}", f"{kind}.encoder.layer.{i}", config)
   head = _HEAD[kind]
   yield from _dense("head/transform", f"{head}.{_TRANSFORM[kind][0]}")
-  yield from _norm("head/norm", f"{head}.{_TRANSFORM[kind][1]}")
-  yield _Entry("head/bias", (f"{head}.bias",))
+  yield from norm("head/norm", f"{head}.{_TRANSFORM[kind][1]}")
+  yield Entry("head/bias", (f"{head}.bias",))
 
 
-def _layer(ours: str, theirs: str, config: EncoderConfig) -> Iterator[_Entry]:
+def _layer(ours: str, theirs: str, config: EncoderConfig) -> Iterator[Entry]:
   heads, size, dim = config.heads, config.dim // config.heads, config.dim
   three, attention = f"{ours}/self_attention/query_key_value", f"{theirs}.attention"
   names = [f"{attention}.self.{part}" for part in ("query", "key", "value")]
-  yield _Entry(
+  yield Entry(
     f"{three}/kernel",
     tuple(f"{name}.weight" for name in names),
     lambda *parts: np.stack([part.T.reshape(dim, heads, size) for part in parts], axis=2),
     lambda kernel: [kernel[:, :, i].reshape(dim, dim).T for i in range(3)],
   )
-  yield _Entry(
+  yield Entry(
     f"{three}/bias",
     tuple(f"{name}.bias" for name in names),
     lambda *parts: np.stack([part.reshape(heads, size) for part in parts], axis=1),
     lambda bias: [bias[:, i].reshape(dim) for i in range(3)],
   )
-  yield _Entry(
+  yield Entry(
     f"{ours}/self_attention/output/kernel",
     (f"{attention}.output.dense.weight",),
     lambda weight: weight.T.reshape(heads, size, dim),
     lambda kernel: (kernel.reshape(dim, dim).T,),
   )
-  yield _Entry(f"{ours}/self_attention/output/bias", (f"{attention}.output.dense.bias",))
-  yield from _norm(f"{ours}/self_residual/scale", f"{attention}.output.LayerNorm")
+  yield Entry(f"{ours}/self_attention/output/bias", (f"{attention}.output.dense.bias",))
+  yield from norm(f"{ours}/self_residual/scale", f"{attention}.output.LayerNorm")
   yield from _dense(f"{ours}/ffn/up", f"{theirs}.intermediate.dense")
   yield from _dense(f"{ours}/ffn/down", f"{theirs}.output.dense")
-  yield from _norm(f"{ours}/ffn_residual/scale", f"{theirs}.output.LayerNorm")
+  yield from norm(f"{ours}/ffn_residual/scale", f"{theirs}.output.LayerNorm")
 
 
-def _dense(ours: str, theirs: str) -> Iterator[_Entry]:
+def _dense(ours: str, theirs: str) -> Iterator[Entry]:
   transpose: Any = np.transpose
-  yield _Entry(f"{ours}/kernel", (f"{theirs}.weight",), transpose, lambda kernel: (kernel.T,))
-  yield _Entry(f"{ours}/bias", (f"{theirs}.bias",))
-
-
-def _norm(ours: str, theirs: str) -> Iterator[_Entry]:
-  yield _Entry(f"{ours}/scale", (f"{theirs}.weight",))
-  yield _Entry(f"{ours}/bias", (f"{theirs}.bias",))
+  yield Entry(f"{ours}/kernel", (f"{theirs}.weight",), transpose, lambda kernel: (kernel.T,))
+  yield Entry(f"{ours}/bias", (f"{theirs}.bias",))
 
 
 def _theirs(checkpoint: Checkpoint, bos: int | None, eos: int | None) -> dict[str, Any]:
   """Their configuration."""
   config, kind, pad = checkpoint.config, checkpoint.kind, checkpoint.pad
   names = {"roberta": "RobertaForMaskedLM", "bert": "BertForMaskedLM"}
-  theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
   return {
     "architectures": [names[kind]],
     "model_type": kind,
@@ -285,7 +218,7 @@ def _theirs(checkpoint: Checkpoint, bos: int | None, eos: int | None) -> dict[st
     "num_hidden_layers": config.encoder_layers,
     "num_attention_heads": config.heads,
     "intermediate_size": config.ffn_dim,
-    "hidden_act": theirs[config.activation],
+    "hidden_act": THEIR_ACTIVATIONS[config.activation],
     "hidden_dropout_prob": config.dropout,
     "attention_probs_dropout_prob": config.attention_dropout,
     "max_position_embeddings": config.max_length + _skipped(kind, pad),

@@ -37,6 +37,7 @@ def attend(
   value: Float[Array, "batch keys heads head_dim"],
   mask: Bool[Array, "#batch #heads #time #keys"] | None,
   *,
+  bias: Float[Array, "#batch #heads #time #keys"] | None = None,
   causal: bool = False,
   dropout: Callable[[jax.Array], jax.Array] | None = None,
   taps: Taps = OFF,
@@ -51,14 +52,16 @@ def attend(
     key: one row a key position.
     value: one row a key position.
     mask: true where a query may look.
+    bias: added to the logits.
     causal: also hide later positions.
     dropout: applied to the probabilities.
     taps: sites to read or change.
   """
   if dropout is None and not taps.wants("attention"):
-    return jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
+    return jax.nn.dot_product_attention(query, key, value, bias, mask, is_causal=causal)
   scores = jnp.einsum("bthd,bshd->bhts", query, key, preferred_element_type=jnp.float32)
   scores = scores / jnp.sqrt(jnp.float32(query.shape[-1]))
+  scores = scores if bias is None else scores + bias
   if causal:
     visible = jnp.tril(jnp.ones((1, 1, query.shape[1], key.shape[1]), bool))
     mask = visible if mask is None else mask & visible
@@ -138,6 +141,7 @@ class Attention(nn.Module):
     heads: number of heads.
     competition: how heads compete; `None` for plain attention.
     cross: queries come from one sequence, keys and values from another.
+    tied_key_value: keys are values, too, in self-attention.
     dropout: rate on attention probabilities.
     dtype: compute type.
   """
@@ -146,6 +150,7 @@ class Attention(nn.Module):
   heads: int
   competition: CompetitionConfig | None = None
   cross: bool = False
+  tied_key_value: bool = False
   dropout: float = 0.0
   dtype: DTypeLike = jnp.float32
 
@@ -156,7 +161,8 @@ class Attention(nn.Module):
       self.query = IntoHeads(1, self.heads, head_dim, dtype=self.dtype)
       self.key_value = IntoHeads(2, self.heads, head_dim, dtype=self.dtype)
     else:
-      self.query_key_value = IntoHeads(3, self.heads, head_dim, dtype=self.dtype)
+      projections = 2 if self.tied_key_value else 3
+      self.query_key_value = IntoHeads(projections, self.heads, head_dim, dtype=self.dtype)
     self.drop = Dropout(self.dropout)
     if self.competition is not None:
       self.router = Router(self.heads, self.competition, dtype=self.dtype)
@@ -168,6 +174,7 @@ class Attention(nn.Module):
     memory: Float[Array, "batch keys embed"] | None = None,
     *,
     mask: Bool[Array, "#batch #heads #time #keys"] | None = None,
+    bias: Float[Array, "#batch #heads #time #keys"] | None = None,
     causal: bool = False,
     deterministic: bool = True,
     taps: Taps = OFF,
@@ -178,6 +185,7 @@ class Attention(nn.Module):
       inputs: queries' activations; also keys' and values' in self-attention.
       memory: keys' and values' activations in cross attention.
       mask: true where a query may look.
+      bias: added to the logits.
       causal: hide later positions.
       deterministic: no dropout.
       taps: sites to read or change.
@@ -185,25 +193,45 @@ class Attention(nn.Module):
     if memory is not None:
       (query,), (key, value) = self.query(inputs), self.key_value(memory)
     else:
-      query, key, value = self.query_key_value(inputs)
+      query, key, value = self._project(inputs)
     drop = None
     if self.dropout > 0 and not deterministic:
       drop = functools.partial(self.drop, deterministic=False)
-    heads = attend(query, key, value, mask, causal=causal, dropout=drop, taps=taps)
+    heads = attend(query, key, value, mask, bias=bias, causal=causal, dropout=drop, taps=taps)
     own = None if self.cross else value
     return self._compete(inputs, heads, own, deterministic=deterministic, taps=taps)
+
+  def _project(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Query, key and value of self-attention."""
+    query, key, *value = self.query_key_value(inputs)
+    return query, key, value[0] if value else key
 
   def memory_cache(self, memory: Float[Array, "batch keys embed"]) -> Cache:
     """Keys and values of a memory, computed once for all steps."""
     return as_cache(*self.key_value(memory))
 
-  def empty_cache(self, batch: int, beams: int, length: int) -> Cache:
-    """Room for `length` steps of all beams, length * beams keys an example.
+  def empty_cache(self, batch: int, keys: int) -> Cache:
+    """Room for `keys` positions: those of a prompt, and `beams` for every step that follows.
 
     What a beam wrote stays where it is when beams change places; `ancestor_mask` says which of it
     belongs to whom.
     """
-    return empty_cache(batch, length * beams, self.heads, self.dim // self.heads, self.dtype)
+    return empty_cache(batch, keys, self.heads, self.dim // self.heads, self.dtype)
+
+  def prefill(
+    self,
+    inputs: Float[Array, "batch time embed"],
+    cache: Cache,
+    *,
+    mask: Bool[Array, "#batch #heads #time #keys"] | None,
+    bias: Float[Array, "#batch #heads #time #keys"] | None = None,
+    taps: Taps = OFF,
+  ) -> tuple[Float[Array, "batch time embed"], Cache]:
+    """Self-attention of a prompt, whose keys and values are the first in the cache."""
+    query, key, value = self._project(inputs)
+    cache = add_to_cache(cache, as_cache(key, value), jnp.int32(0))
+    heads = attend(query, key, value, mask, bias=bias, taps=taps)
+    return self._compete(inputs, heads, value, deterministic=True, taps=taps), cache
 
   def step_memory(
     self,
@@ -222,24 +250,26 @@ class Attention(nn.Module):
     self,
     inputs: Float[Array, "batch beams embed"],
     cache: Cache,
-    mask: Bool[Array, "batch 1 beams keys"],
-    position: Array,
+    mask: Bool[Array, "batch 1 #beams keys"],
+    start: Array,
     *,
+    bias: Float[Array, "batch heads 1 keys"] | None = None,
     taps: Taps = OFF,
   ) -> tuple[Float[Array, "batch beams embed"], Cache]:
     """One decoding step of self-attention: adds the newest position to the cache and reads it.
 
     Args:
       inputs: activations of the newest position of every beam.
-      cache: keys and values that all beams wrote at the positions so far.
+      cache: keys and values of the positions so far.
       mask: which of them each beam descends from; see `ancestor_mask`.
-      position: index of the newest position, a scalar.
+      start: where in the cache those of the first beam go, a scalar.
+      bias: added to the logits.
       taps: sites to read or change.
     """
-    query, key, value = self.query_key_value(inputs)
-    beams = inputs.shape[1]
-    cache = add_to_cache(cache, as_cache(key, value), position * beams)
-    heads = attend_cached(query, cache, mask, filled=(position + 1) * beams, taps=taps)
+    query, key, value = self._project(inputs)
+    cache = add_to_cache(cache, as_cache(key, value), start)
+    filled = start + inputs.shape[1]
+    heads = attend_cached(query, cache, mask, bias=bias, filled=filled, taps=taps)
     return self._compete(inputs, heads, value, deterministic=True, taps=taps), cache
 
   def _compete(

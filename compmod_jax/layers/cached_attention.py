@@ -75,6 +75,7 @@ def attend_cached(
   cache: Cache,
   mask: Bool[Array, "batch 1 #beams keys"],
   *,
+  bias: Float[Array, "batch heads 1 keys"] | None = None,
   filled: Array | None = None,
   taps: Taps = OFF,
 ) -> Float[Array, "batch beams heads head_dim"]:
@@ -84,32 +85,43 @@ def attend_cached(
     query: one row a beam.
     cache: keys and values; see `as_cache`.
     mask: true where a beam may look.
+    bias: added to the logits.
     filled: how many keys have been written, where not all have: what lies behind them is not read
       (a quarter of the room at a time).
     taps: sites to read or change; `attention` [batch, heads, beams, keys] are the probabilities.
   """
   key, value = cache["key"][:, 0], cache["value"][:, 0]
   if filled is None or taps.wants("attention"):
-    return _attend(query, key, value, mask, taps)
-  return _attend_first(query, key, value, mask, filled)
+    return _attend(query, key, value, mask, bias, taps)
+  return _attend_first(query, key, value, mask, bias, filled)
 
 
 @jax.jit
-def _attend_first(query: Array, key: Array, value: Array, mask: Array, filled: Array) -> Array:
+def _attend_first(
+  query: Array, key: Array, value: Array, mask: Array, bias: Array | None, filled: Array
+) -> Array:
   """Attention to the first `filled` keys, rounded up to a quarter of them all."""
 
   def to_first(keys: int) -> Callable[..., Array]:
-    return lambda query, key, value, mask: _attend(
-      query, key[..., :keys], value[..., :keys, :], mask[..., :keys], OFF
-    )
+    def attend(
+      query: Array, key: Array, value: Array, mask: Array, bias: Array | None = None
+    ) -> Array:
+      first = None if bias is None else bias[..., :keys]
+      return _attend(query, key[..., :keys], value[..., :keys, :], mask[..., :keys], first, OFF)
+
+    return attend
 
   sizes = sorted({-(-mask.shape[-1] * part // _PARTS) for part in range(1, _PARTS + 1)})
   index = sum(((filled > size).astype(jnp.int32) for size in sizes[:-1]), jnp.int32(0))
-  return lax.switch(index, [to_first(size) for size in sizes], query, key, value, mask)
+  given = (query, key, value, mask, *(() if bias is None else (bias,)))
+  return lax.switch(index, [to_first(size) for size in sizes], *given)
 
 
-def _attend(query: Array, key: Array, value: Array, mask: Array, taps: Taps) -> Array:
+def _attend(
+  query: Array, key: Array, value: Array, mask: Array, bias: Array | None, taps: Taps
+) -> Array:
   scores = _product(jnp.swapaxes(query, 1, 2), key) / jnp.sqrt(jnp.float32(query.shape[-1]))
+  scores = scores if bias is None else scores + bias
   scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
   probabilities = taps("attention", jax.nn.softmax(scores, axis=-1)).astype(value.dtype)
   return jnp.swapaxes(_product(probabilities, value), 1, 2).astype(query.dtype)

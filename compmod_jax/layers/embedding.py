@@ -106,6 +106,11 @@ class PositionTable(nn.Module):
 
   def __call__(self, start: Array | int, length: int) -> Float[Array, "1 length embed"]:
     """Vectors of `length` positions from `start`."""
-    table = self.table if self.kind == "learned" else jnp.asarray(sinusoids(self.length, self.dim))
-    rows = jax.lax.dynamic_slice_in_dim(table, start, length)
-    return rows[None].astype(self.dtype)
+    return jax.lax.dynamic_slice_in_dim(self._table(), start, length)[None].astype(self.dtype)
+
+  def at(self, places: Int[Array, "batch time"]) -> Float[Array, "batch time embed"]:
+    """Vectors of single positions."""
+    return self._table()[places].astype(self.dtype)
+
+  def _table(self) -> jax.Array:
+    return self.table if self.kind == "learned" else jnp.asarray(sinusoids(self.length, self.dim))

@@ -46,7 +46,10 @@ class Encoder(nn.Module):
       "learned", c.max_length, c.dim, dtype, from_sinusoids=c.sinusoids_first
     )
     self.embedding_norm = layer_norm(dtype, c.norm_epsilon)
-    self.encoder = [Layer(c, False, c.experts_in("encoder", i)) for i in range(c.encoder_layers)]
+    self.encoder = [
+      Layer(c, c.norm, "encoder_self", experts=c.experts_in("encoder", i))
+      for i in range(c.encoder_layers)
+    ]
     if c.norm == "pre":
       self.output_norm = layer_norm(dtype, c.norm_epsilon)
     self.drop = Dropout(c.dropout)

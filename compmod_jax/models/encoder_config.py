@@ -1,10 +1,10 @@
 """Sizes and options of the encoder for masked language modelling."""
 
 import dataclasses
-from typing import Literal
 
+from compmod_jax import errors
 from compmod_jax.layers.feedforward import Activation
-from compmod_jax.models.stack_config import StackConfig
+from compmod_jax.models.stack_config import Norm, StackConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class EncoderConfig(StackConfig):
   """Attention heads of every layer."""
   ffn_dim: int = 3072
   """Width of the feed-forward networks' hidden layer."""
-  norm: Literal["pre", "post"] = "post"
+  norm: Norm = "post"
   """Normalise before each sub-layer (and after the last layer), or after each residual sum; the
   sum of embeddings is normalised in any case."""
   activation: Activation = "gelu"
@@ -36,3 +36,19 @@ class EncoderConfig(StackConfig):
   """Dropout on embedding sums and sub-layer outputs."""
   attention_dropout: float = 0.1
   """Dropout on attention probabilities."""
+
+  def __post_init__(self):
+    errors.check(
+      self.encoder_layers >= 1,
+      f"model.encoder_layers is {self.encoder_layers}; it must be at least 1.",
+    )
+    super().__post_init__()
+    errors.check_choice("model.norm", self.norm, ("pre", "post"))
+
+  def sides(self) -> tuple[str, ...]:
+    """The encoder."""
+    return ("encoder",)
+
+  def layers(self, side: str) -> int:
+    """Layers of the encoder."""
+    return self.encoder_layers

@@ -11,31 +11,20 @@ from compmod_jax.mechanisms.drophead import DropHeadConfig
 from compmod_jax.mechanisms.router_losses import Routers
 
 C = TypeVar("C", bound="StackConfig")
-Side = Literal["encoder", "decoder"]
-Place = Literal["encoder_self", "decoder_self", "cross"]
-PLACES: tuple[Place, ...] = ("encoder_self", "decoder_self", "cross")
-
-ATTENTION: dict[Side, tuple[tuple[Place, str], ...]] = {
-  "encoder": (("encoder_self", "self"),),
-  "decoder": (("decoder_self", "self"), ("cross", "cross")),
-}
+Norm = Literal["pre", "post"]
 _EXPERTS = "/ffn/"
 
 
 @dataclasses.dataclass(frozen=True)
 class StackConfig:
-  """Sizes and options of stacks of layers, `encoder/layer_<i>` and `decoder/layer_<i>`."""
+  """Sizes and options of stacks of layers, `<stack>/layer_<i>`; a model's own says which it has."""
 
-  encoder_layers: int = 6
-  """Layers of the encoder."""
   dim: int = 512
   """Model width, a multiple of `heads`."""
   heads: int = 4
   """Attention heads of every module."""
   ffn_dim: int = 1024
   """Width of the feed-forward networks' hidden layer."""
-  norm: Literal["pre", "post"] = "post"
-  """Normalise before each sub-layer (and after the last layer), or after each residual sum."""
   norm_epsilon: float = 1e-5
   """Added to the variance where layers are normalised."""
   activation: Activation = "relu"
@@ -50,12 +39,13 @@ class StackConfig:
   """Dropout inside the feed-forward networks."""
   drophead: DropHeadConfig = DropHeadConfig()
   """Dropping of whole heads in training."""
-  compete: tuple[Place, ...] = ()
-  """Kinds of attention whose heads compete: encoder_self, and in decoders decoder_self, cross."""
+  compete: tuple[str, ...] = ()
+  """Kinds of attention whose heads compete, such as encoder_self; decoders have cross, too."""
   competition: CompetitionConfig = CompetitionConfig()
   """How heads compete where they do."""
   expert_layers: tuple[str, ...] = ()
-  """Layers with competing feed-forward networks: encoder, decoder, or one by one (encoder_2)."""
+  """Layers with competing feed-forward networks: of a whole stack, such as encoder, or one by one
+  (encoder_2)."""
   experts: ExpertsConfig = ExpertsConfig()
   """The experts where there are any."""
   dtype: Literal["float32", "bfloat16"] = "float32"
@@ -64,7 +54,7 @@ class StackConfig:
   """Recompute each layer's activations in the backward pass instead of storing them."""
 
   def __post_init__(self):
-    for field in ("encoder_layers", "dim", "heads", "ffn_dim", "max_length"):
+    for field in ("dim", "heads", "ffn_dim", "max_length"):
       value = getattr(self, field)
       errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
     errors.check(
@@ -72,7 +62,6 @@ class StackConfig:
       f"model.heads is {self.heads}, which does not divide model.dim = {self.dim}; each head is"
       " dim / heads wide. Choose a number of heads that divides the width.",
     )
-    errors.check_choice("model.norm", self.norm, ("pre", "post"))
     errors.check(
       self.norm_epsilon > 0,
       f"model.norm_epsilon is {self.norm_epsilon}; it must be positive, for example 1e-5.",
@@ -85,9 +74,8 @@ class StackConfig:
     self._check_competition()
 
   def _check_competition(self) -> None:
-    places = [place for side in self.sides() for place, _ in ATTENTION[side]]
     for place in self.compete:
-      errors.check_choice("model.compete", place, places)
+      errors.check_choice("model.compete", place, self.places())
     if self.compete:
       self.competition.kept(self.heads)
       errors.check(
@@ -101,19 +89,27 @@ class StackConfig:
     if self.expert_layers:
       self.experts.width(self.ffn_dim)
 
-  def sides(self) -> tuple[Side, ...]:
-    """The stacks that the model has."""
-    return ("encoder",)
+  def sides(self) -> tuple[str, ...]:
+    """Names of the stacks that the model has."""
+    raise NotImplementedError
 
-  def layers(self, side: Side) -> int:
-    """Layers of a stack; 0 where the model has none of that name."""
-    return self.encoder_layers if side == "encoder" else 0
+  def layers(self, side: str) -> int:
+    """Layers of a stack."""
+    raise NotImplementedError
 
-  def experts_in(self, side: Side, layer: int) -> ExpertsConfig | None:
+  def attention(self, side: str) -> tuple[tuple[str, str], ...]:
+    """Place, as `compete` has it, and name of every attention module of a stack's layers."""
+    return ((f"{side}_self", "self"),)
+
+  def places(self) -> tuple[str, ...]:
+    """What `compete` may hold."""
+    return tuple(dict.fromkeys(place for side in self.sides() for place, _ in self.attention(side)))
+
+  def experts_in(self, side: str, layer: int) -> ExpertsConfig | None:
     """The experts of a layer, `None` where it has a single feed-forward network."""
     return self.experts if {side, f"{side}_{layer}"} & set(self.expert_layers) else None
 
-  def competition_at(self, place: Place) -> CompetitionConfig | None:
+  def competition_at(self, place: str) -> CompetitionConfig | None:
     """How heads compete at a place, `None` where they do not."""
     return self.competition if place in self.compete else None
 
@@ -123,10 +119,10 @@ class StackConfig:
       f"{side}/layer_{i}/{name}"
       for side in self.sides()
       for i in range(self.layers(side))
-      for _, name in ATTENTION[side]
+      for _, name in self.attention(side)
     )
 
-  def routing_sites(self, *sides: Side) -> tuple[str, ...]:
+  def routing_sites(self, *sides: str) -> tuple[str, ...]:
     """Names of the weights [batch, time, units] of every router, of heads and of experts.
 
     Args:
@@ -137,7 +133,7 @@ class StackConfig:
       for side in sides or self.sides()
       for i in range(self.layers(side))
       for name in (
-        *(name for place, name in ATTENTION[side] if place in self.compete),
+        *(name for place, name in self.attention(side) if place in self.compete),
         *(("ffn",) if self.experts_in(side, i) else ()),
       )
     )

@@ -11,11 +11,11 @@ from compmod_jax import errors
 from compmod_jax.layers.cached_attention import ancestor_mask
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding, PositionTable
-from compmod_jax.models.transformer_config import PLACES, Place, TransformerConfig
+from compmod_jax.models.transformer_config import PLACES, TransformerConfig
 from compmod_jax.models.transformer_layer import Layer, layer_norm, run_layer
 from compmod_jax.sites import OFF, Taps
 
-__all__ = ["PLACES", "Place", "Transformer", "TransformerConfig"]
+__all__ = ["PLACES", "Transformer", "TransformerConfig"]
 
 
 class Transformer(nn.Module):
@@ -57,8 +57,14 @@ class Transformer(nn.Module):
       self.output_embedding = self.decoder_embedding
     self.encoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
     self.decoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
-    self.encoder = [Layer(c, False, c.experts_in("encoder", i)) for i in range(c.encoder_layers)]
-    self.decoder = [Layer(c, True, c.experts_in("decoder", i)) for i in range(c.decoder_layers)]
+    self.encoder = [
+      Layer(c, c.norm, "encoder_self", experts=c.experts_in("encoder", i))
+      for i in range(c.encoder_layers)
+    ]
+    self.decoder = [
+      Layer(c, c.norm, "decoder_self", cross=True, causal=True, experts=c.experts_in("decoder", i))
+      for i in range(c.decoder_layers)
+    ]
     if c.norm == "pre":
       self.encoder_norm, self.decoder_norm = (layer_norm(dtype, c.norm_epsilon) for _ in range(2))
     self.drop = Dropout(c.dropout)
@@ -149,7 +155,7 @@ class Transformer(nn.Module):
       "position": jnp.int32(0),
       "ancestry": jnp.zeros((batch, beams, length), jnp.int32),
       "memory_mask": self._visible(source),
-      "layers": [layer.empty_cache(memory, beams, length) for layer in self.decoder],
+      "layers": [layer.empty_cache(batch, length * beams, memory) for layer in self.decoder],
       "routing": {
         site: jnp.zeros((batch, beams, length, self.config.units(site)))
         for site in (self.decoder_routing_sites() if routing else ())
@@ -172,7 +178,7 @@ class Transformer(nn.Module):
     for i, layer in enumerate(self.decoder):
       scope = inner.scope(f"layer_{i}")
       own, memory_mask = cache["layers"][i], cache["memory_mask"]
-      x, own = layer.step(x, own, position, past, memory_mask, taps=scope)
+      x, own = layer.step(x, own, position * beams, past, memory_mask, taps=scope)
       layers.append(own)
     logits = self._logits(x, record)
     if routing:

@@ -5,28 +5,33 @@ from typing import Literal
 
 from compmod_jax import errors
 from compmod_jax.layers.embedding import Positions
-from compmod_jax.models.stack_config import PLACES, Place, Side, StackConfig
+from compmod_jax.models.stack_config import Norm, StackConfig
 
-__all__ = ["PLACES", "Place", "Side", "TransformerConfig"]
+PLACES = ("encoder_self", "decoder_self", "cross")
+"""Kinds of attention, as `compete` names them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(StackConfig):
   """Sizes and options of the Transformer; the defaults are the translation recipe's."""
 
+  encoder_layers: int = 6
+  """Layers of the encoder."""
   decoder_layers: int = 6
   """Layers of the decoder."""
+  norm: Norm = "post"
+  """Normalise before each sub-layer (and after the last layer), or after each residual sum."""
   positions: Positions = "sinusoidal"
   """Fixed or learned positions."""
   share_embeddings: Literal["none", "decoder", "all"] = "decoder"
   """Which embeddings are one: decoder input and output, or those and the encoder's."""
 
   def __post_init__(self):
+    for field in ("encoder_layers", "decoder_layers"):
+      value = getattr(self, field)
+      errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
     super().__post_init__()
-    errors.check(
-      self.decoder_layers >= 1,
-      f"model.decoder_layers is {self.decoder_layers}; it must be at least 1.",
-    )
+    errors.check_choice("model.norm", self.norm, ("pre", "post"))
     errors.check_choice("model.positions", self.positions, ("sinusoidal", "learned"))
     errors.check(
       self.positions == "learned" or self.dim % 2 == 0,
@@ -35,10 +40,14 @@ class TransformerConfig(StackConfig):
     )
     errors.check_choice("model.share_embeddings", self.share_embeddings, ("none", "decoder", "all"))
 
-  def sides(self) -> tuple[Side, ...]:
-    """The stacks that the model has."""
+  def sides(self) -> tuple[str, ...]:
+    """The encoder and the decoder."""
     return ("encoder", "decoder")
 
-  def layers(self, side: Side) -> int:
+  def layers(self, side: str) -> int:
     """Layers of the encoder or the decoder."""
     return self.encoder_layers if side == "encoder" else self.decoder_layers
+
+  def attention(self, side: str) -> tuple[tuple[str, str], ...]:
+    """Self-attention, and in the decoder attention to the encoder, too."""
+    return (*super().attention(side), *((("cross", "cross"),) if side == "decoder" else ()))

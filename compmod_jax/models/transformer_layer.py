@@ -12,7 +12,8 @@ from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.feedforward import FeedForward
-from compmod_jax.models.stack_config import Place, StackConfig
+from compmod_jax.mechanisms.modulation import UNGATED, Gates, attention_bias, modulate
+from compmod_jax.models.stack_config import Norm, StackConfig
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
 
@@ -79,40 +80,46 @@ def run_layer(
 
 
 class Layer(nn.Module):
-  """One layer: self-attention, attention to the encoder if it is a decoder's, feed-forward.
+  """One layer: self-attention, attention to an encoder's output if it has that, feed-forward.
 
   Sites: those of `self`, `cross` and `ffn`, and `output` [batch, time, embed].
 
   Attributes:
     config: sizes and options.
-    decoder: whether it attends to an encoder's output.
+    norm: whether sub-layers are normalised before or after.
+    place: what `config.compete` calls its self-attention.
+    cross: whether it attends to an encoder's output.
+    causal: whether self-attention hides later positions.
+    tied_key_value: whether self-attention's keys are its values, too.
     experts: its competing feed-forward networks, in place of a single one.
   """
 
   config: StackConfig
-  decoder: bool
+  norm: Norm
+  place: str
+  cross: bool = False
+  causal: bool = False
+  tied_key_value: bool = False
   experts: ExpertsConfig | None = None
 
   def setup(self):
     """Makes the sub-layers and their frames."""
     c = self.config
     dtype = jnp.dtype(c.dtype)
-
-    def attention(place: Place) -> Attention:
-      return Attention(
-        c.dim,
-        c.heads,
-        competition=c.competition_at(place),
-        cross=place == "cross",
-        dropout=c.attention_dropout,
-        dtype=dtype,
-      )
-
-    self.self_attention = attention("decoder_self" if self.decoder else "encoder_self")
-    frame = c.norm, c.dropout, dtype, c.norm_epsilon
+    sizes = {"dropout": c.attention_dropout, "dtype": dtype}
+    self.self_attention = Attention(
+      c.dim,
+      c.heads,
+      competition=c.competition_at(self.place),
+      tied_key_value=self.tied_key_value,
+      **sizes,
+    )
+    frame = self.norm, c.dropout, dtype, c.norm_epsilon
     self.self_residual = Residual(*frame)
-    if self.decoder:
-      self.cross_attention = attention("cross")
+    if self.cross:
+      self.cross_attention = Attention(
+        c.dim, c.heads, competition=c.competition_at("cross"), cross=True, **sizes
+      )
       self.cross_residual = Residual(*frame)
     if self.experts is None:
       self.ffn = FeedForward(c.dim, c.ffn_dim, c.activation, c.ffn_dropout, dtype)
@@ -124,23 +131,25 @@ class Layer(nn.Module):
   def __call__(
     self,
     x: Float[Array, "batch time embed"],
-    mask: Bool[Array, "batch 1 1 time"] | None,
+    mask: Bool[Array, "#batch 1 #time time"] | None,
     memory: Float[Array, "batch keys embed"] | None = None,
     memory_mask: Bool[Array, "batch 1 1 keys"] | None = None,
+    gates: Gates = UNGATED,
     *,
     deterministic: bool = True,
     taps: Taps = OFF,
   ) -> Float[Array, "batch time embed"]:
-    """The layer at every position; a decoder's self-attention is causal."""
+    """The layer at every position; gates say how much of what it computes passes."""
     update = self.self_attention(
       self.self_residual.before(x),
       mask=mask,
-      causal=self.decoder,
+      bias=attention_bias(gates.logits),
+      causal=self.causal,
       deterministic=deterministic,
       taps=taps.scope("self"),
     )
-    x = self.self_residual.after(x, update, deterministic)
-    if self.decoder:
+    x = self.self_residual.after(x, modulate(update, gates.attention), deterministic)
+    if self.cross:
       update = self.cross_attention(
         self.cross_residual.before(x),
         memory,
@@ -149,38 +158,70 @@ class Layer(nn.Module):
         taps=taps.scope("cross"),
       )
       x = self.cross_residual.after(x, update, deterministic)
-    return self._feed_forward(x, deterministic, taps)
+    return self._feed_forward(x, gates, deterministic, taps)
 
-  def empty_cache(self, memory: jax.Array, beams: int, length: int) -> dict[str, Any]:
-    """What decoding step by step keeps of this layer."""
-    return {
-      "self": self.self_attention.empty_cache(memory.shape[0], beams, length),
-      "cross": self.cross_attention.memory_cache(memory),
-    }
+  def empty_cache(self, batch: int, keys: int, memory: jax.Array | None = None) -> dict[str, Any]:
+    """What decoding step by step keeps of this layer; see `Attention.empty_cache`."""
+    cache = {"self": self.self_attention.empty_cache(batch, keys)}
+    return (
+      cache if memory is None else {**cache, "cross": self.cross_attention.memory_cache(memory)}
+    )
+
+  def prefill(
+    self,
+    x: Float[Array, "batch time embed"],
+    cache: dict[str, Any],
+    mask: Bool[Array, "#batch 1 #time time"] | None,
+    gates: Gates = UNGATED,
+    *,
+    taps: Taps = OFF,
+  ) -> tuple[Float[Array, "batch time embed"], dict[str, Any]]:
+    """The layer at the positions of a prompt, and the cache that holds them."""
+    update, own = self.self_attention.prefill(
+      self.self_residual.before(x),
+      cache["self"],
+      mask=mask,
+      bias=attention_bias(gates.logits),
+      taps=taps.scope("self"),
+    )
+    x = self.self_residual.after(x, modulate(update, gates.attention), True)
+    cache = {**cache, "self": own}
+    if gates.logits is not None:
+      room = own["key"].shape[-1] - x.shape[1]
+      cache["gates"] = jnp.pad(gates.logits, ((0, 0), (0, room), (0, 0)))[:, None]
+    return self._feed_forward(x, gates, True, taps), cache
 
   def step(
     self,
     x: Float[Array, "batch beams embed"],
     cache: dict[str, Any],
-    position: Array,
-    past: Bool[Array, "batch 1 beams past"],
-    memory_mask: Bool[Array, "batch 1 1 keys"],
+    start: Array,
+    past: Bool[Array, "batch 1 #beams past"],
+    memory_mask: Bool[Array, "batch 1 1 keys"] | None = None,
+    gates: Gates = UNGATED,
     *,
     taps: Taps = OFF,
   ) -> tuple[Float[Array, "batch beams embed"], dict[str, Any]]:
-    """One decoding step: the newest position of every beam."""
-    update, own = self.self_attention.step_self(
-      self.self_residual.before(x), cache["self"], past, position, taps=taps.scope("self")
+    """One decoding step: the newest position of every beam, in the cache from place `start` on."""
+    cache, bias = dict(cache), None
+    if gates.logits is not None:
+      place = (jnp.int32(0), jnp.int32(0), start, jnp.int32(0))
+      cache["gates"] = jax.lax.dynamic_update_slice(cache["gates"], gates.logits[:, None], place)
+      bias = attention_bias(cache["gates"][:, 0])
+    update, cache["self"] = self.self_attention.step_self(
+      self.self_residual.before(x), cache["self"], past, start, bias=bias, taps=taps.scope("self")
     )
-    x = self.self_residual.after(x, update, True)
-    update = self.cross_attention.step_memory(
-      self.cross_residual.before(x), cache["cross"], memory_mask, taps=taps.scope("cross")
-    )
-    x = self.cross_residual.after(x, update, True)
-    return self._feed_forward(x, True, taps), {"self": own, "cross": cache["cross"]}
+    x = self.self_residual.after(x, modulate(update, gates.attention), True)
+    if memory_mask is not None:
+      update = self.cross_attention.step_memory(
+        self.cross_residual.before(x), cache["cross"], memory_mask, taps=taps.scope("cross")
+      )
+      x = self.cross_residual.after(x, update, True)
+    return self._feed_forward(x, gates, True, taps), cache
 
-  def _feed_forward(self, x: jax.Array, deterministic: bool, taps: Taps) -> jax.Array:
+  def _feed_forward(self, x: jax.Array, gates: Gates, deterministic: bool, taps: Taps) -> jax.Array:
     update = self.ffn(
       self.ffn_residual.before(x), deterministic=deterministic, taps=taps.scope("ffn")
     )
+    update = modulate(update, gates.ffn)
     return taps("output", self.ffn_residual.after(x, update, deterministic))

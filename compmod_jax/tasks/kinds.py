@@ -1,11 +1,14 @@
 """What there is to choose from: the configurations of all tasks, and of all models."""
 
+from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm_config import LstmConfig
+from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.tasks.language_model import LanguageModelConfig
-from compmod_jax.tasks.masked_lm import MaskedLMConfig
-from compmod_jax.tasks.translation import TranslationConfig
+from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+from compmod_jax.tasks.language_model_config import LanguageModelConfig
+from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
+from compmod_jax.tasks.translation_config import TranslationConfig
 
-TaskConfig = TranslationConfig | MaskedLMConfig | LanguageModelConfig
-ModelConfig = TransformerConfig | EncoderConfig | LstmConfig
+TaskConfig = TranslationConfig | MaskedLMConfig | LanguageModelConfig | CausalLMConfig
+ModelConfig = TransformerConfig | EncoderConfig | LstmConfig | NemotConfig | DecoderConfig

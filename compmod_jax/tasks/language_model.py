@@ -216,9 +216,11 @@ class LanguageModel(OfSplits):
   def scorer(self) -> Scorer:
     """Scores texts one by one; see `Scorer`."""
 
-    def run(params: Any, batch: Batch) -> Output:
+    def run(params: Any, batch: Batch) -> dict[str, jax.Array]:
       states = self.model.initial_states(len(batch["tokens"]))
-      return self._run(params, states, batch, None, train=False, measure=True)
+      out = self._run(params, states, batch, None, train=False, measure=True)
+      some = {name: value for name, value in out.steps.items() if name != "sizes"}
+      return {"nll": out.nll, **some}
 
     return Scorer(self.tokenizer, run)
 

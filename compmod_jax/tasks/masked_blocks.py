@@ -1,81 +1,48 @@
 """Blocks of running text for masked language modelling: read, batched, masked, and shown."""
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from compmod_jax import errors
 from compmod_jax.data import pipeline
-from compmod_jax.data.blocks import block_examples, token_stream
-from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.examples import Examples
-from compmod_jax.data.parts import part_numbers
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.data.vocabulary import MASK
 from compmod_jax.mechanisms.masking import Masked, mask_tokens
 from compmod_jax.tasks.base import Batch
 from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
+from compmod_jax.tasks.text_blocks import TextBlocks
 
 
-class MaskedBlocks:
-  """The blocks of every split of a task's data.
+class MaskedBlocks(TextBlocks):
+  """Blocks of which some tokens are masked.
 
   Attributes:
     config: the task's configuration.
-    tokenizer: from text to tokens.
     ordinary: tokens that may be predicted, bool [vocab]: all but controls.
   """
+
+  config: MaskedLMConfig
 
   def __init__(self, config: MaskedLMConfig, tokenizer: Tokenizer, cache: Path | None = None):
     mask = tokenizer.mask
     if mask is None:
       raise errors.UserError("The tokenizer has no token <mask>; masked models need one.")
-    self.config, self.tokenizer, self.cache = config, tokenizer, cache
+    super().__init__(config, tokenizer, tokenizer.bos, cache)
     self.ordinary = np.ones(tokenizer.vocab_size, bool)
     self.ordinary[list(tokenizer.controls)] = False
-    self._mask, self._loaded = mask, dict[str, Examples]()
+    self._mask = mask
     self._fixed = jax.jit(
       lambda tokens, index: self.mask(jax.random.key(config.mask_seed), tokens, index)
     )
-
-  def __getitem__(self, split: str) -> Examples:
-    if split not in self._loaded:
-      errors.check_choice("split", split, self.config.data.splits())
-      stream = token_stream(self.config.data.load(split), self.tokenizer, self.cache)
-      errors.check(
-        len(stream) > 0,
-        f"The split {split!r} has no text. Check task.data with `python -m train.check_data`.",
-      )
-      self._loaded[split] = block_examples(stream, self.tokenizer, self.config.length)
-    return self._loaded[split]
-
-  @functools.cached_property
-  def batch(self) -> BatchConfig:
-    """The pipeline's configuration: one shape."""
-    return BatchConfig(tokens=self.config.batch_tokens, buckets=(self.config.length,))
 
   def mask(self, rng: jax.Array, tokens: jax.Array, index: jax.Array) -> Masked:
     """Masks of the blocks with these numbers; see `mask_tokens`."""
     return mask_tokens(
       rng, tokens, index, self.ordinary, mask=self._mask, config=self.config.masking
     )
-
-  def train_batches(
-    self, part: str, seed: int, multiple: int, process: int, processes: int
-  ) -> tuple[Any, int]:
-    """An endless iterator over batches that are not masked yet, and how many make an epoch."""
-    examples = self["train"]
-    if part != "all":
-      share = self.config.small_share
-      examples = examples.select(part_numbers(part, len(examples), small_share=share, seed=seed))
-    iterator = pipeline.train_batches(
-      examples, self.batch, seed=seed, multiple=multiple, process=process, processes=processes
-    )
-    return iterator, pipeline.batches_per_epoch(examples, self.batch, multiple)
 
   def eval_batches(self, split: str, multiple: int) -> Iterator[pipeline.Batch]:
     """Batches in which every block of a split is once, with the masks of every evaluation."""

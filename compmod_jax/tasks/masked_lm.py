@@ -18,7 +18,6 @@ from compmod_jax.tasks.base import (
   Context,
   Evaluation,
   Metrics,
-  OfSplits,
   Sharing,
   Status,
   silent,
@@ -26,7 +25,7 @@ from compmod_jax.tasks.base import (
 from compmod_jax.tasks.filler import Filler
 from compmod_jax.tasks.masked_blocks import MaskedBlocks
 from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
-from compmod_jax.tasks.text_tokenizer import FILE
+from compmod_jax.tasks.over_blocks import OverBlocks
 
 __all__ = ["MaskedLM", "MaskedLMConfig"]
 
@@ -34,7 +33,7 @@ __all__ = ["MaskedLM", "MaskedLMConfig"]
 _STREAM = 0x3A5C
 
 
-class MaskedLM(OfSplits):
+class MaskedLM(OverBlocks):
   """A masked language modelling task; see `MaskedLMConfig` and the contract in `tasks.base`.
 
   Batches hold `tokens` [rows, length] and `index`; those of evaluation also `positions`, `targets`
@@ -48,7 +47,7 @@ class MaskedLM(OfSplits):
     edits: site -> change of that activation, wherever the model runs.
   """
 
-  decode = None
+  blocks: MaskedBlocks
 
   def __init__(
     self,
@@ -71,12 +70,6 @@ class MaskedLM(OfSplits):
     """The same task with activations changed at these sites besides those of `self.edits`."""
     return MaskedLM(self.config, self.model.config, self.blocks, {**self.edits, **edits})
 
-  def decoding(self, decode: Any) -> "MaskedLM":
-    """Raises a `UserError`: a masked language model searches for nothing."""
-    raise errors.UserError(
-      "A masked language model does not search for its outputs; leave decoding options out."
-    )
-
   # Words.
 
   @property
@@ -92,11 +85,6 @@ class MaskedLM(OfSplits):
       f" ({c.describe_competition()}), {self.config.data.describe()}."
     )
 
-  def describe_batches(self) -> str:
-    """What a training batch holds, in a few words."""
-    blocks = self.config.batch_tokens // self.config.length
-    return f"batches of {blocks} blocks of {self.config.length} tokens"
-
   def describe_scores(self) -> str:
     """What loss, perplexity and accuracy are per, and what unigram means."""
     return (
@@ -105,35 +93,7 @@ class MaskedLM(OfSplits):
       " the context, the entropy of the split's own token frequencies."
     )
 
-  def resolved_config(self) -> MaskedLMConfig:
-    """The configuration; nothing in it is chosen from the training data."""
-    return self.config
-
-  def files(self) -> dict[str, bytes]:
-    """The tokenizer, serialised."""
-    return {FILE: self.tokenizer.to_bytes()}
-
   # Data.
-
-  def check_data(self) -> None:
-    """Loads every split that will be scored, and that of training.
-
-    Raises:
-      UserError: one is missing, damaged or empty.
-    """
-    for split in self.split_names():
-      self.blocks[split]
-
-  def data_notes(self) -> list[str]:
-    """How much training text there is."""
-    blocks = self.blocks["train"]
-    return [f"{blocks.tokens['tokens'] - len(blocks):,} training tokens in {len(blocks):,} blocks"]
-
-  def train_batches(
-    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
-  ) -> tuple[Any, int]:
-    """An endless iterator over training batches, and how many make an epoch."""
-    return self.blocks.train_batches(part, seed, multiple, process, processes)
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Batches in which every block of a split is once, masked as in every evaluation."""
@@ -148,10 +108,6 @@ class MaskedLM(OfSplits):
   def init(self, rng: jax.Array) -> Any:
     """Fresh parameters, boxed with the logical names of their dimensions."""
     return self.model.init(rng, jnp.full((1, 2), self.tokenizer.unk, jnp.int32))["params"]
-
-  def init_carry(self) -> tuple[()]:
-    """Nothing: an encoder has no recurrent state."""
-    return ()
 
   def forward(
     self, params: Any, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
@@ -172,21 +128,9 @@ class MaskedLM(OfSplits):
     )
     return logits
 
-  def routing_sites(self) -> list[str]:
-    """Names of the weights [batch, time, units] of every router, in the model's order."""
-    return list(self.model.routing_sites())
-
   def rows(self, site: str, batch: Batch) -> jax.Array:
     """Positions that hold real tokens: all but padding, and none of a row that is filler."""
     return (batch["tokens"] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
-
-  def start_tokens(self, site: str) -> int:
-    """One: every block begins with the start token."""
-    return 1
-
-  def objective(self) -> dict[str, float]:
-    """Cross-entropy, and the routers' losses where their coefficients are not 0."""
-    return {"cross_entropy": 1.0, **competing.objective(self.model.config)}
 
   def loss(
     self, params: Any, carry: Any, batch: Batch, context: Context

@@ -1,4 +1,4 @@
-"""How surprising every token of a text is to a recurrent language model."""
+"""How surprising every token of a text is to a language model."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,6 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizer import Tokenizer
-from compmod_jax.models.lstm_lm import Output
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 
 _SHORTEST = 8  # padded length of the shortest texts
@@ -51,18 +50,19 @@ class Scored(NamedTuple):
 
 
 class Scorer:
-  """Scores texts one by one, each from states of zeros after an end token.
+  """Scores texts one by one, each from the start, after an end token.
 
   Attributes:
     tokenizer: from text to tokens.
-    run: from parameters and a batch to the model's output, errors measured.
+    run: from parameters and a batch to what `Scored` holds of every token, each [batch, time]:
+      `nll`, and where something is recoded `error`, `error_after` and `nll_after`.
   """
 
-  def __init__(self, tokenizer: Tokenizer, run: Callable[[Any, Batch], Output]):
+  def __init__(self, tokenizer: Tokenizer, run: Callable[[Any, Batch], dict[str, jax.Array]]):
     self.tokenizer = tokenizer
     buckets = tuple(_SHORTEST << i for i in range(9))
     self._batch = BatchConfig(tokens=_TOKENS, buckets=buckets)
-    self._run = jax.jit(lambda params, batch: _values(run(params, batch)))
+    self._run = jax.jit(run)
 
   def __call__(
     self,
@@ -128,8 +128,3 @@ class Scorer:
       values.get("nll_after", empty),
       int(np.sum(tokens == self.tokenizer.unk)),
     )
-
-
-def _values(out: Output) -> dict[str, jax.Array]:
-  some = {name: value for name, value in out.steps.items() if name != "sizes"}
-  return {"nll": out.nll, **some}

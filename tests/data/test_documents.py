@@ -178,6 +178,24 @@ def test_every_token_is_in_exactly_one_block_behind_a_start_token(tokenizer):
     blocks[4]
 
 
+@pytest.mark.parametrize(("count", "stride"), [(13, 1), (13, 2), (13, 4), (12, 4), (4, 3), (2, 1)])
+def test_windows_begin_every_stride_and_reach_the_end(count, stride):
+  stream = np.arange(10, 10 + count)
+  blocks = Blocks(stream, 5, 1, stride)
+  for number, block in enumerate(blocks):
+    assert block.tolist() == [
+      1,
+      *range(10 + number * stride, min(14 + number * stride, 10 + count)),
+    ]
+  # Each has news, and together they tell all.
+  ends = [block[-1] for block in blocks]
+  assert sorted(set(ends)) == ends
+  assert ends[-1] == stream[-1]
+  assert [len(block) for block in blocks] == blocks.lengths.tolist()
+  with pytest.raises(UserError, match="1 to 4"):
+    Blocks(stream, 5, 1, 5)
+
+
 def test_a_cached_stream_is_the_same_and_is_read_from_its_file(tokenizer, tmp_path):
   texts = ("a b c", "d e f")
   plain = token_stream(documents(*texts), tokenizer, None)
@@ -197,7 +215,7 @@ def test_a_cached_stream_is_the_same_and_is_read_from_its_file(tokenizer, tmp_pa
 
 def test_the_order_of_blocks_is_seeded_resumable_and_the_same_for_any_processes(tokenizer):
   stream = token_stream(documents(*["a b c d e f"] * 40), tokenizer, None)
-  examples = block_examples(stream, tokenizer, 8)
+  examples = block_examples(stream, 8, start=tokenizer.bos, pad=tokenizer.pad)
   config = BatchConfig(tokens=32, buckets=(8,))
 
   def read(count, *, seed=0, state=None, **processes):

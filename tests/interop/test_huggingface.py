@@ -13,7 +13,8 @@ import pytest
 import safetensors.numpy
 
 from compmod_jax.errors import UserError
-from compmod_jax.interop.huggingface import CONFIG, INDEX, WEIGHTS, Checkpoint
+from compmod_jax.interop.hf_folder import CONFIG, INDEX, WEIGHTS
+from compmod_jax.interop.huggingface import Checkpoint
 from compmod_jax.interop.huggingface import read_checkpoint as read
 from compmod_jax.interop.huggingface import write_checkpoint as write
 from compmod_jax.models.encoder import Encoder, EncoderConfig

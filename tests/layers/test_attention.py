@@ -245,9 +245,9 @@ def test_self_attention_step_by_step_equals_all_at_once(competition):
   @jax.jit
   def step(inputs, cache, position):
     mask = ancestor_mask(ancestry, position)
-    return attention.apply(p, inputs, cache, mask, position, method="step_self")
+    return attention.apply(p, inputs, cache, mask, 2 * position, method="step_self")
 
-  cache = attention.bind(p).empty_cache(BATCH, 2, TIME + 3)
+  cache = attention.bind(p).empty_cache(BATCH, 2 * (TIME + 3))
   other = np.asarray(numbers(TIME, BATCH, DIM, seed=9))
   for t in range(TIME):
     beams = jnp.asarray(np.stack([np.asarray(INPUTS)[:, t], other[t]], axis=1))

@@ -9,7 +9,7 @@ from compmod_jax.analysis.grid import Column
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.errors import check, check_choice
 from compmod_jax.mechanisms.drophead import DropHeadConfig
-from compmod_jax.models.transformer import Place, TransformerConfig
+from compmod_jax.models.transformer import TransformerConfig
 from train.experiment import Experiment, Phase, load_config
 from train.tables.spec import Row, Spec, with_model
 from train.ways import WAYS
@@ -84,7 +84,7 @@ def _spec(
 
 # Kolios 2023, chapter 5: places in the order encoder self, decoder self, encoder-decoder.
 
-PLACES: dict[str, tuple[Place, ...]] = {
+PLACES: dict[str, tuple[str, ...]] = {
   "none": (),
   "enc": ("encoder_self",),
   "dec": ("decoder_self",),

@@ -1,0 +1,155 @@
+"""Hugging Face's model folders: configuration, tensors, and which of theirs are which of ours."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax.traverse_util import flatten_dict
+
+from compmod_jax.errors import UserError, check, check_choice
+from compmod_jax.interop.model_folder import read_tensors
+
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+ACTIVATIONS = {
+  "gelu": "gelu",
+  "gelu_new": "gelu_tanh",
+  "gelu_pytorch_tanh": "gelu_tanh",
+  "relu": "relu",
+}
+"""Their names of nonlinearities -> ours."""
+THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+"""Ours -> theirs."""
+
+
+class Entry(NamedTuple):
+  """One of our parameters and the tensors of theirs that it is made of.
+
+  Attributes:
+    path: of ours, joined with "/".
+    names: of theirs.
+    read: from theirs to ours.
+    write: from ours to theirs.
+  """
+
+  path: str
+  names: tuple[str, ...]
+  read: Callable[..., np.ndarray] = lambda value: value
+  write: Callable[[np.ndarray], Sequence[np.ndarray]] = lambda value: (value,)
+
+
+def norm(ours: str, theirs: str) -> Iterator[Entry]:
+  """The two parameters of a layer normalisation."""
+  yield Entry(f"{ours}/scale", (f"{theirs}.weight",))
+  yield Entry(f"{ours}/bias", (f"{theirs}.bias",))
+
+
+def read_config(folder: Path, kinds: Iterable[str], **fixed: Any) -> dict[str, Any]:
+  """Their configuration.
+
+  Args:
+    folder: theirs.
+    kinds: values of `model_type` that can be imported.
+    **fixed: fields and the only value that can be imported, which is theirs by default.
+
+  Raises:
+    UserError: it is missing or damaged, or says what cannot be imported.
+  """
+  path = folder / CONFIG
+  try:
+    given = json.loads(path.read_text("utf-8"))
+  except FileNotFoundError as error:
+    raise UserError(
+      f"There is no {CONFIG} in {folder}. Give the folder of a Hugging Face model."
+    ) from error
+  except (OSError, ValueError) as error:
+    raise UserError(f"{path} cannot be read: {error}.") from error
+  check_choice(f"model_type in {path}", str(given.get("model_type")), kinds)
+  for field, value in fixed.items():
+    check(
+      given.get(field, value) == value,
+      f"{path} has {field} = {given.get(field)!r}; only {value!r} can be imported.",
+    )
+  return given
+
+
+def read_weights(folder: Path) -> dict[str, np.ndarray]:
+  """All tensors of a folder, float32.
+
+  Raises:
+    UserError: a file is missing or damaged.
+  """
+  names = [WEIGHTS]
+  if (folder / INDEX).is_file():
+    names = sorted(set(json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()))
+  found: dict[str, np.ndarray] = {}
+  for name in names:
+    try:
+      found |= read_tensors((folder / name).read_bytes())
+    except FileNotFoundError as error:
+      raise UserError(
+        f"There is no {name} in {folder}. Only safetensors can be read, nothing that is unpickled:"
+        " save the model again with safe_serialization=True."
+      ) from error
+    except (safetensors.SafetensorError, KeyError) as error:
+      raise UserError(f"{folder / name} is damaged ({error}); fetch it again.") from error
+  return {name: value.astype(np.float32) for name, value in found.items()}
+
+
+def read_entries(
+  folder: Path,
+  tensors: Mapping[str, np.ndarray],
+  entries: Iterable[Entry],
+  *,
+  what: str,
+  ignored: Callable[[str], bool],
+) -> dict[str, np.ndarray]:
+  """Path -> our parameter.
+
+  Args:
+    folder: theirs, for messages.
+    tensors: of theirs.
+    entries: all parameters of ours.
+    what: theirs should be a checkpoint of this.
+    ignored: whether a tensor of theirs says nothing that we keep.
+
+  Raises:
+    UserError: tensors are missing, or some have no place.
+  """
+  params, taken = {}, set[str]()
+  for entry in entries:
+    missing = [name for name in entry.names if name not in tensors]
+    check(
+      not missing,
+      f"{folder} has no tensor {', '.join(missing)}; it is no checkpoint of {what}, or one of"
+      " another layout.",
+    )
+    params[entry.path] = entry.read(*(tensors[name] for name in entry.names))
+    taken.update(entry.names)
+  left = sorted(name for name in set(tensors) - taken if not ignored(name))
+  check(not left, f"{folder} has tensors that the model has no place for: {', '.join(left[:5])}.")
+  return params
+
+
+def write_folder(
+  folder: str | Path, config: Mapping[str, Any], params: Any, entries: Iterable[Entry]
+) -> None:
+  """Writes a folder that `transformers` opens.
+
+  Raises:
+    UserError: the folder cannot be written.
+  """
+  flat, tensors = flatten_dict(params, sep="/"), dict[str, np.ndarray]()
+  for entry in entries:
+    parts = entry.write(np.asarray(flat[entry.path], np.float32))
+    tensors |= dict(zip(entry.names, map(np.ascontiguousarray, parts), strict=True))
+  folder = Path(folder)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    safetensors.numpy.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+  except OSError as error:
+    raise UserError(f"{folder} cannot be written: {error.strerror}. Choose another.") from error

@@ -1,0 +1,178 @@
+"""A decoder of equal layers, shaped as GPT-2: what modulated models are compared with."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from compmod_jax import errors
+from compmod_jax.layers.dropout import Dropout
+from compmod_jax.layers.embedding import Embedding, Positions, PositionTable
+from compmod_jax.layers.feedforward import Activation
+from compmod_jax.models.runs import Newest, Prompt, Run, Whole, advance, empty_cache
+from compmod_jax.models.stack import Stack
+from compmod_jax.models.stack_config import StackConfig
+from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
+from compmod_jax.models.transformer_layer import layer_norm
+from compmod_jax.rows import over_rows
+from compmod_jax.sharding import logical
+from compmod_jax.sites import OFF, Taps
+
+DECODER = "decoder"
+_STDDEV = 0.02  # of fresh embeddings
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig(StackConfig):
+  """Sizes and options of a decoder; the defaults are those of GPT-2 Small.
+
+  Source: Radford et al. 2019, table 2.
+  """
+
+  decoder_layers: int = 12
+  """Layers, normalised before."""
+  tied: bool = True
+  """The output layer is the embeddings', without a bias; else it has weights of its own."""
+  positions: Positions = "learned"
+  """Fixed or learned positions."""
+  scale_embeddings: bool = False
+  """Token vectors have standard deviation 1/sqrt(dim) at first and are multiplied by sqrt(dim);
+  else they have 0.02 and are not."""
+  dim: int = 768
+  """Model width, a multiple of `heads`."""
+  heads: int = 12
+  """Attention heads of every layer."""
+  ffn_dim: int = 3072
+  """Width of the feed-forward networks' hidden layer."""
+  activation: Activation = "gelu_tanh"
+  """Nonlinearity of the feed-forward networks."""
+  max_length: int = 1024
+  """Most tokens of a text."""
+  dropout: float = 0.1
+  """Dropout on embedding sums and sub-layer outputs."""
+
+  def __post_init__(self):
+    errors.check(
+      self.decoder_layers >= 1,
+      f"model.decoder_layers is {self.decoder_layers}; it must be at least 1.",
+    )
+    super().__post_init__()
+    errors.check_choice("model.positions", self.positions, ("sinusoidal", "learned"))
+    errors.check(
+      self.positions == "learned" or self.dim % 2 == 0,
+      f"model.dim is {self.dim}; sinusoidal positions need an even width. Use an even width or"
+      " positions = learned.",
+    )
+
+  def sides(self) -> tuple[str, ...]:
+    """The decoder."""
+    return (DECODER,)
+
+  def layers(self, side: str) -> int:
+    """Layers of the decoder."""
+    return self.decoder_layers
+
+  def describe(self) -> str:
+    """Sizes and competition, in a few words."""
+    return (
+      f"{self.decoder_layers} layers of width {self.dim} and {self.heads} heads"
+      f" ({self.describe_competition()})"
+    )
+
+
+class DecoderLM(nn.Module):
+  """GPT-2's decoder, with competition in any layer.
+
+  Takes texts as `Nemot` does; auxiliary tokens and tasks mean nothing to it.
+
+  Sites: `decoder/layer_<i>/...` (see `Layer` and `Attention`), `decoder/output` and `logits`.
+
+  Attributes:
+    config: sizes and options.
+    vocab: number of tokens.
+    pad: the token that marks padding.
+  """
+
+  config: DecoderConfig
+  vocab: int
+  pad: int = 0
+
+  def setup(self):
+    """Makes embeddings, layers and head."""
+    c, dtype = self.config, jnp.dtype(self.config.dtype)
+    plain = None if c.scale_embeddings else _STDDEV
+    self.embedding = Embedding(self.vocab, c.dim, dtype, stddev=plain, scaled=c.scale_embeddings)
+    self.positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
+    self.drop = Dropout(c.dropout)
+    self.decoder = Stack(c, DECODER, "pre")
+    self.output_norm = layer_norm(dtype, c.norm_epsilon)
+    if not c.tied:
+      init = logical(nn.initializers.xavier_uniform(), "embed", "vocab")
+      self.head = nn.Dense(self.vocab, dtype=dtype, kernel_init=init)
+
+  def __call__(
+    self,
+    text: Text,
+    blocks: Blocks = (),
+    *,
+    causal: bool = True,
+    vanilla_logits: bool = False,
+    deterministic: bool = True,
+    taps: Taps = OFF,
+  ) -> TextOutput:
+    """Logits at every position; see `Nemot`.
+
+    Args:
+      text: the batch.
+      blocks: of no importance, and may be left out.
+      causal: decoder mode; else every token sees the whole text.
+      vanilla_logits: of no importance: there is one head.
+      deterministic: no dropout.
+      taps: sites to read or change.
+
+    Raises:
+      UserError: texts that are too long.
+    """
+    check_text(text, blocks or [("", len(text.tokens))], longest=self.config.max_length)
+    run = Whole(text.tokens != self.pad, causal, text.segments, deterministic)
+    x = self.drop(embed(text, self.embedding, self.positions), deterministic=deterministic)
+    return TextOutput(taps("logits", self._logits(run, x, taps)))
+
+  def prefill(
+    self, text: Text, task: str = "", *, beams: int, length: int, taps: Taps = OFF
+  ) -> dict[str, Any]:
+    """The cache with which decoding after prompts starts; see `Nemot.prefill`."""
+    longest = self.config.max_length
+    check_text(text, [(task, len(text.tokens))], longest=longest, steps=length)
+    real = text.tokens != self.pad
+    cache = empty_cache(real, [(self.decoder, 0)], beams=beams, length=length)
+    x = embed(text, self.embedding, self.positions)
+    Prompt(real, cache)(self.decoder, x, taps=taps.scope(DECODER))
+    return cache
+
+  def step(
+    self,
+    cache: dict[str, Any],
+    tokens: Int[Array, "batch beams"],
+    task: str = "",
+    *,
+    taps: Taps = OFF,
+  ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
+    """Logits after one more token of every beam, and the cache that includes it."""
+    cache = advance(cache, tokens)
+    x = self.embedding(tokens) + self.positions.at(cache["lengths"] + cache["position"])
+    logits = taps("logits", self._logits(Newest(cache), x, taps))
+    return logits, {**cache, "position": cache["position"] + 1}
+
+  def routing_sites(self) -> tuple[str, ...]:
+    """Names of the weights [batch, time, units] of every router, of heads and of experts."""
+    return self.config.routing_sites()
+
+  def _logits(self, run: Run, x: Array, taps: Taps) -> Float[Array, "batch positions vocab"]:
+    inner = taps.scope(DECODER)
+    x = inner("output", self.output_norm(run(self.decoder, x, taps=inner)))
+    if self.config.tied:
+      return self.embedding.logits(x)
+    return over_rows(self.head, x).astype(jnp.float32)

@@ -1,0 +1,150 @@
+"""Three ways to run a stack of layers: on whole texts, on a prompt, and on the newest position.
+
+A model writes its computation once, as a function of the way; each way keeps masks and cache.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from compmod_jax.layers.cached_attention import ancestor_mask
+from compmod_jax.mechanisms.modulation import Gates
+from compmod_jax.models.stack import Stack, visible
+from compmod_jax.sites import Taps
+
+Cache = dict[str, Any]
+
+
+@runtime_checkable
+class Run(Protocol):
+  """Runs layers `start` to `stop` - 1 of a stack on a stream.
+
+  `before` says how many auxiliary positions the stack has in front of the text, and `rows` which
+  rows of the batch the stream holds.
+  """
+
+  def __call__(
+    self,
+    stack: Stack,
+    x: Float[Array, "rows positions embed"],
+    *,
+    before: int = 0,
+    rows: slice = slice(None),
+    start: int = 0,
+    stop: int | None = None,
+    gates: Mapping[int, Gates] | None = None,
+    taps: Taps,
+  ) -> Float[Array, "rows positions embed"]:
+    """The stream after these layers."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+  """Whole texts.
+
+  Attributes:
+    real: true where there is a token.
+    causal: hide later positions.
+    segments: number of the document of every token.
+    deterministic: no dropout.
+    masks: number of auxiliary positions -> mask, once it was needed.
+  """
+
+  real: Bool[Array, "batch time"]
+  causal: bool
+  segments: Int[Array, "batch time"] | None
+  deterministic: bool
+  masks: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
+
+  def __call__(
+    self, stack: Stack, x: jax.Array, *, before: int = 0, rows: slice = slice(None), **options: Any
+  ) -> jax.Array:
+    """The stream after the layers."""
+    if before not in self.masks:
+      self.masks[before] = visible(
+        self.real, causal=self.causal, before=before, segments=self.segments
+      )
+    return stack(x, self.masks[before][rows], deterministic=self.deterministic, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """Prompts, in decoder mode; their keys and values go into the cache.
+
+  Attributes:
+    real: true where there is a token.
+    cache: of `empty_cache`; its sets are replaced as they run.
+  """
+
+  real: Bool[Array, "batch time"]
+  cache: Cache
+
+  def __call__(
+    self, stack: Stack, x: jax.Array, *, before: int = 0, rows: slice = slice(None), **options: Any
+  ) -> jax.Array:
+    """The stream after the layers."""
+    sets, mask = self.cache["sets"], visible(self.real, causal=True, before=before)
+    x, sets[stack.side] = stack.prefill(x, sets[stack.side], mask, **options)
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Newest:
+  """The newest position of every beam.
+
+  Attributes:
+    cache: of prompt and steps so far, with the ancestry of this step; its sets are replaced.
+  """
+
+  cache: Cache
+
+  def __call__(
+    self, stack: Stack, x: jax.Array, *, before: int = 0, rows: slice = slice(None), **options: Any
+  ) -> jax.Array:
+    """The stream after the layers."""
+    cache, beams = self.cache, x.shape[1]
+    seen = jnp.pad(cache["prompt"], ((0, 0), (0, 0), (0, 0), (before, 0)), constant_values=True)
+    own = ancestor_mask(cache["ancestry"], cache["position"])
+    seen = jnp.broadcast_to(seen, (*own.shape[:3], seen.shape[-1]))
+    place = jnp.int32(seen.shape[-1]) + cache["position"] * beams
+    sets, past = cache["sets"], jnp.concatenate([seen, own], axis=-1)
+    x, sets[stack.side] = stack.step(x, sets[stack.side], place, past, **options)
+    return x
+
+
+def empty_cache(
+  real: Bool[Array, "batch time"], stacks: Sequence[tuple[Stack, int]], *, beams: int, length: int
+) -> Cache:
+  """The cache before a prompt: leaves [batch, beams or 1, ...] and a position.
+
+  Args:
+    real: true where the prompt has a token.
+    stacks: every stack that runs, and how many auxiliary positions it has in front of the text.
+    beams: hypotheses an example.
+    length: most steps after the prompt.
+  """
+  batch, time = real.shape
+  return {
+    "position": jnp.int32(0),
+    "ancestry": jnp.zeros((batch, beams, length), jnp.int32),
+    "prompt": real[:, None, None, :],
+    "lengths": jnp.sum(real, axis=1, dtype=jnp.int32)[:, None],
+    "sets": {
+      stack.side: stack.empty_cache(batch, before + time + length * beams)
+      for stack, before in stacks
+    },
+  }
+
+
+def advance(cache: Cache, tokens: Int[Array, "batch beams"]) -> Cache:
+  """The cache at a new step, in which every beam has written its own newest position."""
+  batch, beams = tokens.shape
+  mine = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
+  place = (0, 0, cache["position"])
+  ancestry = jax.lax.dynamic_update_slice(cache["ancestry"], mine, place)
+  return {**cache, "ancestry": ancestry, "sets": dict(cache["sets"])}

@@ -1,0 +1,90 @@
+"""What language models over whole texts are given and put out."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from compmod_jax import errors
+from compmod_jax.layers.embedding import Embedding, PositionTable
+
+Blocks = Sequence[tuple[str, int]]
+"""(task, rows) of a batch in its order: every row belongs to one task."""
+
+
+class Text(NamedTuple):
+  """A batch of texts.
+
+  Attributes:
+    tokens: padded at the end.
+    auxiliary: ids of the auxiliary tokens, which say mode and task; none for models without.
+    segments: number of the document of every token, where several are packed into a row; positions
+      count from the start of each.
+    options: true at positions of answer options.
+    tags: number of the part of speech of every token, -1 for none.
+  """
+
+  tokens: Int[Array, "batch time"]
+  auxiliary: Int[Array, "batch auxiliary"] | None = None
+  segments: Int[Array, "batch time"] | None = None
+  options: Bool[Array, "batch time"] | None = None
+  tags: Int[Array, "batch time"] | None = None
+
+
+class TextOutput(NamedTuple):
+  """What a model puts out at every position.
+
+  Attributes:
+    logits: of the token that follows (decoder mode) or belongs there (encoder mode).
+    vanilla: the same from the vanilla set's own head, where it was asked for.
+  """
+
+  logits: Float[Array, "batch time vocab"]
+  vanilla: Float[Array, "batch time vocab"] | None = None
+
+
+def check_text(text: Text, blocks: Blocks, *, longest: int, steps: int = 0) -> None:
+  """Raises a `UserError` if blocks do not make up the batch, or a text is too long.
+
+  Args:
+    text: the batch.
+    blocks: its tasks.
+    longest: most positions.
+    steps: tokens that are going to follow.
+  """
+  batch, time = text.tokens.shape
+  total = sum(count for _, count in blocks)
+  errors.check(
+    total == batch,
+    f"The blocks {list(blocks)} have {total} rows, but the batch has {batch}; every row belongs to"
+    " one task.",
+  )
+  errors.check(
+    time + steps <= longest,
+    f"A text has {time + steps} tokens, but the model has positions for {longest}; shorten it or"
+    " raise model.max_length.",
+  )
+
+
+def embed(
+  text: Text, embedding: Embedding, positions: PositionTable
+) -> Float[Array, "batch time embed"]:
+  """Token vectors and those of their positions, each document's own.
+
+  Source: Knowles 2022, equation 3.1.
+  """
+  x = embedding(text.tokens)
+  if text.segments is None:
+    return x + positions(0, text.tokens.shape[1])
+  return x + positions.at(_places(text.segments))
+
+
+def _places(segments: Int[Array, "batch time"]) -> Int[Array, "batch time"]:
+  """The position of every token within its document, from 0."""
+  numbers = jnp.broadcast_to(jnp.arange(segments.shape[1])[None], segments.shape)
+  first = jnp.concatenate(
+    [jnp.ones_like(segments[:, :1], bool), segments[:, 1:] != segments[:, :-1]], axis=1
+  )
+  return numbers - jax.lax.cummax(jnp.where(first, numbers, 0), axis=1)

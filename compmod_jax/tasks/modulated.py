@@ -1,0 +1,90 @@
+"""What modulation brings to tasks: models that read whole texts, and the health of gates."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from compmod_jax import errors
+from compmod_jax.mechanisms.modulation import health
+from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
+from compmod_jax.models.nemot import Nemot, NemotConfig
+from compmod_jax.models.stack_config import StackConfig
+from compmod_jax.models.text import Text
+from compmod_jax.sites import Taps
+from compmod_jax.tasks import competing
+from compmod_jax.tasks.base import Context, Metrics
+
+GATE = "gate"
+
+
+def build(config: NemotConfig | DecoderConfig, vocab: int, pad: int) -> Nemot | DecoderLM:
+  """The module of a configuration."""
+  return (Nemot if isinstance(config, NemotConfig) else DecoderLM)(config, vocab, pad)  # pyright: ignore[reportArgumentType]
+
+
+def gated(config: Any) -> bool:
+  """Whether a model has a gate."""
+  return isinstance(config, NemotConfig) and config.gate == "on"
+
+
+def loss_taps(config: NemotConfig | DecoderConfig, context: Context) -> Taps:
+  """What the model is run with in a loss: what `competing.loss_taps` says, and the gate."""
+  taps = competing.loss_taps(config, context)
+  return taps.also([GATE]) if gated(config) else taps
+
+
+def gate_health(
+  config: NemotConfig | DecoderConfig, taps: Taps, rows: Callable[[str], jax.Array]
+) -> Metrics:
+  """Mean and saturation of the gate over a batch; nothing where there is none."""
+  if not gated(config):
+    return {}
+  found = health(jax.lax.stop_gradient(taps.captured[GATE]), rows(GATE))
+  return {f"gate/{name}": value for name, value in found.items()}
+
+
+def parameters(config: NemotConfig | DecoderConfig, vocab: int) -> int:
+  """How many parameters a model has, the vanilla set's own head left out."""
+  model = build(config, vocab, 0)
+  tasks = config.tasks if isinstance(config, NemotConfig) else ("",)
+  before = config.before if isinstance(config, NemotConfig) else 1
+  text = Text(jnp.ones((len(tasks), 2), jnp.int32), jnp.zeros((len(tasks), before), jnp.int32))
+  blocks = [(task, 1) for task in tasks]
+  shapes = jax.eval_shape(lambda key: model.init(key, text, blocks), jax.random.key(0))
+  return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def matching_decoder(config: NemotConfig, vocab: int) -> DecoderConfig:
+  """A decoder of the same width whose parameters match those of a modulated model.
+
+  Its output layer is its own, as the modulated model's is. Layers are added as long as there are
+  too few parameters; then the feed-forward networks' width makes up for the rest.
+
+  Raises:
+    UserError: the two differ by more than 2 %.
+  """
+  wanted = parameters(config, vocab)
+  shared = {field.name for field in dataclasses.fields(StackConfig)} - {"compete", "expert_layers"}
+  found = DecoderConfig(
+    **{name: getattr(config, name) for name in shared},
+    decoder_layers=1,
+    tied=False,
+    positions=config.positions,
+    scale_embeddings=config.scale_embeddings,
+  )
+  one = parameters(found, vocab)
+  layer = parameters(dataclasses.replace(found, decoder_layers=2), vocab) - one
+  layers = max(1, round(1 + (wanted - one) / layer))
+  # Every unit of a feed-forward network has a row, a column and a bias.
+  units = round((wanted - one - (layers - 1) * layer) / (layers * (2 * config.dim + 1)))
+  found = dataclasses.replace(found, decoder_layers=layers, ffn_dim=max(1, config.ffn_dim + units))
+  have = parameters(found, vocab)
+  errors.check(
+    abs(have - wanted) <= 0.02 * wanted,
+    f"No decoder of width {config.dim} has about {wanted:,} parameters; the nearest has {have:,}."
+    " Choose another width.",
+  )
+  return found

@@ -1,0 +1,112 @@
+"""Language modelling with a Neuromodulated Transformer (Knowles 2022, section 3.2).
+
+Run:      python -m train.main --config configs/nemot_pretrain.py --workdir runs/nemot_pretrain
+Variants: (none)  small where COMPMOD_DATA is set, else grammar
+          small   $COMPMOD_DATA/lm_public_domain and c4_sample: half an hour on 2 CPU cores
+          grammar English sentences of the project's own grammar: needs no data, 5 minutes
+          paper   the thesis's model (12 + 12 + 3 layers) and recipe, your files of C4 (many GPUs)
+Baseline: NAME-decoder: a decoder shaped as GPT-2 with as many parameters;
+          --config.model.gate=off: the same model without its gate
+"""
+
+import dataclasses
+import os
+
+from compmod_jax import errors
+from compmod_jax.data.documents import GrammarDocuments, TextDocuments
+from compmod_jax.data.grammar import GrammarData
+from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+from compmod_jax.tasks.modulated import matching_decoder
+from train.experiment import Experiment, Phase
+from train.optimizer import OptimizerConfig
+
+
+def get_config(variant: str) -> Experiment:
+  variants = {"small": small, "grammar": grammar, "paper": paper}
+  default = "small" if os.environ.get("COMPMOD_DATA") else "grammar"
+  decoders = {f"{name}-decoder": name for name in variants}
+  errors.check_choice("variant", variant, {"", *variants, *decoders})
+  if variant in decoders:
+    return decoder(variants[decoders[variant]]())
+  return variants[variant or default]()
+
+
+def decoder(given: Experiment) -> Experiment:
+  """The same experiment with a decoder that has as many parameters."""
+  assert isinstance(given.model, NemotConfig)
+  model = matching_decoder(given.model, given.task.tokenizer.vocab_size)
+  return dataclasses.replace(given, name=f"{given.name}, a plain decoder", model=model)
+
+
+def small() -> Experiment:
+  return Experiment(
+    name="NeMoT on public domain text and C4",
+    task=CausalLMConfig(
+      data=TextDocuments(
+        folder="$COMPMOD_DATA",
+        train=("lm_public_domain/*", "c4_sample/*train*"),
+        valid=("c4_sample/*validation*",),
+        unit="file",
+      ),
+      tokenizer=TokenizerConfig(vocab_size=4000),
+      length=129,
+      batch_tokens=129 * 16,
+    ),
+    model=NemotConfig(
+      vanilla_layers=2,
+      modulatory_layers=2,
+      output_layers=1,
+      dim=192,
+      heads=4,
+      ffn_dim=768,
+      max_length=128,
+      dropout=0.0,
+    ),
+    optimizer=OptimizerConfig(
+      learning_rate=2e-3, schedule="cosine", warmup_steps=200, clip=1.0, final_fraction=0.1
+    ),
+    phases=(Phase(steps=4000),),
+    ema=0.99,
+    evaluate_every=500,
+    time_limit_minutes=30,
+  )
+
+
+def grammar() -> Experiment:
+  base = small()
+  task = dataclasses.replace(
+    base.task,
+    data=GrammarDocuments(GrammarData(train=50_000)),
+    tokenizer=TokenizerConfig(vocab_size=1200),
+    length=65,
+    batch_tokens=65 * 32,
+  )
+  return dataclasses.replace(
+    base,
+    name="NeMoT on the grammar's English",
+    task=task,
+    phases=(Phase(steps=1200),),
+    evaluate_every=300,
+    time_limit_minutes=5,
+  )
+
+
+def paper() -> Experiment:
+  """The thesis's pre-training: a million steps of 32 texts of 768 tokens."""
+  return Experiment(
+    name="NeMoT on C4",
+    task=CausalLMConfig(
+      data=TextDocuments(folder="data/c4", train=("*train*",), valid=("*validation*",)),
+      tokenizer=TokenizerConfig(vocab_size=50_000, character_coverage=0.9995),
+      length=769,
+      batch_tokens=769 * 32,
+    ),
+    model=NemotConfig(),
+    optimizer=OptimizerConfig(
+      name="adam", learning_rate=1e-4, schedule="cosine", warmup_steps=0, b2=0.999
+    ),
+    phases=(Phase(steps=1_000_000),),
+    evaluate_every=10_000,
+  )

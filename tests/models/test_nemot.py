@@ -1,0 +1,379 @@
+"""The Neuromodulated Transformer: what it may look at, and what it is without its gate."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compmod_jax.errors import UserError
+from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.models.nemot import Nemot, NemotConfig
+from compmod_jax.models.stack import Stack
+from compmod_jax.models.text import Text
+from compmod_jax.models.transformer_layer import layer_norm
+from compmod_jax.sites import Taps, run
+
+TASKS = ("lm", "mqa", "gqa")
+SMALL = NemotConfig(
+  vanilla_layers=2,
+  modulatory_layers=2,
+  output_layers=2,
+  tasks=TASKS,
+  dim=16,
+  heads=2,
+  ffn_dim=32,
+  max_length=24,
+  competition=CompetitionConfig(key_dim=4, hidden_dim=8),
+)
+OPTIONS = {
+  "plain": {},
+  "other": {
+    "gate_start": "half",
+    "tied_key_value": True,
+    "positions": "learned",
+    "scale_embeddings": False,
+    "vanilla_norm": True,
+  },
+  "early": {
+    "read_after": 1,
+    "gate_places": ("vanilla_1/attention", "vanilla_1/logits", "output_0/ffn", "output_1/logits"),
+    "compete": ("vanilla_self", "modulatory_self", "output_self"),
+  },
+  "first": {"read_after": 0, "gate_places": ("vanilla_0/logits", "vanilla_1/ffn")},
+  "off": {"gate": "off"},
+}
+CONFIGS = {name: dataclasses.replace(SMALL, **fields) for name, fields in OPTIONS.items()}
+ROWS, TIME = 3, 6
+BLOCKS = (("lm", 1), ("mqa", 1), ("gqa", 1))
+VOCAB = 4 + ROWS * TIME
+# Every token of the batch is another one, so that a gradient of the table tells them apart.
+TOKENS = jnp.asarray(4 + np.arange(ROWS * TIME).reshape(ROWS, TIME), jnp.int32)
+
+
+def auxiliary(config, mode="dec", tasks=TASKS):
+  return jnp.asarray([config.auxiliary_ids(mode, task) for task in tasks], jnp.int32)
+
+
+def text(config, mode="dec", **fields):
+  return Text(TOKENS, auxiliary(config, mode), **fields)
+
+
+@functools.cache
+def model(name):
+  """A model whose parameters are all random: fresh ones hide behind zeros."""
+  config = CONFIGS[name]
+  module = Nemot(config, VOCAB)
+  shapes = jax.eval_shape(
+    lambda key: nn.unbox(module.init(key, text(config), BLOCKS, vanilla_logits=True)),
+    jax.random.key(0),
+  )
+  random = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda leaf: jnp.asarray(random.normal(0, 0.4, leaf.shape), leaf.dtype), shapes
+  )
+  return module, params
+
+
+def with_table(params, table):
+  inner = params["params"]
+  return {"params": {**inner, "embedding": {"table": table}}}
+
+
+def dependence(name, read, causal=True, **fields):
+  """Which tokens of the batch a position's logits depend on: bool [rows, time]."""
+  module, params = model(name)
+  given = text(module.config, "dec" if causal else "enc", **fields)
+
+  @jax.jit
+  def gradient(table):
+    def value(table):
+      out = module.apply(
+        with_table(params, table), given, BLOCKS, causal=causal, vanilla_logits=True
+      )
+      return jnp.sum(jnp.sin(out.logits[read])) + jnp.sum(jnp.sin(out.vanilla[read]))
+
+    return jax.grad(value)(table)
+
+  found = gradient(params["params"]["embedding"]["table"])
+  return np.asarray(jnp.abs(found).sum(axis=1) > 0)[4:].reshape(ROWS, TIME)
+
+
+# What depends on what.
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_prediction_depends_on_a_later_token_or_another_example(name):
+  expected = np.zeros((ROWS, TIME), bool)
+  expected[1, :4] = True
+  np.testing.assert_array_equal(dependence(name, (1, 3)), expected)
+
+
+@pytest.mark.parametrize("name", ["early", "off"])
+def test_in_encoder_mode_every_position_sees_the_whole_text_and_no_other(name):
+  expected = np.zeros((ROWS, TIME), bool)
+  expected[2] = True
+  np.testing.assert_array_equal(dependence(name, (2, 1), causal=False), expected)
+
+
+@pytest.mark.parametrize("name", ["early"])
+def test_documents_packed_into_a_row_do_not_see_each_other(name):
+  segments = jnp.asarray([[0, 0, 0, 1, 1, 1]] * ROWS)
+  expected = np.zeros((ROWS, TIME), bool)
+  expected[0, 3:5] = True
+  np.testing.assert_array_equal(dependence(name, (0, 4), segments=segments), expected)
+
+
+@pytest.mark.parametrize("name", ["plain", "first"])
+def test_a_packed_document_is_predicted_as_it_is_by_itself(name):
+  module, params = model(name)
+  given = text(module.config)
+  apart = Text(TOKENS[:, 3:], given.auxiliary)
+  packed = given._replace(segments=jnp.asarray([[0, 0, 0, 1, 1, 1]] * ROWS))
+  apply = jax.jit(module.apply, static_argnums=2)
+  np.testing.assert_allclose(
+    apply(params, packed, BLOCKS).logits[:, 3:],
+    apply(params, apart, BLOCKS).logits,
+    atol=1e-5,
+  )
+
+
+def test_padding_changes_nothing():
+  module, params = model("early")
+  given = text(module.config, "enc")
+  longer = given._replace(tokens=jnp.pad(TOKENS, ((0, 0), (0, 2))))
+  for causal in (True, False):
+    apply = jax.jit(functools.partial(module.apply, causal=causal), static_argnums=2)
+    found, expected = apply(params, longer, BLOCKS), apply(params, given, BLOCKS)
+    np.testing.assert_allclose(found.logits[:, :TIME], expected.logits, atol=1e-5)
+
+
+def test_only_the_output_set_of_its_task_learns_from_an_example():
+  module, params = model("plain")
+  given = text(module.config)
+
+  def value(params):
+    out = module.apply(params, given, BLOCKS)
+    return jnp.sum(jnp.sin(out.logits[1]))
+
+  grads = jax.jit(jax.grad(value))(params)["params"]
+  moved = {name for name, part in grads.items() if any(map(np.any, jax.tree.leaves(part)))}
+  assert moved == {
+    "embedding", "auxiliary_embedding", "vanilla", "modulatory", "output_mqa", "output_norm_mqa",
+    "head",
+  }  # fmt: skip
+
+
+def half(gate):
+  return jnp.full_like(gate, 0.5)
+
+
+@pytest.mark.parametrize("name", ["plain", "early"])
+def test_the_task_token_reaches_the_prediction_through_gates_alone(name):
+  module, params = model(name)
+  given, other = text(module.config), auxiliary(module.config, tasks=("gqa",) * 3)
+  closed = {"gate": half} | {f"gates/{place}": half for place in module.config.gate_places}
+  for edits, same in (({}, False), (closed, True)):
+
+    @jax.jit
+    def logits(auxiliary, edits=edits):
+      return module.apply(
+        params, given._replace(auxiliary=auxiliary), BLOCKS, taps=Taps(edits=edits)
+      ).logits
+
+    assert np.array_equal(logits(given.auxiliary), logits(other)) == same
+
+
+# What is left without the gate.
+
+
+def plain_decoder(config, params, tokens, task, gate=None):
+  """Vanilla layers normalised before, then output layers normalised after."""
+  inner = params["params"]
+  real = jnp.ones_like(tokens, bool)
+  mask = jnp.tril(real[:, None, None, :] & jnp.ones((1, 1, TIME, TIME), bool))
+  table = inner["embedding"]["table"]
+  from compmod_jax.layers.embedding import sinusoids
+
+  x = table[tokens] * np.sqrt(config.dim) + sinusoids(config.max_length, config.dim)[None, :TIME]
+  x = Stack(config, "vanilla", "pre").apply({"params": inner["vanilla"]}, x, mask)
+  x = x if gate is None else gate * x
+  x = Stack(config, f"output_{task}", "post").apply({"params": inner[f"output_{task}"]}, x, mask)
+  x = layer_norm(jnp.float32).apply({"params": inner[f"output_norm_{task}"]}, x)
+  rows = x.reshape(-1, config.dim) @ inner["head"]["kernel"] + inner["head"]["bias"][None]
+  return rows.reshape(*tokens.shape, -1)
+
+
+def test_without_its_gate_it_is_a_decoder_of_both_sets_bit_for_bit():
+  module, params = model("off")
+  blocks = (("lm", ROWS),)
+  found = module.apply(params, text(module.config), blocks).logits
+  np.testing.assert_array_equal(found, plain_decoder(module.config, params, TOKENS, "lm"))
+
+
+def test_a_gate_of_one_is_no_gate_gradients_too():
+  module, params = model("plain")
+  off, _ = model("off")
+  given, blocks = text(module.config), (("lm", ROWS),)
+  taps = Taps(edits={"gate": jnp.ones_like})
+
+  def value(module, params, **options):
+    out = module.apply(params, given, blocks, vanilla_logits=True, **options)
+    return jnp.sum(jnp.sin(out.logits)) + jnp.sum(jnp.sin(out.vanilla)), out
+
+  def both(function):
+    return jax.jit(jax.value_and_grad(function, has_aux=True))(params)
+
+  (_, one), ones = both(lambda p: value(module, p, taps=taps))
+  (_, none), nones = both(lambda p: value(off, p))
+
+  def near(found, expected):
+    scale = max(1, np.abs(expected).max())
+    np.testing.assert_allclose(found / scale, expected / scale, atol=1e-6)
+
+  jax.tree.map(near, (one, ones), (none, nones))
+
+
+def test_the_gate_multiplies_what_the_vanilla_set_puts_out():
+  module, params = model("plain")
+  out, sites = run(
+    module.apply, params, text(module.config), BLOCKS, capture=["gate", "gated", "vanilla/output"]
+  )
+  gate = sites["gate"]
+  assert ((gate > 0) & (gate < 1)).all()
+  np.testing.assert_array_equal(sites["gated"], gate * sites["vanilla/output"])
+  expected = plain_decoder(module.config, params, TOKENS[:1], "lm", gate[:1])
+  np.testing.assert_allclose(out.logits[:1], expected, atol=1e-5)
+
+
+def test_a_projected_gate_is_one_half_everywhere_at_first():
+  config = CONFIGS["other"]
+  module = Nemot(config, VOCAB)
+  params = nn.unbox(module.init(jax.random.key(0), text(config), BLOCKS))
+  _, sites = run(module.apply, params, text(config), BLOCKS, capture=["gate"])
+  np.testing.assert_array_equal(sites["gate"], np.full((ROWS, TIME, config.dim), 0.5))
+
+
+def test_a_closed_gate_on_a_key_hides_it():
+  module, params = model("first")
+  key = 2
+
+  def close(gates):  # logarithms, of every head and key
+    return gates.at[:, key].set(-jnp.inf)
+
+  _, sites = run(
+    module.apply,
+    params,
+    text(module.config),
+    BLOCKS,
+    capture=["vanilla/layer_0/self/attention"],
+    edits={"gates/vanilla_0/logits": close},
+  )
+  seen = np.asarray(sites["vanilla/layer_0/self/attention"])
+  assert not seen[..., key].any()
+  np.testing.assert_allclose(seen.sum(axis=-1), 1, atol=1e-6)
+
+
+# Decoding step by step.
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_decoding_step_by_step_equals_the_whole_text(name):
+  module, params = model(name)
+  beams, length, task = 2, 3, "mqa"
+  lengths = np.asarray([2, 3, 1])
+  real = np.arange(3)[None] < lengths[:, None]
+  aux = auxiliary(module.config, tasks=(task,) * ROWS)
+  prompt = Text(jnp.where(real, TOKENS[:, :3], 0), aux)
+  # Every beam goes on in its own way.
+  steps = np.random.default_rng(1).integers(4, VOCAB, (ROWS, beams, length))
+  apply = functools.partial(jax.jit, static_argnames=("task", "beams", "length", "method"))(
+    module.apply
+  )
+  cache = apply(params, prompt, task=task, beams=beams, length=length, method="prefill")
+  found = []
+  for i in range(length):
+    logits, cache = apply(params, cache, jnp.asarray(steps[..., i]), task=task, method="step")
+    found.append(logits)
+  whole = jax.jit(module.apply, static_argnums=2)
+  for beam in range(beams):
+    tokens = np.zeros((ROWS, 3 + length), np.int32)
+    for row, count in enumerate(lengths):
+      tokens[row, :count] = TOKENS[row, :count]
+      tokens[row, count : count + length] = steps[row, beam]
+    expected = whole(params, Text(jnp.asarray(tokens), aux), ((task, ROWS),)).logits
+    for row, count in enumerate(lengths):
+      np.testing.assert_allclose(
+        np.stack([logits[row, beam] for logits in found]),
+        expected[row, count : count + length],
+        atol=2e-5,
+      )
+
+
+# Sizes.
+
+
+@functools.cache
+def count(config, vocab=50_313, vanilla_logits=True):
+  module = Nemot(config, vocab)
+  blocks = tuple((task, 1) for task in config.tasks)
+  given = Text(jnp.ones((len(blocks), 2), jnp.int32), auxiliary(config, tasks=config.tasks))
+  shapes = jax.eval_shape(
+    lambda key: module.init(key, given, blocks, vanilla_logits=vanilla_logits), jax.random.key(0)
+  )
+  return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def test_the_sizes_of_the_thesis():
+  gpt2 = NemotConfig(
+    positions="learned", scale_embeddings=False, vanilla_norm=True, activation="gelu_tanh",
+    max_length=1024, tied_key_value=True, tasks=("lm",),
+  )  # fmt: skip
+  two = dataclasses.replace(gpt2, tasks=("lm", "gqa"))
+  two_mine, mine = (dataclasses.replace(c, tied_key_value=False) for c in (two, gpt2))
+
+  def near(millions):  # the auxiliary tokens' table is not in these accounts
+    return pytest.approx(millions * 1e6, abs=0.01e6)
+
+  # Published 261 M and 280 M: values are keys, and the vanilla set's own head is not counted.
+  assert count(gpt2, vanilla_logits=False) == near(260.63)
+  assert count(two, vanilla_logits=False) == near(280.13)
+  assert (count(mine), count(two_mine)) == (near(308.18), near(329.45))
+  head = (768 + 1) * 50_313
+  assert (count(mine) - head, count(two_mine) - head) == (near(269.49), near(290.76))
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+  ("fields", "words"),
+  [
+    ({"tasks": ()}, "at least one"),
+    ({"tasks": ("lm", "dec")}, "different lower-case names"),
+    ({"read_after": 3}, "0 to 2"),
+    ({"gate": "off", "gate_places": ("vanilla_1/ffn",)}, "gate is off"),
+    ({"gate_places": ("vanilla_1/ffn",)}, "vanilla_1/ffn"),  # computed before the gate is known
+    ({"compete": ("encoder_self",)}, "vanilla_self"),
+  ],
+)
+def test_a_wrong_setting_is_told(fields, words):
+  with pytest.raises(UserError, match=words):
+    dataclasses.replace(SMALL, **fields)
+
+
+def test_a_wrong_batch_is_told():
+  module, params = model("plain")
+  given = text(module.config)
+  with pytest.raises(UserError, match="have 2 rows, but the batch has 3"):
+    module.apply(params, given, (("lm", 2),))
+  with pytest.raises(UserError, match="task is 'qa'"):
+    module.apply(params, given, (("qa", 3),))
+  with pytest.raises(UserError, match="positions for 24"):
+    module.apply(params, given._replace(tokens=jnp.ones((3, 25), jnp.int32)), BLOCKS)
+  reading = Nemot(dataclasses.replace(SMALL, option_interaction=True), VOCAB)
+  with pytest.raises(UserError, match="reads options of a text"):
+    reading.init(jax.random.key(0), given, BLOCKS)

@@ -2,7 +2,7 @@
 
 Run:      python -m train.main --config configs/mlm_cah.py --workdir runs/mlm_cah
 Variants: (none)         public_domain where COMPMOD_DATA is set, else grammar
-          public_domain  $COMPMOD_DATA/lm_public_domain: 20 minutes on 2 CPU cores
+          public_domain  $COMPMOD_DATA/lm_public_domain: 10 minutes on a CPU core
           grammar        English sentences of the project's own grammar: needs no data, 5 minutes
           c4             $COMPMOD_DATA/c4_sample, or your files of C4
           base           RoBERTa base and its recipe, your text in data/text (a GPU or TPU)

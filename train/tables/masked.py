@@ -9,7 +9,7 @@ from train.tables.spec import Row, Spec, with_model
 
 SCALES = {
   "tiny": "English sentences of the project's grammar, on a CPU",
-  "public_domain": "Tiny Shakespeare and War and Peace, 20 minutes a run on 2 CPU cores",
+  "public_domain": "Tiny Shakespeare and War and Peace, 10 minutes a run on a CPU core",
   "paper": "RoBERTa base on Wikipedia, on many GPUs",
 }
 _VARIANTS = {"tiny": "grammar", "public_domain": "public_domain", "paper": "wikipedia"}

@@ -49,10 +49,13 @@ def trained(base: Experiment, way: str, epochs: int = 15) -> Experiment:
   task = base.task
   if isinstance(task.data, GrammarData):
     task = dataclasses.replace(task, data=GrammarData(train=15_000))
+  # A rate that ends at 0 would leave nothing for the routers, which train last.
+  optimizer = dataclasses.replace(base.optimizer, schedule="inverse_sqrt")
   return dataclasses.replace(
     base,
     name=f"{base.name}, {way} training",
     task=task,
+    optimizer=optimizer,
     phases=WAYS[way](epochs),
     evaluate_every=0,
     score_train=True,

@@ -1,7 +1,7 @@
 """A decoder of equal layers, shaped as GPT-2: what modulated models are compared with."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -33,6 +33,8 @@ class DecoderConfig(StackConfig):
 
   decoder_layers: int = 12
   """Layers, normalised before."""
+  compete: tuple[Literal["decoder_self"], ...] = ()
+  """Kinds of attention whose heads compete."""
   tied: bool = True
   """The output layer is the embeddings', without a bias; else it has weights of its own."""
   positions: Positions = "learned"

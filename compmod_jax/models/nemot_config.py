@@ -31,6 +31,8 @@ class NemotConfig(StackConfig):
   """Tasks, each with an auxiliary token and an output set of its own."""
   extra_tokens: tuple[str, ...] = ()
   """Further auxiliary tokens, in front of every text."""
+  compete: tuple[Literal["vanilla_self", "modulatory_self", "output_self"], ...] = ()
+  """Sets whose self-attention heads compete; all output sets are one place."""
   gate: Literal["on", "off"] = "on"
   """Whether the neuromodulatory set gates the vanilla set's output; off leaves it out."""
   gate_start: Literal["stream", "half"] = "stream"

@@ -1,13 +1,14 @@
 """Sizes and options of the encoder-decoder Transformer."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 from compmod_jax import errors
 from compmod_jax.layers.embedding import Positions
 from compmod_jax.models.stack_config import Norm, StackConfig
 
-PLACES = ("encoder_self", "decoder_self", "cross")
+Place = Literal["encoder_self", "decoder_self", "cross"]
+PLACES: tuple[Place, ...] = get_args(Place)
 """Kinds of attention, as `compete` names them."""
 
 
@@ -19,6 +20,8 @@ class TransformerConfig(StackConfig):
   """Layers of the encoder."""
   decoder_layers: int = 6
   """Layers of the decoder."""
+  compete: tuple[Place, ...] = ()
+  """Kinds of attention whose heads compete."""
   norm: Norm = "post"
   """Normalise before each sub-layer (and after the last layer), or after each residual sum."""
   positions: Positions = "sinusoidal"

@@ -145,10 +145,9 @@ def test_padding_changes_nothing():
   module, params = model("early")
   given = text(module.config, "enc")
   longer = given._replace(tokens=jnp.pad(TOKENS, ((0, 0), (0, 2))))
-  for causal in (True, False):
-    apply = jax.jit(functools.partial(module.apply, causal=causal), static_argnums=2)
-    found, expected = apply(params, longer, BLOCKS), apply(params, given, BLOCKS)
-    np.testing.assert_allclose(found.logits[:, :TIME], expected.logits, atol=1e-5)
+  apply = jax.jit(functools.partial(module.apply, causal=False), static_argnums=2)
+  found, expected = apply(params, longer, BLOCKS), apply(params, given, BLOCKS)
+  np.testing.assert_allclose(found.logits[:, :TIME], expected.logits, atol=1e-5)
 
 
 def test_only_the_output_set_of_its_task_learns_from_an_example():

@@ -107,7 +107,16 @@ def _first(task):
   return {name: np.concatenate([b[name] for b in stretch], axis=1) for name in names}
 
 
-@pytest.mark.parametrize("signal", ["none", "entropy", "mc_dropout", "variational", "ensemble"])
+@pytest.mark.parametrize(
+  "signal",
+  [
+    "none",
+    "mc_dropout",
+    "ensemble",
+    pytest.param("entropy", marks=pytest.mark.slow),
+    pytest.param("variational", marks=pytest.mark.slow),
+  ],
+)
 def test_every_signal_trains_and_scores(folder, signal):
   task = build(folder, signal)
   params = parameters(task)

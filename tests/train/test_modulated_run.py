@@ -32,7 +32,9 @@ def tiny(monkeypatch, variant):
   )
 
 
-@pytest.mark.parametrize("variant", ["grammar", "grammar-decoder"])
+@pytest.mark.parametrize(
+  "variant", ["grammar", pytest.param("grammar-decoder", marks=pytest.mark.slow)]
+)
 def test_a_language_model_is_trained_and_used(variant, monkeypatch, tmp_path):
   monkeypatch.setenv("COMPMOD_CACHE", str(tmp_path / "cache"))
   experiment = tiny(monkeypatch, variant)

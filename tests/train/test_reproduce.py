@@ -112,6 +112,7 @@ def test_the_table_holds_the_means_of_its_cells_and_the_published_figure(whole):
     assert (whole / name).stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_shards_together_make_the_table_that_one_machine_makes(grid, whole, capsys):
   status, folder = run(grid, "shards", "--shard", "1/2")
   assert status == 0

@@ -118,6 +118,7 @@ def _losses(workdir):
   return np.array([line["loss"] for line in metrics_of(workdir, "train")])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_opens_on_another_number_of_devices(place, tmp_path):
   """From one device to eight and back; 12 rows of a batch do not even share out among eight."""
   eight = place.stopped_at(20, tmp_path / "eight")

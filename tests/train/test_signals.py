@@ -3,6 +3,7 @@
 import signal
 import time
 
+import pytest
 from programs import (
   EVALUATE_EVERY,
   STEPS,
@@ -25,6 +26,7 @@ def _stopped(program, number=signal.SIGTERM):
   return shown, int(last.removeprefix(head).removesuffix(tail))
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_every_phase_ends_as_one_that_was_not(place, tmp_path):
   workdir = tmp_path / "run"
 

@@ -10,6 +10,7 @@ from compmod_jax.data.grammar import GrammarData
 from compmod_jax.errors import check, check_choice
 from compmod_jax.mechanisms.drophead import DropHeadConfig
 from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.models.transformer_config import Place
 from train.experiment import Experiment, Phase, load_config
 from train.tables.spec import Row, Spec, with_model
 from train.ways import WAYS
@@ -84,7 +85,7 @@ def _spec(
 
 # Kolios 2023, chapter 5: places in the order encoder self, decoder self, encoder-decoder.
 
-PLACES: dict[str, tuple[str, ...]] = {
+PLACES: dict[str, tuple[Place, ...]] = {
   "none": (),
   "enc": ("encoder_self",),
   "dec": ("decoder_self",),

@@ -1,0 +1,217 @@
+"""Questions of the four formats before they are put in English."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from compmod_jax.data.qa.example import Format
+from compmod_jax.data.worlds.lexicon import CLASSES
+from compmod_jax.data.worlds.plots import Plot, Stuck
+from compmod_jax.data.worlds.queries import Query, Value, evaluate, supporting, words_in
+from compmod_jax.data.worlds.relations import RELATIONS, matched, same
+from compmod_jax.data.worlds.stories import Random, draw_cast, pick, several, tell
+from compmod_jax.data.worlds.world import Event, World
+
+_DEEP = ("place", "friend", "colour", "material", "giver", "possession")
+_SPANS = {
+  1: (*_DEEP, "holder", "occupant", "inside"),
+  2: (*_DEEP, "holder", "inside", "before"),
+  3: (*_DEEP, "before"),
+  4: (*_DEEP, "before"),
+}
+_TRUTHS = ("place", "holder", "friend", "colour", "material", "giver")
+_COUNTS = ("count things", "count persons", "count visited")
+_SENTENCES = ("sentence place", "sentence possession", "sentence holder")
+_LISTS = ("things", "persons", "visited")
+KINDS: dict[Format, dict[int, tuple[str, ...]]] = {
+  "multiple_choice": _SPANS,
+  "extractive": _SPANS,
+  "yes_no": {1: _TRUTHS, **dict.fromkeys((2, 3, 4), (*_TRUTHS, "same"))},
+  "abstractive": {
+    1: (*_COUNTS, *_SENTENCES * 2, *("describe",) * 6),
+    2: (*_COUNTS, *_SENTENCES, "describe", "describe", *_LISTS),
+    3: (*_COUNTS, *_SENTENCES[:2], "describe", "describe", *_LISTS),
+    4: (*_SENTENCES[:2], "describe", "describe", "things"),
+  },
+}
+"""format -> number of facts -> kinds of questions, each as likely as it is often listed"""
+
+_TOPICS = {
+  "person": ("holder", "friend", "giver", "occupant", "persons"),
+  "place": ("place", "before", "visited", "same"),
+  "thing": ("possession", "inside", "things"),
+  "colour": ("colour", "describe"),
+  "material": ("material",),
+}
+_TOPIC_OF = {kind: topic for topic, kinds in _TOPICS.items() for kind in kinds}
+
+_STORIES = 40  # that a kind of question is tried on before another one is drawn
+_CHOICES = 4  # words that could be the answer, which is one of them, if not for the story
+_LONGEST_LIST = 3
+# Of stories may end with a planned event: more, and the last sentence alone would tell too often.
+_LATE = 0.2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+  """What a question should be like.
+
+  Attributes:
+    format: its format.
+    facts: how many events its answer needs.
+    sentences: least and greatest number of events of its story.
+    options: how many there are, in multiple choice.
+    right: whether the answer to a yes/no question is yes.
+    told: whether the story holds the answer.
+  """
+
+  format: Format
+  facts: int
+  sentences: tuple[int, int]
+  options: int = 0
+  right: bool = True
+  told: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draft:
+  """A question that is not in English yet.
+
+  Attributes:
+    kind: of question.
+    query: what is asked.
+    events: the story.
+    value: the answer; None where the story does not tell.
+    supporting: numbers of the events that the answer needs.
+    options: words to choose from.
+  """
+
+  kind: str
+  query: Query
+  events: Sequence[Event]
+  value: Value
+  supporting: tuple[int, ...]
+  options: tuple[str, ...] = ()
+
+
+def draw(random: Random, names: Sequence[str], plan: Plan) -> Draft:
+  """A question as planned, with a story of its own.
+
+  Args:
+    random: draws from [0, 1).
+    names: of persons.
+    plan: what it should be like.
+  """
+  while True:
+    kind = pick(random, KINDS[plan.format][plan.facts])
+    for _ in range(_STORIES):
+      try:
+        draft = _attempt(random, names, plan, kind)
+      except Stuck:
+        continue
+      if draft is not None:
+        return draft
+
+
+def _attempt(random: Random, names: Sequence[str], plan: Plan, kind: str) -> Draft | None:
+  """A question of a kind, unless the rest of the story made it another one than was planned."""
+  outer, _, inner = kind.rpartition(" ")
+  low, high = plan.sentences
+  count = low + int((high - low + 1) * random())
+  cast = draw_cast(random, names, count)
+  plot = Plot(random, cast)
+  query = _planned(plot, plan, inner)
+  _add_decoys(plot, plan, query)
+  count = max(count, len(plot.timed) + 1)
+  if count > high:
+    return None
+  late = random() < _LATE
+  topic = _TOPIC_OF[inner]
+  world = tell(random, cast, topic, count + (not plan.told), plot.events(), late=late)
+  if world is None:
+    return None
+  asked = _asked(random, plan, kind, query, world)
+  if asked is None:
+    return None
+  query, options = asked
+  query = (outer, query) if outer else query
+  facts = supporting(query, world.events, plan.facts)
+  if facts is None or len(facts) != plan.facts:
+    return None
+  value = evaluate(query, world)
+  if plan.format == "yes_no" and value != ("yes" if plan.right else "no"):
+    return None
+  draft = Draft(kind, query, world.events, value, tuple(facts), options)
+  return draft if plan.told else _untold(random, draft)
+
+
+def _planned(plot: Plot, plan: Plan, kind: str) -> Query:
+  """What is asked, with its events planned."""
+  if kind == "same":
+    return same(plot, plan.facts, plan.right)
+  # Both sides of the question are described; no thing that someone has takes more than one fact.
+  matching = plan.format == "yes_no" and kind in ("holder", "friend") and plan.facts > 1
+  if matching and (plan.facts > 2 or plot.random() < 0.5):
+    return matched(plot, kind, plan.facts, plan.right)
+  return RELATIONS[kind](plot, plan.facts)
+
+
+def _add_decoys(plot: Plot, plan: Plan, query: Query) -> None:
+  """Plans what else could be the answer, if one did not read, told of as often."""
+  kind = query[0]
+  if kind == "describe":
+    plot.rival()
+  elif kind in _LISTS:
+    plot.decoys(_TOPIC_OF[kind], 2)
+  elif kind in _TOPIC_OF and kind != "same":
+    topic = _TOPIC_OF[kind]
+    told = {word for _, event in plot.timed for word in event[1:] if CLASSES[word] == topic}
+    told.difference_update(words_in(query))
+    plot.decoys(topic, max(_CHOICES, plan.options) - len(told))
+
+
+def _asked(
+  random: Random, plan: Plan, kind: str, query: Query, world: World
+) -> tuple[Query, tuple[str, ...]] | None:
+  """The query as its format has it, and options; None if the story leaves too little to choose."""
+  value = evaluate(query, world)
+  if value is None:
+    return None
+  if query[0] in _LISTS:
+    least = 2 if kind in _LISTS else 1
+    return (query, ()) if least <= len(value) <= _LONGEST_LIST else None
+  if query[0] in ("equal", "same", "describe"):
+    return query, ()
+  choices = _choices(query, world, _TOPIC_OF[query[0]])
+  if value not in choices or len(choices) < max(_CHOICES, plan.options):
+    return None
+  choices.remove(value)
+  if plan.format == "multiple_choice":
+    options = several(random, choices, plan.options - 1)
+    options.insert(int(random() * plan.options), value)
+    return query, tuple(options)
+  if plan.format == "yes_no":
+    return ("equal", query, ("is", value if plan.right else pick(random, choices))), ()
+  return query, ()
+
+
+def _choices(query: Query, world: World, topic: str) -> list[str]:
+  """The words of a class that the story has and the question has not."""
+  told = dict.fromkeys(word for event in world.events for word in event[1:])
+  named = set(words_in(query))
+  return [word for word in told if CLASSES[word] == topic and word not in named]
+
+
+def _untold(random: Random, draft: Draft) -> Draft | None:
+  """The question about the story without one of the events that its answer needs.
+
+  None if another answer follows from the rest, or the question names what the rest does not.
+  """
+  missing = pick(random, draft.supporting)
+  events = [event for i, event in enumerate(draft.events) if i != missing]
+  world = World(events)
+  told = {word for event in events for word in event[1:]}
+  if evaluate(draft.query, world) is not None or world.ambiguous:
+    return None
+  if not told.issuperset(words_in(draft.query)):
+    return None
+  return dataclasses.replace(draft, events=events, value=None, supporting=())

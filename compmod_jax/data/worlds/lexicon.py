@@ -1,0 +1,90 @@
+"""The closed vocabulary of the worlds: every word of stories, questions and answers, with its tag.
+
+No word has two tags, and a content word has one class, so that both can be looked up.
+"""
+
+import re
+from typing import Literal
+
+from compmod_jax.errors import UserError
+
+Tag = Literal["noun", "verb", "adjective", "adverb", "numeral", "other"]
+
+_NAMES = """
+  Anna Ben Carla Clara Daniel David Emma Eva Felix Frank Greta Helen Hugo Ida Ivan Jonas Julia Karin
+  Leo Linda Maria Martin Nina Nora Oscar Otto Paula Peter Robert Rosa Sara Simon Thomas Tom Vera
+  Walter"""
+# Only the split `names` has them: no letter, nor pair of neighbouring letters, is new to training.
+_NEW_NAMES = """
+  Anton Benno Dana Dario Emmet Evan Frances Helena Hugh Jonathan Karen Lina Marian Otis Pauline
+  Roman Sandra Wanda"""
+_PLACES = """
+  castle cellar church forest garage garden hall kitchen library museum office park school shop
+  station tower"""
+_THINGS = """
+  ball basket bell bottle bowl box cube cup doll drum flute horn key lamp mask plate ring spoon tray
+  vase"""
+_COLOURS = "black blue brown green grey pink purple red white yellow"
+_MATERIALS = "clay copper glass iron paper plastic silver stone tin wood"
+_NUMERALS = "one two three"
+_OTHERS: dict[Tag, str] = {
+  "noun": "colour friend material people person place places sentence thing things",
+  "verb": """answer are bought carried consists describe did does dropped get go got grabbed has
+    have is left made picked put say sent sold took walked was went""",
+  "adjective": "best like many same",
+  "adverb": "down how up where",
+  "other": "a and as before by from in no of someone the to what which who whom yes",
+}
+
+NAMES: tuple[str, ...] = tuple(_NAMES.split())
+NEW_NAMES: tuple[str, ...] = tuple(_NEW_NAMES.split())
+PLACES: tuple[str, ...] = tuple(_PLACES.split())
+THINGS: tuple[str, ...] = tuple(_THINGS.split())
+COLOURS: tuple[str, ...] = tuple(_COLOURS.split())
+MATERIALS: tuple[str, ...] = tuple(_MATERIALS.split())
+NUMERALS: tuple[str, ...] = tuple(_NUMERALS.split())
+
+CLASSES: dict[str, str] = {
+  **dict.fromkeys(NAMES + NEW_NAMES, "person"),
+  **dict.fromkeys(PLACES, "place"),
+  **dict.fromkeys(THINGS, "thing"),
+  **dict.fromkeys(COLOURS, "colour"),
+  **dict.fromkeys(MATERIALS, "material"),
+}
+"""content word -> its class"""
+
+VOCABULARY: dict[str, Tag] = {
+  **{word: tag for tag, words in _OTHERS.items() for word in words.split()},
+  **{word: "adjective" if kind == "colour" else "noun" for word, kind in CLASSES.items()},
+  **dict.fromkeys(NUMERALS, "numeral"),
+}
+"""every word -> its part of speech; all but names in lower case"""
+
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+def tags(text: str) -> list[tuple[str, Tag]]:
+  """The words and punctuation marks of a text with their parts of speech, in order.
+
+  Names are nouns; forms of `be`, `do` and `have` are verbs; punctuation marks are `other`, as are
+  articles, pronouns, prepositions and conjunctions.
+
+  Args:
+    text: a passage, question, option or answer of the worlds.
+
+  Raises:
+    UserError: a word is none of the vocabulary's.
+  """
+  return [(word, _tag(word)) for word in _TOKEN.findall(text)]
+
+
+def _tag(word: str) -> Tag:
+  tag = VOCABULARY.get(word) or VOCABULARY.get(word.lower())
+  if tag is not None:
+    return tag
+  if word[0].isalnum():
+    raise UserError(
+      f"text has the word {word!r}, which is none of the {len(VOCABULARY)} words of the worlds; tag"
+      " other texts with a tagger."
+    )
+  return "other"

@@ -1,0 +1,221 @@
+"""The worlds as a data source: which question stands where, and which story in which split."""
+
+import dataclasses
+import hashlib
+import random
+import zlib
+from collections.abc import Sequence
+from typing import overload
+
+from compmod_jax.data.qa.example import FORMATS, Question, Questions
+from compmod_jax.data.worlds import english
+from compmod_jax.data.worlds.drafts import Draft, Plan, draw
+from compmod_jax.data.worlds.lexicon import NAMES, NEW_NAMES
+from compmod_jax.data.worlds.stories import Random
+from compmod_jax.data.worlds.world import Event
+from compmod_jax.errors import check, check_choice
+
+SPLITS = ("train", "valid", "test", "facts", "names", "length")
+FACTS = 3  # that a training question needs at most
+UNTOLD = 5  # one extractive question in so many has no answer
+_OWN = ("test", "valid", "facts")  # splits whose stories training must not have by chance
+_PARTS = 10
+_CYCLE = len(FORMATS) * FACTS
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldsData:
+  """Questions about small simulated worlds that are told in English, with gold answers.
+
+  Persons go to places, take, pass on and drop things, which have colours and materials, and have
+  best friends. Answers follow from what is told, in one to three facts: sentences without any one
+  of which another answer would follow, or none. What is not told did not happen.
+
+  Question i of a split depends on `seed`, the split's name, i, `shortest` and `longest` alone.
+  `train`, `valid` and `test` have one distribution: any twelve questions in a row, from a multiple
+  of twelve on, have each of the four formats with each of one, two and three facts. Yes/no
+  questions are answered yes in one such turn and no in the next, options are 2, 3 and 4 by turns,
+  and in each fifth turn extractive questions have no answer: one sentence that they need is left
+  out. A hash of the passage says which split may hold it, for every seed, so that no passage is in
+  two of them.
+
+  Answers cannot be told without reading: wrong options and denied answers are of the same story,
+  which has at least four words that the answer could be, and where facts stand is drawn at random.
+  Only the last sentence is needed less often than others. `data/qa/baselines.py` measures this.
+
+  Out of distribution: `facts`, one fact more than training ever needs; `names`, persons whose names
+  training does not have; `length`, stories with 3 sentences more than the longest in training, up
+  to twice as many.
+
+  Annotations (`Question.info`): `facts`, their number, where there is no answer the number that it
+  would need; `supporting`, the numbers of their sentences in the passage, from 0 (empty without an
+  answer); `question_kind`, what is asked for, one of `drafts.KINDS`.
+  """
+
+  train: int = 100_000
+  """training questions"""
+  valid: int = 1_200
+  """validation questions"""
+  test: int = 2_400
+  """test questions"""
+  shifted: int = 1_200
+  """questions of each out-of-distribution split"""
+  seed: int = 0
+  """another seed, another draw of every split"""
+  shortest: int = 5
+  """sentences of the shortest story in training; what a question needs can make stories longer"""
+  longest: int = 8
+  """sentences of the longest story in training"""
+
+  def __post_init__(self) -> None:
+    for field in ("train", "valid", "test", "shifted"):
+      size = getattr(self, field)
+      check(size > 0, f"{field} is {size}; a split needs at least one question: give 1 or more.")
+    check(
+      8 <= self.longest <= 16,
+      f"longest is {self.longest}; it must be from 8, which the questions of most facts need, to"
+      " 16, which the words suffice for: choose a number in that range.",
+    )
+    check(
+      3 <= self.shortest <= self.longest,
+      f"shortest is {self.shortest}; it must be from 3 to longest, which is {self.longest}: change"
+      " either.",
+    )
+
+  def splits(self) -> tuple[str, ...]:
+    """Names for `load`."""
+    return SPLITS
+
+  def size(self, split: str) -> int:
+    """The number of questions of a split.
+
+    Raises:
+      UserError: `split` is none of `splits()`.
+    """
+    check_choice("split", split, SPLITS)
+    return getattr(self, split if split in ("train", "valid", "test") else "shifted")
+
+  def describe(self) -> str:
+    """What the data are, in a sentence."""
+    return (
+      f"Questions about simulated worlds in four formats, of 1 to {FACTS} facts, stories of"
+      f" {self.shortest} to {self.longest} sentences: {self.train:,} for training, {self.valid:,}"
+      f" for validation, {self.test:,} for tests and {self.shifted:,} in each of"
+      f" {', '.join(SPLITS[3:])} (seed {self.seed})."
+    )
+
+  def load(self, split: str) -> Questions:
+    """The questions of a split, made whenever one is asked for: keep what is used often.
+
+    Raises:
+      UserError: `split` is none of `splits()`.
+    """
+    return Questions(_Made(self, split), lambda i: f"worlds:{split}[{i}]")
+
+  def question(self, split: str, index: int) -> Question:
+    """One question: what `load` has there.
+
+    Raises:
+      UserError: `split` is none of `splits()`, or has no such index.
+    """
+    return self.drawn(split, index)[0]
+
+  def drawn(self, split: str, index: int) -> tuple[Question, Draft]:
+    """A question and what it was before it was put in English, the events of its story included.
+
+    Raises:
+      UserError: `split` is none of `splits()`, or has no such index.
+    """
+    size = self.size(split)
+    check(
+      0 <= index < size,
+      f"index is {index}; the split {split} has {size:,} questions: choose 0 to {size - 1}.",
+    )
+    name = f"{self.seed} {split} {index}"
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    draws = random.Random(int.from_bytes(digest, "big")).random
+    plan = self._plan(split, index)
+    names = NEW_NAMES if split == "names" else NAMES
+    while True:
+      draft = draw(draws, names, plan)
+      passage = _passage(draws, split, draft.events)
+      if passage is not None:
+        return _question(draws, plan, draft, passage), draft
+
+  def _plan(self, split: str, index: int) -> Plan:
+    """What the question at a place is like."""
+    turn, place = divmod(index, _CYCLE)
+    format = FORMATS[place % len(FORMATS)]
+    short = (self.shortest, self.longest)
+    return Plan(
+      format=format,
+      facts=FACTS + 1 if split == "facts" else 1 + place // len(FORMATS),
+      sentences=(self.longest + 3, 2 * self.longest) if split == "length" else short,
+      options=2 + turn % 3 if format == "multiple_choice" else 0,
+      right=turn % 2 == 0,
+      told=format != "extractive" or turn % UNTOLD > 0,
+    )
+
+
+def _passage(draws: Random, split: str, events: Sequence[Event]) -> str | None:
+  """The story in words that belong to the split; None if hardly any do."""
+  sentences = [english.sentence(draws, event) for event in events]
+  hashes = [zlib.crc32(sentence.encode()) for sentence in sentences]
+  for _ in range(20 * _PARTS):
+    if _belongs(split, sum(hashes) % _PARTS):
+      return " ".join(sentences)
+    i = int(draws() * len(events))
+    sentences[i] = english.sentence(draws, events[i])
+    hashes[i] = zlib.crc32(sentences[i].encode())
+  return None
+
+
+def _belongs(split: str, part: int) -> bool:
+  """Whether a split may have the stories of a part; new names and length tell the others apart."""
+  if split == "train":
+    return part >= len(_OWN)
+  return split not in _OWN or part == _OWN.index(split)
+
+
+def _question(draws: Random, plan: Plan, draft: Draft, passage: str) -> Question:
+  """The question in English."""
+  answers: tuple[str, ...] = ()
+  if draft.value is not None and not draft.options:
+    answers = english.answers(draft.query, draft.value)
+  return Question(
+    format=plan.format,
+    question=english.question(draws, draft.query),
+    passage=passage,
+    options=tuple(map(english.with_article, draft.options)),
+    answers=answers,
+    label=1 + draft.options.index(draft.value) if draft.options else 0,
+    info={
+      "facts": plan.facts,
+      "supporting": draft.supporting,
+      "question_kind": draft.kind,
+    },
+  )
+
+
+class _Made(Sequence[Question]):
+  """The questions of a split, each made when it is looked at."""
+
+  def __init__(self, config: WorldsData, split: str):
+    self._config = config
+    self._split = split
+    self._size = config.size(split)
+
+  def __len__(self) -> int:
+    return self._size
+
+  @overload
+  def __getitem__(self, number: int) -> Question: ...
+
+  @overload
+  def __getitem__(self, number: slice) -> list[Question]: ...
+
+  def __getitem__(self, number: int | slice) -> Question | list[Question]:
+    numbers = range(self._size)[number]
+    if isinstance(numbers, range):
+      return [self._config.question(self._split, i) for i in numbers]
+    return self._config.question(self._split, numbers)

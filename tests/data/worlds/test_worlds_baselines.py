@@ -1,0 +1,38 @@
+"""No trick answers the questions: not wording, the last sentence, nor order and number of words."""
+
+import pytest
+
+from compmod_jax.data.qa.baselines import scores
+from compmod_jax.data.worlds import CLASSES, WorldsData
+
+POINTS = 0.05  # that a baseline may have above chance
+BLIND = ("majority", "question only", "last sentence")
+
+
+@pytest.fixture(scope="module")
+def found():
+  """Enough test questions for a standard error below 1.2 points; the draw is always the same."""
+  data = WorldsData(train=20_000, test=7_200)
+  made = scores(data.load("train").items[:], data.load("test").items[:], CLASSES)  # type: ignore
+  return {(score.baseline, score.format): score for score in made}
+
+
+@pytest.mark.parametrize("format", ["multiple_choice", "yes_no", "extractive", "abstractive"])
+def test_baselines_that_do_not_read_the_story_are_near_chance(found, format):
+  for baseline in BLIND:
+    score = found[baseline, format]
+    assert score.error < 0.012
+    assert score.score <= score.chance + POINTS, score
+
+
+@pytest.mark.parametrize("format", ["multiple_choice", "yes_no", "extractive"])
+@pytest.mark.parametrize("baseline", ["latest", "most frequent"])
+def test_order_and_number_of_mentions_do_not_tell_the_answer(found, baseline, format):
+  score = found[baseline, format]
+  assert score.score <= score.chance + POINTS, score
+
+
+@pytest.mark.parametrize("baseline", ["latest", "most frequent"])
+def test_combined_answers_are_rarely_guessed_from_the_words_of_the_story(found, baseline):
+  """Chance is one fixed answer; these pick from a few words each, and right ones are rare still."""
+  assert found[baseline, "abstractive"].score < 0.2

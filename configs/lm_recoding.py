@@ -3,6 +3,7 @@
 Run:      python -m train.main --config configs/lm_recoding.py --workdir runs/lm_recoding
 Variants: (none)     English sentences of the project's own grammar: needs no data, minutes on a CPU
           ptb        $COMPMOD_DATA/ptb, Mikolov's split of the Penn Treebank: the thesis's model
+          ptb-plain  the same width without recoding: tied, dropout 0.5, smaller batches, 20 epochs
           ptb-small  the same, 2 layers of 200 units and 10 epochs
           wikitext2  $COMPMOD_DATA/wikitext2_part
           text       your files train*, valid*, test* in data/text, one sentence a line
@@ -31,6 +32,7 @@ def get_config(variant: str) -> Experiment:
   variants = {
     "": grammar,
     "ptb": ptb,
+    "ptb-plain": ptb_plain,
     "ptb-small": ptb_small,
     "wikitext2": wikitext2,
     "text": text,
@@ -70,6 +72,17 @@ def ptb() -> Experiment:
     model=LstmConfig(recoding=RecodingConfig(signal="surprisal")),
     optimizer=RECIPE,
     phases=(Phase(epochs=8),),
+  )
+
+
+def ptb_plain() -> Experiment:
+  base = ptb()
+  return dataclasses.replace(
+    base,
+    name="a plain LSTM on the Penn Treebank",
+    task=dataclasses.replace(base.task, rows=32),
+    model=dataclasses.replace(base.model, tied=True, dropout=0.5, recoding=RecodingConfig()),
+    phases=(Phase(epochs=20),),
   )
 
 

@@ -356,7 +356,6 @@ def test_the_sizes_of_the_thesis():
     ({"read_after": 3}, "0 to 2"),
     ({"gate": "off", "gate_places": ("vanilla_1/ffn",)}, "gate is off"),
     ({"gate_places": ("vanilla_1/ffn",)}, "vanilla_1/ffn"),  # computed before the gate is known
-    ({"compete": ("encoder_self",)}, "vanilla_self"),
   ],
 )
 def test_a_wrong_setting_is_told(fields, words):

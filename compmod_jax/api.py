@@ -9,8 +9,8 @@
     without = model.edit({"encoder/layer_0/self/heads": compmod_jax.zero_units(2)})
     without.translate(["Der Hund schläft."])
 
-A masked language model has `fill` in place of `translate`, a recurrent one `score`. The names of
-sites are in `TrainedModel.sites`.
+A masked language model has `fill` in place of `translate`, a recurrent or causal one `score`, one
+that answers questions `answer`. The names of sites are in `TrainedModel.sites`.
 """
 
 import dataclasses
@@ -27,28 +27,33 @@ from flax.traverse_util import flatten_dict
 
 from compmod_jax import errors
 from compmod_jax.data.tokenizer import EOS, PAD, Tokenizer
-from compmod_jax.decoding import DecodeConfig
+from compmod_jax.decoding import override
 from compmod_jax.interop.model_folder import MODEL, find_model, load_model_folder
-from compmod_jax.models.decoder_lm import DecoderLM
-from compmod_jax.models.encoder import Encoder
-from compmod_jax.models.lstm_lm import LstmLM
-from compmod_jax.models.nemot import Nemot
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.serialise import from_json
+from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.base import Status, Task, silent
 from compmod_jax.tasks.causal_lm import CausalLM
-from compmod_jax.tasks.filler import Filled
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.language_model import LanguageModel
 from compmod_jax.tasks.masked_lm import MaskedLM
-from compmod_jax.tasks.scorer import Scored
 from compmod_jax.tasks.translation import Translation, TranslationConfig
 from compmod_jax.tasks.translator import Hypothesis
+from compmod_jax.text_models import (
+  AnsweringModel,
+  CausalModel,
+  MaskedModel,
+  RecurrentModel,
+  ScoringModel,
+)
 from compmod_jax.trained import TrainedModel
 
 __all__ = [
+  "AnsweringModel",
+  "CausalModel",
   "MaskedModel",
   "RecurrentModel",
+  "ScoringModel",
   "TrainedModel",
   "TranslationModel",
   "load",
@@ -67,7 +72,8 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
       `average`, `step-00001500`.
 
   Returns:
-    A `TranslationModel`, `MaskedModel`, `RecurrentModel` or `CausalModel`, by its task.
+    A `TranslationModel`, `MaskedModel`, `RecurrentModel`, `CausalModel` or `AnsweringModel`, by its
+    task.
 
   Raises:
     UserError: there is no model, it is damaged (a tokenizer that is not the one it was saved with
@@ -93,6 +99,7 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
     MaskedLM: MaskedModel,
     LanguageModel: RecurrentModel,
     CausalLM: CausalModel,
+    Answering: AnsweringModel,
   }
   return kinds[type(task)](task, jax.tree.map(jnp.asarray, params), meta, place)
 
@@ -208,126 +215,6 @@ class TranslationModel(TrainedModel):
     sides = (("source", ids), ("target", targets))
     batch = {name: self._padded(name, rows, PAD) for name, rows in sides}
     return batch, ["source"] if encoder_only else ["source", "target"]
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskedModel(TrainedModel):
-  """A trained masked language model.
-
-  model.fill(["The <mask> sleeps."], top=3)[0].candidates[0]
-  """
-
-  task: MaskedLM
-
-  @property
-  def model(self) -> Encoder:
-    """The module; `model.apply({"params": params}, tokens)` gives logits."""
-    return self.task.model
-
-  @property
-  def tokenizer(self) -> Tokenizer:
-    """From text to tokens."""
-    return self.task.tokenizer
-
-  def fill(self, texts: Sequence[str], *, top: int = 5, status: Status = silent) -> list[Filled]:
-    """Every text with what is `<mask>` in it filled in, and the best candidates for each place.
-
-    Args:
-      texts: raw text. What is over the model's positions is cut off.
-      top: candidates for each place.
-      status: shows progress.
-    """
-    errors.check(
-      not isinstance(texts, str),
-      f"texts is one string, {str(texts)[:40]!r}; give a list of texts.",
-    )
-    errors.check(top >= 1, f"top is {top}; it must be at least 1.")
-    return self.task.filler(self.params, texts, top=top, status=status)
-
-  def _read(
-    self, texts: Sequence[str], names: tuple[str, ...] | None
-  ) -> tuple[dict[str, jax.Array], list[str]]:
-    """Texts between start and end token, as one padded batch."""
-    ids = [self.task.filler.encode(text, cut=False) for text in texts]
-    return {"tokens": self._padded("given", ids, self.tokenizer.pad)}, ["tokens"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ScoringModel(TrainedModel):
-  """A trained language model.
-
-  model.score(["The dog sleeps ."])[0].surprisal
-  """
-
-  task: LanguageModel | CausalLM
-
-  @property
-  def tokenizer(self) -> Tokenizer:
-    """From text to tokens."""
-    return self.task.tokenizer
-
-  def score(self, texts: Sequence[str], *, status: Status = silent) -> list[Scored]:
-    """How surprising every token of every text is, each text read from the start.
-
-    Args:
-      texts: raw text; a blank one consists of its end.
-      status: shows progress.
-    """
-    errors.check(
-      not isinstance(texts, str),
-      f"texts is one string, {str(texts)[:40]!r}; give a list of texts.",
-    )
-    return self.task.scorer(self.params, texts, status=status)
-
-
-@dataclasses.dataclass(frozen=True)
-class RecurrentModel(ScoringModel):
-  """A trained recurrent language model."""
-
-  task: LanguageModel
-
-  @property
-  def model(self) -> LstmLM:
-    """The module; see `LstmLM.__call__`."""
-    return self.task.model
-
-  def _read(
-    self, texts: Sequence[str], names: tuple[str, ...] | None
-  ) -> tuple[dict[str, jax.Array], list[str]]:
-    """Texts as one padded batch."""
-    return self.task.scorer.batch(texts), ["tokens", "targets"]
-
-
-@dataclasses.dataclass(frozen=True)
-class CausalModel(ScoringModel):
-  """A trained decoder, with modulation or without."""
-
-  task: CausalLM
-
-  @property
-  def model(self) -> Nemot | DecoderLM:
-    """The module; see `Nemot.__call__`."""
-    return self.task.model
-
-  def _read(
-    self, texts: Sequence[str], names: tuple[str, ...] | None
-  ) -> tuple[dict[str, jax.Array], list[str]]:
-    """Texts as one padded batch, each behind an end token."""
-    ids = [[self.tokenizer.eos, *ids] for ids in self.task.scorer.encode(texts)]
-    tokens = self._padded("given", ids, self.tokenizer.pad)
-    return {"tokens": tokens, "index": jnp.arange(len(ids))}, ["tokens"]
-
-
-def override(config: DecodeConfig, fields: Mapping[str, Any]) -> DecodeConfig:
-  """The configuration with some fields changed.
-
-  Raises:
-    UserError: a field that it does not have, or a bad value.
-  """
-  for name in fields:
-    choices = [field.name for field in dataclasses.fields(DecodeConfig)]
-    errors.check_choice("a decoding option", name, choices)
-  return dataclasses.replace(config, **fields)
 
 
 def check_parameters(place: Path, params: Any, task: Task) -> None:

@@ -4,13 +4,18 @@
 
 Prints perplexity per token and per word, BLEU with its 95 % bootstrap interval, chrF and exact
 match, with sacreBLEU's signatures. Without `--splits`, all splits but the training split.
+
+A language model is scored on any text, with its own tokenizer, in windows that begin every so many
+tokens:
+
+    python -m train.evaluate --workdir runs/lm --files ptb.valid.txt --unit line --stride 32
 """
 
 import dataclasses
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -28,6 +33,12 @@ class Args(ModelArgs):
 
   splits: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--split"])] = ()
   """Names of splits; none: all but the training split."""
+  files: tuple[Path, ...] = ()
+  """Text files on which a language model is scored in place of the splits of its data."""
+  unit: Literal["paragraph", "file", "line"] = "line"
+  """What a document of these files is: a line, what blank lines part, or a whole file."""
+  stride: int | None = None
+  """Decoders: windows begin every so many tokens, and the last ones of each count; 0: a window."""
   lowercase: bool = False
   """Also BLEU after lower-casing both sides, for comparison with older publications only."""
   json: Path | None = None
@@ -65,7 +76,7 @@ def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
   from compmod_jax.errors import check_choice
   from train.finish import evaluate_splits
 
-  task = opened.model.task
+  task = _with_stride(opened.model.task, args.stride)
   splits = args.splits or task.final_splits()
   for split in splits:
     check_choice("--splits", split, task.split_names())
@@ -74,10 +85,59 @@ def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
   def status(text: str, done: int | None = None, total: int | None = None) -> None:
     progress.status(text, done, total)
 
-  try:
+  def scored(task: Any, splits: tuple[str, ...]) -> "dict[str, Evaluation]":
     return evaluate_splits(task, opened.params, splits, sharing=opened.sharing, status=status)
+
+  try:
+    if not args.files:
+      return scored(task, splits)
+    tasks = {file.name: _on_file(task, file, args.unit) for file in args.files}
+    return {name: scored(one, ("valid",))["valid"] for name, one in tasks.items()}
   finally:
     progress.close()
+
+
+def _with_stride(task: Any, stride: int | None) -> Any:
+  """The task whose windows begin every so many tokens.
+
+  Raises:
+    UserError: it has no windows, or a window is shorter.
+  """
+  from compmod_jax.errors import check
+
+  if stride is None:
+    return task
+  check(
+    hasattr(task.config, "stride"),
+    "--stride is for decoders, whose text is scored in windows; leave it out for this model.",
+  )
+  return _rebuilt(task, stride=stride)
+
+
+def _on_file(task: Any, file: Path, unit: Literal["paragraph", "file", "line"]) -> Any:
+  """The task of a language model on another text.
+
+  Raises:
+    UserError: there is no such file, or the task is not on running text.
+  """
+  from compmod_jax.data.documents import TextDocuments
+  from compmod_jax.errors import check
+  from compmod_jax.tasks.text_tokenizer import DocumentData
+
+  check(file.is_file(), f"--files: there is no file {file}. Give the paths of text files.")
+  check(
+    isinstance(getattr(task.config, "data", None), DocumentData),
+    "--files is for language models, but this model was trained on something else than running"
+    " text. Leave it out.",
+  )
+  data = TextDocuments(folder=str(file.parent), valid=(file.name,), unit=unit)
+  return _rebuilt(task, data=data)
+
+
+def _rebuilt(task: Any, **changes: Any) -> Any:
+  """The task with another configuration, the model and the tokenizer as they are."""
+  config = dataclasses.replace(task.config, **changes)
+  return config.build(task.model.config, files=task.files()).edited(task.edits)
 
 
 def _heading(opened: Opened) -> str:

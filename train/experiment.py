@@ -65,6 +65,9 @@ class Experiment:
   """Stretches of training, one after the other; the learning-rate schedule spans them all."""
   mesh: MeshConfig = MeshConfig()
   """How devices share the work."""
+  start: str = ""
+  """Folder of a trained model to start from, tokenizer included (a workdir, a model's folder, or a
+  GPT-2 checkpoint of Hugging Face's); empty: fresh parameters. See train/start.py."""
   seed: int = 0
   """Seed of parameters, data order and dropout."""
   micro_batches: int = 1

@@ -85,7 +85,7 @@ class Loop:
     found = self.checkpoints.read_meta()
     if found is None:
       self.writer.rewind(0, {"final": -1})
-      return self.run.fresh_state()
+      return self.run.fresh_state(self.writer.say)
     step, meta = found
     errors.check(
       meta["tokenizer_hash"] == self.tokenizer_hash,

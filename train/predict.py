@@ -19,12 +19,18 @@ A masked language model puts out the line with its best guess in place of every 
 for each of them, a tab and its candidates, best first: `word probability`, parted by commas.
 
     --top k      so many candidates; 0: the filled line alone
+
+A model that answers questions reads one from every line, typed or as JSON, and puts out its answer;
+--scores and --nbest are as for translations:
+
+    echo "Anna is in the hall. | Where is Anna?" | python -m train.predict --workdir runs/nemot_qa
+    python -m train.predict --workdir runs/nemot_qa < questions.jsonl > answers.txt
 """
 
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING
 
 from compmod_jax.errors import UserError, check
@@ -33,7 +39,7 @@ from train.progress import Progress
 from train.trained import ModelArgs, Opened, open_model
 
 if TYPE_CHECKING:
-  from compmod_jax.api import MaskedModel, TranslationModel
+  from compmod_jax.api import AnsweringModel, MaskedModel, TranslationModel
   from compmod_jax.decoding import DecodeConfig
   from compmod_jax.tasks.translator import Hypothesis
 
@@ -109,12 +115,16 @@ def _warn(numbers: list[int], what: str) -> None:
 
 def _worker(opened: Opened, args: Args) -> Worker:
   """What turns sentences into output, by the kind of the model."""
-  from compmod_jax.api import MaskedModel, TranslationModel, override
+  from compmod_jax.api import AnsweringModel, MaskedModel, TranslationModel
+  from compmod_jax.decoding import override
 
   model = opened.model
   if isinstance(model, TranslationModel):
     decode = override(model.task.decode, {"n_best": args.nbest})
     return lambda *given: _translate(opened, model, args, decode, *given)
+  if isinstance(model, AnsweringModel):
+    decode = override(model.task.decode, {"n_best": args.nbest})
+    return lambda *given: _answer(opened, model, args, decode, *given)
   if isinstance(model, MaskedModel):
     check(
       args.nbest == 1 and not args.scores,
@@ -155,6 +165,40 @@ def _translate(
     yield _format(number, hypotheses, args)
 
 
+def _answer(
+  opened: Opened,
+  model: "AnsweringModel",
+  args: Args,
+  decode: "DecodeConfig",
+  lines: list[str],
+  first: int,
+  progress: Progress,
+) -> Iterator[str]:
+  """The answers to a chunk's questions; a line without a question is told and has an empty one."""
+  import jax
+
+  from compmod_jax.data.qa.typed import typed_question
+
+  questions = {}
+  for place, line in enumerate(lines):
+    try:
+      questions[place] = typed_question(line)
+    except UserError as error:
+      if line:
+        print(f"warning: line {first + place + 1}: {error}", file=sys.stderr, flush=True)
+  found = model.task.answerer(
+    opened.params,
+    list(questions.values()),
+    decode,
+    sharing=opened.sharing,
+    rng=jax.random.fold_in(jax.random.key(args.seed), first),
+    status=_status(progress, first),
+  )
+  answers = dict(zip(questions, found, strict=True))
+  for place in range(len(lines)):
+    yield _format(first + place + 1, answers.get(place, []), args)
+
+
 def _fill(
   opened: Opened,
   model: "MaskedModel",
@@ -190,7 +234,7 @@ def _status(progress: Progress, first: int) -> Callable[..., None]:
   )
 
 
-def _format(number: int, hypotheses: "list[Hypothesis]", args: Args) -> str:
+def _format(number: int, hypotheses: "Sequence[Hypothesis | Answer]", args: Args) -> str:
   """The output lines of an input line."""
   rows = [(hypothesis.score, _one_line(hypothesis.text)) for hypothesis in hypotheses]
   rows += [(float("-inf"), "")] * (args.nbest - len(rows))

@@ -4,8 +4,10 @@
     python -m train.reproduce 5.1 --scale tiny --show              # only the table of what is done
 
 Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest head silent), 5.4
-(ways of training), drophead, roberta, and of recoding recoding-5.1, -5.2, -5.4, -5.5, -5.6. Scales:
-tiny (the grammar), paper (the published data), and between them tatoeba, public_domain or ptb.
+(ways of training), drophead, roberta; of recoding recoding-5.1, -5.2, -5.4, -5.5, -5.6; of
+modulation nemot-3.7 (with 3.8: one model for all questions) and nemot-3.10 (reading strategies).
+Scales: tiny (the project's own data), paper (the published data), and between them tatoeba,
+public_domain, ptb or small.
 
 Each run is a cell: a small JSON file under `--results`, with its configuration, seed, revision,
 device, date, times and scores. What is there counts as done, wherever it was made, so the same
@@ -41,9 +43,10 @@ class Args:
   """Trains the rows of a published table and sets it beside the original."""
 
   table: Annotated[str, tyro.conf.Positional]
-  """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding-5.1, -5.2, -5.4, -5.5 or -5.6."""
+  """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding-5.1, -5.2, -5.4, -5.5, -5.6,
+  nemot-3.7 or -3.10."""
   scale: str = "tiny"
-  """Data and model: tiny, tatoeba (roberta: public_domain, recoding: ptb) or paper."""
+  """Data and model: tiny, paper; tatoeba, public_domain, ptb or small, as the table has it."""
   heads: int = 4
   """Heads of every attention module, 4 or 8 (table 5.1)."""
   seeds: int = 3

@@ -5,12 +5,13 @@ import bisect
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -21,6 +22,7 @@ from compmod_jax.interop.model_folder import load_model_folder, save_model_folde
 from compmod_jax.tasks.base import Sharing, Task
 from train.experiment import Experiment
 from train.optimizer import learning_rate, make_optimizer
+from train.start import Start
 from train.step import TrainState, init_state, trainable_mask
 from train.workdir import CONFIG, claim, compare, make_folder, read_config
 
@@ -149,9 +151,22 @@ class Run:
       self.state_shardings,
     )
 
-  def fresh_state(self) -> TrainState:
-    """The state before the first step, made on the devices."""
-    return jax.jit(self._init, out_shardings=self.state_shardings)()
+  def fresh_state(self, say: Callable[[str], None] = lambda _: None) -> TrainState:
+    """The state before the first step, made on the devices.
+
+    Args:
+      say: is told what started from a trained model, if anything did.
+    """
+    state: TrainState = jax.jit(self._init, out_shardings=self.state_shardings)()
+    if not self.experiment.start:
+      return state
+    start = Start(Path(self.experiment.start))
+    fresh = jax.device_get(state.params)
+    params, note = start.merged(fresh, self.experiment.model)
+    say(note)
+    params = jax.device_put(params, self.state_shardings.params)
+    average = jax.tree.map(jnp.array, params) if self.experiment.ema else ()
+    return state.replace(params=params, ema=average)
 
 
 def parameter_shardings(task: Task, mesh: Mesh) -> Any:
@@ -196,6 +211,8 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     multiple = read_config(workdir).get("batch_multiple", multiple)
   if (workdir / "tokenizers").is_dir():
     files = load_model_folder(workdir / "tokenizers")[1]
+  elif experiment.start:
+    files = Start(Path(experiment.start)).files()
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
   shapes = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
   for phase in experiment.phases:
@@ -213,7 +230,7 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
   task.check_data()
   if not (workdir / CONFIG).exists():
     claim(workdir, experiment, command=command, multiple=multiple)
-  if files is None:
+  if not (workdir / "tokenizers").is_dir():
     meta = {"holds": "tokenizers"}
     save_model_folder(workdir / "tokenizers", params={}, files=task.files(), meta=meta)
   return Run(

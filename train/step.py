@@ -71,6 +71,14 @@ def trainable_mask(params: Any, which: str) -> Any:
   return mask
 
 
+def used_mask(mask: Any, idle: tuple[str, ...]) -> Any:
+  """The mask without the parameters that a batch has no use for (`Task.idle`)."""
+  return {
+    name: jax.tree.map(lambda _: False, part) if name in idle else part
+    for name, part in mask.items()
+  }
+
+
 def gradients(
   task: Task, params: Any, carry: Any, batch: Batch, context: Context, micro_batches: int
 ) -> tuple[Any, jax.Array, dict[str, losses.Term], Any, dict[str, Any]]:
@@ -139,8 +147,9 @@ def make_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
   """The step of a phase: a pure function from state and batch to state and metrics.
 
-  Frozen parameters (`mask` false) and their optimizer state keep their bits. Where the loss or the
-  gradient is not finite, everything but the counters does. What the task varies in the course of
+  Frozen parameters (`mask` false), those that a batch has no use for, and the optimizer state of
+  both keep their bits. Where the loss or the gradient is not finite, everything but the counters
+  does. What the task varies in the course of
   training spans `total_steps` batches, those of all phases.
   """
   optimizer = optax.with_extra_args_support(optimizer)
@@ -155,12 +164,13 @@ def make_step(
     grads, value, terms, carry, found = gradients(
       task, state.params, state.carry, batch, context, micro_batches
     )
-    grads = choose(mask, grads, jax.tree.map(jnp.zeros_like, grads))
+    moving = used_mask(mask, task.idle(batch))
+    grads = choose(moving, grads, jax.tree.map(jnp.zeros_like, grads))
     norm = optax.tree.norm(grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params, moving=mask)
-    params = choose(mask, optax.apply_updates(state.params, updates), state.params)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params, moving=moving)
+    params = choose(moving, optax.apply_updates(state.params, updates), state.params)
     moves = optax.tree.map_params(
-      optimizer, lambda _, m: m, opt_state, mask, transform_non_params=lambda _: True
+      optimizer, lambda _, m: m, opt_state, moving, transform_non_params=lambda _: True
     )
     opt_state = choose(moves, opt_state, state.opt_state)
     average = state.ema

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 from compmod_jax.analysis import style
 from compmod_jax.analysis.plot import Records, series
 
-SCORES = {"bleu": "BLEU", "exact_match": "exact match", "accuracy": "accuracy"}
+SCORES = {"bleu": "BLEU", "exact_match": "exact match", "score": "score", "accuracy": "accuracy"}
 # Phases that change more often than this are not told apart by lines.
 _MARKED = 3
 

@@ -66,7 +66,7 @@ def training_curves(
     A figure with up to six panels, or with one sentence that says that nothing was recorded.
   """
   both = [("train", None, "train"), ("eval", split, split)]
-  scores = [("bleu", "BLEU"), ("exact_match", "exact")]
+  scores = [("bleu", "BLEU"), ("exact_match", "exact"), ("score", "score")]
   panels = [
     ("Loss", "nats per token", [(kind, part, "loss", name) for kind, part, name in both]),
     ("Perplexity", "per token", [(kind, part, "perplexity", name) for kind, part, name in both]),

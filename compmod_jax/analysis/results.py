@@ -44,6 +44,15 @@ class SplitResult(TypedDict, total=False):
   """0 to 100."""
   exact_match: float | None
   """0 to 100: per cent of sentences."""
+  score: float | None
+  """0 to 100: the mean over sets of questions of the mean main score of each question."""
+  multiple_choice_accuracy: float | None
+  """0 to 100, as are the following, each over the questions of one format."""
+  yes_no_accuracy: float | None
+  extractive_f1: float | None
+  abstractive_rouge_l: float | None
+  malformed: float | None
+  """0 to 100: per cent of labels and yes/no answers that are none."""
   signature: str | None
   """sacreBLEU's signature of `bleu`."""
   chrf_signature: str | None
@@ -98,13 +107,18 @@ class Results(TypedDict, total=False):
 METRICS = {
   "loss": "loss", "unigram": "unigram loss", "perplexity": "perplexity per token",
   "word_perplexity": "perplexity per word", "accuracy": "accuracy", "bleu": "BLEU",
-  "chrf": "chrF", "exact_match": "exact match",
+  "chrf": "chrF", "exact_match": "exact match", "score": "score",
+  "multiple_choice_accuracy": "multiple-choice accuracy", "yes_no_accuracy": "yes/no accuracy",
+  "extractive_f1": "extractive F1", "abstractive_rouge_l": "abstractive ROUGE-L",
+  "malformed": "malformed answers",
 }  # fmt: skip
 HEADINGS = {
   "split": "split", "sentences": "sentences", "tokens": "tokens", "loss": "loss",
   "unigram": "unigram",
   "perplexity": "ppl/token", "word_perplexity": "ppl/word", "accuracy": "accuracy", "bleu": "BLEU",
-  "interval": "95 % interval", "chrf": "chrF", "exact_match": "exact match",
+  "interval": "95 % interval", "chrf": "chrF", "exact_match": "exact match", "score": "score",
+  "multiple_choice_accuracy": "choice", "yes_no_accuracy": "yes/no", "extractive_f1": "extr. F1",
+  "abstractive_rouge_l": "ROUGE-L", "malformed": "malformed",
 }  # fmt: skip
 
 

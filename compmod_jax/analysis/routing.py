@@ -1,6 +1,7 @@
 """What routers do over a whole split."""
 
 import functools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ def mean_weights(
   sums = jax.jit(functools.partial(_sums, task, positions=positions))
   batches = task.eval_batches(split, multiple=sharing.multiple)
   parts = [jax.device_get(sums(params, sharing.place(batch))) for batch in batches]
-  totals = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *parts)
+  totals = added(parts)
   return {
     site: {
       name: (total / np.maximum(count, 1)[..., None]).tolist()
@@ -44,6 +45,20 @@ def mean_weights(
     }
     for site, by_name in totals.items()
   }
+
+
+def added(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+  """Sums of batches, site by site: a batch has none of a site that it does not run through.
+
+  Args:
+    parts: site -> name -> any pytree of arrays, for every batch.
+  """
+  totals: dict[str, dict[str, Any]] = {}
+  for part in parts:
+    for site, values in part.items():
+      held = totals.get(site)
+      totals[site] = jax.tree.map(np.add, held, dict(values)) if held else dict(values)
+  return totals
 
 
 def _sums(task: Task, params: Any, batch: Batch, *, positions: int) -> dict[str, Any]:

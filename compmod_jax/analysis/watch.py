@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compmod_jax.analysis.routing import added
 from compmod_jax.mechanisms.health import weights_by_position
 from compmod_jax.sites import Taps
 from compmod_jax.tasks.base import Batch, Sharing, Task
@@ -35,9 +36,9 @@ class HeadWatch:
     split: str = "valid",
     sharing: Sharing = Sharing(),
   ):
-    batch = sample(task.eval_batches(split), sentences)
-    self._task, self._sentences = task, len(batch["index"])
-    self._batch = sharing.place(batch)
+    batches = samples(task.eval_batches(split), sentences)
+    self._task, self._sentences = task, sum(len(batch["index"]) for batch in batches)
+    self._batches = [sharing.place(batch) for batch in batches]
     self._routed = {site.removesuffix("/router/weights"): site for site in task.routing_sites()}
     taps = Taps()
     shapes = jax.eval_shape(task.init, jax.random.key(0))
@@ -60,7 +61,7 @@ class HeadWatch:
       the heads' outputs before and after they are weighted. Means over sentences; None where no
       sentence is so long.
     """
-    found = jax.device_get(self._sums(params, self._batch))
+    found = added(jax.device_get(self._sums(params, batch)) for batch in self._batches)
     sites = {
       module: {
         "first": self._task.start_tokens(module),
@@ -79,6 +80,8 @@ class HeadWatch:
     self._task.forward(params, batch, taps=taps)
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
     for site, (module, name) in sites.items():
+      if site not in taps.captured:
+        continue  # the batch does not run through it
       values = taps.captured[site]
       if name != "weight":
         values = jnp.sqrt(jnp.sum(jnp.square(values.astype(jnp.float32)), axis=-1))
@@ -88,8 +91,9 @@ class HeadWatch:
     return found
 
 
-def sample(batches: Iterable[Mapping[str, np.ndarray]], count: int) -> dict[str, np.ndarray]:
-  """The examples with the lowest numbers (`index`) as one batch, padded with zeros.
+def samples(batches: Iterable[Mapping[str, np.ndarray]], count: int) -> list[dict[str, np.ndarray]]:
+  """The examples with the lowest numbers (`index`), padded with zeros: a batch for all that have
+  the same columns.
 
   Args:
     batches: each column [rows] or [rows, time], `index` -1 where a row is filler.
@@ -99,8 +103,12 @@ def sample(batches: Iterable[Mapping[str, np.ndarray]], count: int) -> dict[str,
   for batch in batches:
     for row in np.flatnonzero(batch["index"] >= 0).tolist():
       rows[int(batch["index"][row])] = {name: column[row] for name, column in batch.items()}
-  chosen = [rows[number] for number in sorted(rows)[:count]]
-  return {name: _stack([row[name] for row in chosen]) for name in chosen[0]}
+  kinds: dict[tuple[str, ...], list[dict[str, np.ndarray]]] = {}
+  for number in sorted(rows)[:count]:
+    kinds.setdefault(tuple(rows[number]), []).append(rows[number])
+  return [
+    {name: _stack([row[name] for row in kind]) for name in kind[0]} for kind in kinds.values()
+  ]
 
 
 def _stack(values: list[np.ndarray]) -> np.ndarray:

@@ -25,6 +25,7 @@ __all__ = [
   "batch_plan",
   "batches_per_epoch",
   "eval_batches",
+  "iterate",
   "padding_share",
   "tokenise",
   "train_batches",
@@ -206,8 +207,6 @@ def train_batches(
   Raises:
     UserError: no examples, or rows that processes cannot share.
   """
-  import grain
-
   _check_processes(multiple, process, processes)
   check(seed >= 0, f"seed is {seed}; it must not be negative.")
   if not len(examples):
@@ -224,8 +223,20 @@ def train_batches(
     process=process,
     processes=processes,
   )
-  options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=config.prefetch)
-  return iter(grain.MapDataset.source(cast(Any, epochs)).to_iter_dataset(options))
+  return iterate(epochs, config.prefetch)
+
+
+def iterate(batches: Any, prefetch: int) -> Any:
+  """A grain `DatasetIterator` over batches at random access, whose position is one number.
+
+  Args:
+    batches: has `__len__` and `__getitem__`.
+    prefetch: batches that a thread prepares ahead; `close` ends it.
+  """
+  import grain
+
+  options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
+  return iter(grain.MapDataset.source(cast(Any, batches)).to_iter_dataset(options))
 
 
 def eval_batches(

@@ -1,4 +1,4 @@
-"""Text to token ids and back: training tokenizers, and keeping them in a cache."""
+"""Text to token ids and back: making tokenizers, and keeping those that are trained in a cache."""
 
 import collections
 import dataclasses
@@ -45,12 +45,17 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
   """Trains a tokenizer; the same texts and settings always give the same one.
 
   Args:
-    texts: training sentences only, never those of validation or test.
+    texts: training sentences only, never those of validation or test. GPT-2's tokenizer needs none.
     config: kind and size. A text that supports fewer than `vocab_size` tokens gives fewer.
 
   Raises:
-    UserError: no text, or a vocabulary too small for the text's characters.
+    UserError: no text, a vocabulary too small for the text's characters, or GPT-2's files are
+      missing or damaged.
   """
+  if config.kind == "gpt2":
+    from compmod_jax.interop.gpt2_tokenizer import read_gpt2_tokenizer
+
+    return read_gpt2_tokenizer(config.folder, config.special_tokens)
   if config.kind == "words":
     return _train_words(texts, config)
   # Only the text transformation is borrowed from this empty vocabulary.
@@ -119,12 +124,12 @@ def cached_tokenizer(
   """`train_tokenizer`, kept in a file named by a hash of texts, settings and library version.
 
   A cached file that is damaged is trained again and replaced. Several processes may do this at
-  once: files are written whole or not at all.
+  once: files are written whole or not at all. What is not trained is not kept.
 
   Raises:
     UserError: as `train_tokenizer`; or `cache_dir` cannot be written.
   """
-  if cache_dir is None:
+  if cache_dir is None or config.kind == "gpt2":
     return train_tokenizer(texts, config)
   texts = texts if isinstance(texts, Collection) else list(texts)
   path = Path(cache_dir) / f"{_cache_key(texts, config)}.tokenizer"
@@ -151,8 +156,14 @@ def pair_tokenizers(
   """Tokenizers for the two sides: one and the same, trained on both, without `target_config`.
 
   Raises:
-    UserError: as `cached_tokenizer`.
+    UserError: as `cached_tokenizer`; or one is of a kind that is not trained.
   """
+  for name, given in (("tokenizer", config), ("target_tokenizer", target_config)):
+    check(
+      given is None or given.kind != "gpt2",
+      f"{name}.kind is 'gpt2', but pairs need the ids 0 to 3 for padding, start and end, which are"
+      " other tokens of GPT-2: choose bpe, unigram or words.",
+    )
   if target_config is None:
     both = cached_tokenizer([*sources, *targets], config, cache_dir)
     return both, both

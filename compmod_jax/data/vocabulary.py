@@ -1,4 +1,4 @@
-"""What a tokenizer is, and its kinds: sub-words by sentencepiece, and whole words."""
+"""What a tokenizer is, and its trained kinds: sub-words by sentencepiece, and whole words."""
 
 import abc
 import base64
@@ -8,7 +8,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from compmod_jax.errors import UserError, check, check_choice
 
@@ -17,27 +17,38 @@ CONTROLS = ("<pad>", "<unk>", "<s>", "</s>")
 # Stands in text for a word that a masked language model is to fill in.
 MASK = "<mask>"
 
-Kind = Literal["bpe", "unigram", "words"]
+Kind = Literal["bpe", "unigram", "words", "gpt2"]
 FORMAT = "compmod_jax tokenizer 1"
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-  """How a tokenizer is trained."""
+  """How a tokenizer is trained, or where it is read from."""
 
   kind: Kind = "bpe"
-  """Sub-words by merging (bpe) or by likelihood (unigram), or words between white space."""
+  """Sub-words by merging (bpe) or by likelihood (unigram), words between white space, or GPT-2's
+  sub-words (gpt2), which are read from `folder`: nothing is trained then."""
   vocab_size: int = 8000
-  """Most ids there may be, the four reserved ones included; a small text supports fewer."""
+  """Most ids there may be, the four reserved ones included; a small text supports fewer. Without
+  effect for gpt2, as is `character_coverage`: its files say what there is."""
   special_tokens: tuple[str, ...] = ()
-  """Further tokens with ids of their own, from 4 on; never split."""
+  """Further tokens with ids of their own, from 4 on (gpt2: after GPT-2's); never split."""
   lowercase: bool = False
   """Lower-cases the text; decoded text is lower-case then."""
   character_coverage: float = 1.0
   """Share of the text's characters that get a token; the rarest of the others become unknown."""
+  folder: str = ""
+  """For gpt2 alone: holds vocab.json and merges.txt, also gzipped; may start with a variable."""
 
   def __post_init__(self) -> None:
-    check_choice("kind", self.kind, ("bpe", "unigram", "words"))
+    check_choice("kind", self.kind, get_args(Kind))
+    gpt2 = self.kind == "gpt2"
+    check(
+      gpt2 == bool(self.folder) and not (gpt2 and self.lowercase),
+      f"kind is {self.kind!r}, folder {self.folder!r} and lowercase {self.lowercase}; gpt2 needs a"
+      " folder with its vocab.json and merges.txt, and lowercase = False, as it tells capitals"
+      " apart. The other kinds are trained: leave folder empty.",
+    )
     reserved = len(CONTROLS) + len(self.special_tokens)
     check(
       self.vocab_size > reserved,
@@ -60,8 +71,9 @@ class TokenizerConfig:
 class Tokenizer(abc.ABC):
   """Text to ids and back; what it was trained on is all that it depends on.
 
-  Text is brought to Unicode normalisation form C first. The ids 0 to 3 are PAD, UNK, BOS and EOS
-  for every kind that is trained here; none of them but UNK comes out of `encode`.
+  Text is brought to Unicode normalisation form C first, except for tokenizers of other libraries.
+  The ids 0 to 3 are PAD, UNK, BOS and EOS for every kind that is trained here; none of them but UNK
+  comes out of `encode`.
 
   Attributes:
     kind: how text is cut.
@@ -196,6 +208,10 @@ class Tokenizer(abc.ABC):
         from compmod_jax.interop.hf_tokenizer import HuggingFaceTokenizer
 
         return HuggingFaceTokenizer(**state["model"])
+      if kind == "gpt2":
+        from compmod_jax.interop.gpt2_tokenizer import Gpt2Tokenizer
+
+        return Gpt2Tokenizer(**state["model"], special_tokens=tokens)
       if kind == "words":
         return Words(state["model"], special_tokens=tokens, lowercase=lowercase)
       model = base64.b64decode(state["model"], validate=True)

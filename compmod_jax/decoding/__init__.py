@@ -5,8 +5,18 @@ pytree that this package reorders as hypotheses come and go (`compmod_jax.decodi
 """
 
 from compmod_jax.decoding.beam import beam_search
-from compmod_jax.decoding.config import DecodeConfig, decode
+from compmod_jax.decoding.config import DecodeConfig, decode, override
 from compmod_jax.decoding.types import Decoded, Record, Step
 from compmod_jax.decoding.walk import greedy, sample
 
-__all__ = ["DecodeConfig", "Decoded", "Record", "Step", "beam_search", "decode", "greedy", "sample"]
+__all__ = [
+  "DecodeConfig",
+  "Decoded",
+  "Record",
+  "Step",
+  "beam_search",
+  "decode",
+  "greedy",
+  "override",
+  "sample",
+]

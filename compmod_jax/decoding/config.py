@@ -1,6 +1,7 @@
 """How a model's outputs are decoded, as configuration."""
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from compmod_jax.decoding.walk import greedy, sample
 from compmod_jax.errors import check, check_choice
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class DecodeConfig:
   """Settings of decoding. A bad value is a `UserError` that names it."""
 
@@ -93,6 +94,18 @@ class DecodeConfig:
     lengths = jnp.asarray(source_lengths)
     limits = jnp.floor(lengths * self.max_ratio).astype(jnp.int32) + self.max_extra
     return jnp.where(lengths > 0, jnp.clip(limits, 1, max_length), 0)
+
+
+def override(config: DecodeConfig, fields: Mapping[str, Any]) -> DecodeConfig:
+  """The configuration with some fields changed.
+
+  Raises:
+    UserError: a field that it does not have, or a bad value.
+  """
+  for name in fields:
+    choices = [field.name for field in dataclasses.fields(DecodeConfig)]
+    check_choice("a decoding option", name, choices)
+  return dataclasses.replace(config, **fields)
 
 
 def decode(

@@ -36,7 +36,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
   def __init__(self, state: str, names: Mapping[str, str], vocab: int = 0):
     self.state, self.names = state, dict(names)
-    self._tokenizer: Any = _package().Tokenizer.from_str(state)
+    self._tokenizer: Any = tokenizers_package().Tokenizer.from_str(state)
     self._tokenizer.no_padding()
     self._tokenizer.no_truncation()
     self._vocab = max(vocab, self._tokenizer.get_vocab_size())
@@ -142,7 +142,12 @@ def write_tokenizer(folder: str | Path, tokenizer: HuggingFaceTokenizer) -> None
   (Path(folder) / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _package() -> Any:
+def tokenizers_package() -> Any:
+  """The package `tokenizers`.
+
+  Raises:
+    UserError: it is not installed.
+  """
   try:
     import tokenizers
   except ImportError as error:
@@ -155,7 +160,7 @@ def _package() -> Any:
 
 def _byte_pairs(folder: Path) -> str:
   """RoBERTa's tokenizer from its vocabulary and merges."""
-  package = _package()
+  package = tokenizers_package()
   made = package.ByteLevelBPETokenizer.from_file(
     str(folder / "vocab.json"), str(folder / "merges.txt")
   )
@@ -168,6 +173,7 @@ def _byte_pairs(folder: Path) -> str:
 
 def _word_pieces(folder: Path, lowercase: bool) -> str:
   """BERT's tokenizer from its vocabulary."""
-  made = _package().BertWordPieceTokenizer.from_file(str(folder / "vocab.txt"), lowercase=lowercase)
+  package = tokenizers_package()
+  made = package.BertWordPieceTokenizer.from_file(str(folder / "vocab.txt"), lowercase=lowercase)
   made.add_special_tokens(list(_BERT.values()))
   return made.to_str()

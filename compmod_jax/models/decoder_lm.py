@@ -72,6 +72,10 @@ class DecoderConfig(StackConfig):
     """The decoder."""
     return (DECODER,)
 
+  def last_side(self, task: str) -> str:
+    """The decoder, whatever the task."""
+    return DECODER
+
   def layers(self, side: str) -> int:
     """Layers of the decoder."""
     return self.decoder_layers

@@ -45,6 +45,13 @@ class EncoderConfig(StackConfig):
     super().__post_init__()
     errors.check_choice("model.norm", self.norm, ("pre", "post"))
 
+  def describe(self) -> str:
+    """Sizes and competition, in a few words."""
+    return (
+      f"{self.encoder_layers} layers of width {self.dim} and {self.heads} heads"
+      f" ({self.describe_competition()})"
+    )
+
   def sides(self) -> tuple[str, ...]:
     """The encoder."""
     return ("encoder",)

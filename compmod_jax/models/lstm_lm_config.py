@@ -5,6 +5,18 @@ import dataclasses
 from compmod_jax.errors import check
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
 
+# What recoding lowers, in words; {} is the number of samples.
+_SIGNALS = {
+  "surprisal": "surprisal of the right token",
+  "argmax": "surprisal of the most probable token",
+  "nll": "negative log-likelihood of the right token",
+  "entropy": "entropy of the next token's distribution",
+  "mc_dropout": "entropy of the mean of {} distributions, under dropout",
+  "variational": "entropy of the mean of {} copies, under dropout",
+  "ensemble": "entropy of the mean of {} decoders",
+  "weak_supervision": "loss of a diagnostic classifier",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class LstmConfig:
@@ -45,6 +57,34 @@ class LstmConfig:
   def plain(self) -> "LstmConfig":
     """The same model without recoding."""
     return dataclasses.replace(self, recoding=RecodingConfig())
+
+  def parts(self, vocab: int) -> list[tuple[str, str, str]]:
+    """Every part from input to output: name, pattern of its parameters' names, what it is."""
+    r, dim = self.recoding, self.dim
+    found = [("embedding", "embedding", f"{vocab:,} tokens x {self.embedding_dim}")]
+    for i in range(self.layers):
+      below = dim if i else self.embedding_dim
+      found.append((f"layer_{i}/lstm", rf"(input|recurrent|bias)_{i}", f"{below} -> {dim}"))
+      if r.active:
+        found.append((f"layer_{i}/recoding", rf"step_{i}_.*", self._moves()))
+    many = f"{r.members} of {dim}" if r.members > 1 else str(dim)
+    tied = ", the embedding once more" if self.tied else ""
+    found.append(("decoder", r"decoder(_bias)?", f"{many} -> {vocab:,}{tied}"))
+    if r.active:
+      found.append(("recoding signal", "anchor|steps", _SIGNALS[r.signal].format(r.samples)))
+    return found
+
+  def _moves(self) -> str:
+    r = self.recoding
+    how = {
+      "constant": f"a step of {r.size:g}",
+      "learned": f"a learned step, at first {r.size:g}",
+      "predicted": f"a step predicted from h, at first {r.size:g}",
+      "safe": f"a safe step of at most {r.size:g}",
+    }
+    often = f", {r.steps} times" if r.steps > 1 else ""
+    when = {"always": "", "train": "; in training alone", "test": "; in use alone"}[r.when]
+    return f"h and c go down the signal's gradient by {how[r.step]}{often}{when}"
 
   def warnings(self) -> list[str]:
     """What is allowed here but hardly meant, a sentence each; empty if nothing is."""

@@ -93,17 +93,21 @@ class Nemot(nn.Module):
     blocks: Blocks,
     *,
     causal: bool = True,
+    positions: Int[Array, "batch places"] | None = None,
     vanilla_logits: bool = False,
+    vanilla_positions: Int[Array, "batch places"] | None = None,
     deterministic: bool = True,
     taps: Taps = OFF,
   ) -> TextOutput:
-    """Logits at every position: in decoder mode those of the token that follows.
+    """Logits at positions: in decoder mode those of the token that follows.
 
     Args:
       text: the batch.
       blocks: (task, rows) of the batch in its order; a task's output set runs on its rows alone.
       causal: decoder mode; else every token sees the whole text.
+      positions: numbers of the positions whose logits are wanted; all, in order, if not given.
       vanilla_logits: also those of the vanilla set's own head.
+      vanilla_positions: the same as `positions`, for these.
       deterministic: no dropout.
       taps: sites to read or change.
 
@@ -117,10 +121,12 @@ class Nemot(nn.Module):
     parts, start = [], 0
     for task, count in blocks:
       rows = slice(start, start + count)
-      parts.append(self._put_out(run, task, x[rows], gates, rows, taps))
+      parts.append(self._put_out(run, task, x[rows], gates, rows, taps, positions))
       start += count
     logits = taps("logits", jnp.concatenate(parts))
-    return TextOutput(logits, _product(self.vanilla_head, plain) if vanilla_logits else None)
+    if not vanilla_logits:
+      return TextOutput(logits)
+    return TextOutput(logits, _product(self.vanilla_head, _at(plain, vanilla_positions)))
 
   def prefill(
     self, text: Text, task: str, *, beams: int, length: int, taps: Taps = OFF
@@ -237,12 +243,14 @@ class Nemot(nn.Module):
     gates: Mapping[str, Mapping[int, Gates]],
     rows: slice,
     taps: Taps,
+    positions: jax.Array | None = None,
   ) -> jax.Array:
-    """Logits of a task's output set."""
+    """Logits of a task's output set, all or at positions."""
     inner = taps.scope(f"{OUTPUT}_{task}")
     mine = jax.tree.map(lambda gate: gate[rows], dict(gates.get(OUTPUT, {})))
     x = run(self.output[task], x, rows=rows, gates=mine, taps=inner)
-    return _product(self.head, inner("output", self.output_norm[task](x)))
+    x = inner("output", self.output_norm[task](x))
+    return _product(self.head, _at(x, None if positions is None else positions[rows]))
 
   def _check(self, text: Text, blocks: Blocks, steps: int = 0) -> None:
     """Raises a `UserError` if the model cannot take these texts."""
@@ -266,6 +274,11 @@ def _zero_dense(width: int, dtype: Any) -> nn.Dense:
   """A projection that puts out zeros at first."""
   init = logical(nn.initializers.zeros, "embed", "norm")
   return nn.Dense(width, dtype=dtype, kernel_init=init)
+
+
+def _at(x: jax.Array, positions: jax.Array | None) -> jax.Array:
+  """Rows of a stream at positions; all of them if there are none."""
+  return x if positions is None else jnp.take_along_axis(x, positions[..., None], axis=1)
 
 
 def _product(head: nn.Dense, x: jax.Array) -> jax.Array:

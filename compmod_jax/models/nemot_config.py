@@ -12,6 +12,8 @@ from compmod_jax.models.stack_config import StackConfig
 
 VANILLA, MODULATORY, OUTPUT = "vanilla", "modulatory", "output"
 MODES = ("enc", "dec")
+# From kinds of gates to the site that follows what they gate.
+_GATED_AT = {"attention": "self/heads_scaled", "logits": "self/heads_scaled", "ffn": "output"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +142,10 @@ class NemotConfig(StackConfig):
     gate = (MODULATORY,) if self.gate == "on" else ()
     return (VANILLA, *gate, *(f"{OUTPUT}_{task}" for task in self.tasks))
 
+  def last_side(self, task: str) -> str:
+    """The set whose output gives a task's logits."""
+    return f"{OUTPUT}_{task}"
+
   def layers(self, side: str) -> int:
     """Layers of a set."""
     counts = {VANILLA: self.vanilla_layers, MODULATORY: self.modulatory_layers}
@@ -148,6 +154,30 @@ class NemotConfig(StackConfig):
   def attention(self, side: str) -> tuple[tuple[str, str], ...]:
     """Self-attention; all output sets are one place."""
     return ((f"{side.split('_')[0]}_self", "self"),)
+
+  def plain(self) -> "NemotConfig":
+    """The same model without any competition, gate and reading strategy."""
+    off = {"gate": "off", "gate_places": (), "option_interaction": False, "highlighting": "off"}
+    return dataclasses.replace(self, compete=(), expert_layers=(), **off)
+
+  def marks(self) -> dict[str, str]:
+    """Site or module -> what a mechanism does there besides what its parameters tell."""
+    found = super().marks()
+    if self.gate == "on":
+      made = "a projection of the stream" if self.gate_start == "half" else "the stream"
+      found["auxiliary_embedding"] = "in front of what follows"
+      found["gate"] = f"sigmoid of {made} of the neuromodulatory set"
+      found["gated"] = "the vanilla set's output times the gate"
+    for place in self.gate_places:
+      layer, kind = place.split("/")
+      found[f"gates/{place}"] = f"gate on the {kind} of {layer}: sigmoid of a projection"
+      own, number = layer.rsplit("_", 1)
+      for side in self.sides():
+        if side.split("_")[0] == own:
+          site = f"{side}/layer_{number}/{_GATED_AT[kind]}"
+          also = f"{found[site]}; " if site in found else ""
+          found[site] = f"{also}gated: {kind}"
+    return found
 
   def describe(self) -> str:
     """Sizes, gates and competition, in a few words."""

@@ -171,6 +171,16 @@ class StackConfig:
     """The same model without any competition."""
     return dataclasses.replace(self, compete=(), expert_layers=())
 
+  def marks(self) -> dict[str, str]:
+    """Site or module -> what a mechanism does there besides what its parameters tell."""
+    c = self.drophead
+    if not c.active:
+      return {}
+    rates = {"v": f"{c.start:g} to 0 to {c.end:g}", "curriculum": f"0 to {c.end:g}"}
+    rates |= {"constant": f"{c.start:g}", "anti_curriculum": f"{c.start:g} to 0"}
+    does = f"DropHead in training, p = {rates[c.schedule]}"
+    return {f"{module}/heads_scaled": does for module in self.attention_modules()}
+
   def describe_competition(self) -> str:
     """What competes where, in a few words."""
     places = " and ".join(place.replace("_", " ") for place in self.compete)

@@ -86,9 +86,13 @@ def lower_is_better(metric: str) -> bool:
 
 
 class OfSplits:
-  """The part of a task whose splits are those of `config.data`."""
+  """The part of a task whose splits are those of `config.data`, and whose batches use all of it."""
 
   config: Any
+
+  def idle(self, batch: Batch) -> tuple[str, ...]:
+    """None: every batch uses all parameters."""
+    return ()
 
   def split_names(self) -> tuple[str, ...]:
     """Names of all splits, that of training among them."""
@@ -182,6 +186,10 @@ class Task(Protocol):
     self, params: Any, carry: Any, batch: Batch, context: Context
   ) -> tuple[dict[str, Term], Any, Metrics]:
     """Terms of the objective, the next carry, and additive metrics (sum, count)."""
+    ...
+
+  def idle(self, batch: Batch) -> tuple[str, ...]:
+    """Names of what parameters a batch has no use for, at the top level: they do not move."""
     ...
 
   def train_batches(

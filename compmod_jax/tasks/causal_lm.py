@@ -27,7 +27,7 @@ from compmod_jax.tasks.base import (
   Status,
   silent,
 )
-from compmod_jax.tasks.causal_lm_config import TASK, CausalLMConfig
+from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.over_blocks import OverBlocks
 from compmod_jax.tasks.scorer import Scorer
 from compmod_jax.tasks.text_blocks import TextBlocks
@@ -64,13 +64,7 @@ class CausalLM(OverBlocks):
       " the last of a block needs a position. Raise model.max_length.",
     )
     if isinstance(model, NemotConfig):
-      errors.check_choice(f"task {TASK!r}, which language modelling needs,", TASK, model.tasks)
-      reads = model.option_interaction or model.highlighting != "off"
-      errors.check(
-        not reads,
-        "model.option_interaction or model.highlighting is on, but running text has neither answer"
-        " options nor parts of speech. Switch them off.",
-      )
+      modulated.check_running_text(model)
     self.config, self.tokenizer, self.edits = config, tokenizer, dict(edits or {})
     self.blocks = TextBlocks(config, tokenizer, tokenizer.eos, cache)
     self.model = modulated.build(model, tokenizer.vocab_size, tokenizer.pad)
@@ -128,12 +122,12 @@ class CausalLM(OverBlocks):
   def init(self, rng: jax.Array) -> Any:
     """Fresh parameters, boxed with the logical names of their dimensions."""
     tokens = self.example()["tokens"][:, :-1]
-    return self.model.init(rng, self._text(tokens), [(TASK, 1)])["params"]
+    return self.model.init(rng, self._text(tokens), [(modulated.LM, 1)])["params"]
 
   def _text(self, tokens: jax.Array) -> Text:
     config, auxiliary, segments = self.model.config, None, None
     if isinstance(config, NemotConfig):
-      ids = jnp.asarray(config.auxiliary_ids("dec", TASK), jnp.int32)
+      ids = jnp.asarray(config.auxiliary_ids("dec", modulated.LM), jnp.int32)
       auxiliary = jnp.broadcast_to(ids[None], (len(tokens), len(ids)))
     if not self.config.joined:
       segments = jnp.cumsum(tokens == self.tokenizer.eos, axis=1, dtype=jnp.int32)
@@ -151,7 +145,7 @@ class CausalLM(OverBlocks):
     out: TextOutput = self.model.apply(  # pyright: ignore[reportAssignmentType]
       {"params": params},
       self._text(tokens),
-      [(TASK, len(tokens))],
+      [(modulated.LM, len(tokens))],
       deterministic=rng is None,
       taps=taps.editing(self.edits),
       rngs=None if rng is None else {"dropout": rng},
@@ -161,8 +155,7 @@ class CausalLM(OverBlocks):
   def rows(self, site: str, batch: Batch) -> jax.Array:
     """Positions that hold real tokens, auxiliary ones where a site has them."""
     real = (batch["tokens"][:, :-1] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
-    before = self.model.config.before if site.startswith("modulatory/") else 0  # pyright: ignore[reportAttributeAccessIssue]
-    return jnp.pad(real, ((0, 0), (before, 0)), constant_values=True) if before else real
+    return modulated.with_auxiliary(self.model.config, site, real)
 
   def loss(
     self, params: Any, carry: Any, batch: Batch, context: Context

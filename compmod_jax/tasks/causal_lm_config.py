@@ -15,8 +15,6 @@ from compmod_jax.tasks.text_tokenizer import DocumentData, text_tokenizer
 if TYPE_CHECKING:
   from compmod_jax.tasks.causal_lm import CausalLM
 
-TASK = "lm"
-
 
 @dataclasses.dataclass(frozen=True)
 class CausalLMConfig:

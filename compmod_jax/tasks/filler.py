@@ -15,6 +15,7 @@ from compmod_jax.data.vocabulary import MASK
 from compmod_jax.models.encoder import Encoder
 from compmod_jax.sites import OFF, Edit
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
+from compmod_jax.tasks.modulated import EncoderMode
 
 _SHORTEST = 16  # padded length of the shortest texts
 
@@ -47,7 +48,7 @@ class Filler:
   """Fills in masks with a model; compiled once for each padded length.
 
   Attributes:
-    model: the encoder.
+    model: the encoder, or a modulated model in encoder mode.
     tokenizer: from text to tokens.
     batch_tokens: padded positions of a batch.
     taps: the edits under which the model runs.
@@ -55,7 +56,7 @@ class Filler:
 
   def __init__(
     self,
-    model: Encoder,
+    model: Encoder | EncoderMode,
     tokenizer: Tokenizer,
     batch_tokens: int,
     edits: Mapping[str, Edit] | None = None,

@@ -10,9 +10,10 @@ import numpy as np
 
 from compmod_jax import errors
 from compmod_jax.losses import Term, cross_entropy
-from compmod_jax.models.encoder import Encoder, EncoderConfig
+from compmod_jax.models.encoder import EncoderConfig
+from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.sites import OFF, Edit, Taps
-from compmod_jax.tasks import competing
+from compmod_jax.tasks import competing, modulated
 from compmod_jax.tasks.base import (
   Batch,
   Context,
@@ -41,7 +42,7 @@ class MaskedLM(OverBlocks):
 
   Attributes:
     config: the task's configuration.
-    model: the encoder.
+    model: the encoder, or a modulated model in encoder mode.
     blocks: the data.
     tokenizer: from text to tokens.
     edits: site -> change of that activation, wherever the model runs.
@@ -52,7 +53,7 @@ class MaskedLM(OverBlocks):
   def __init__(
     self,
     config: MaskedLMConfig,
-    model: EncoderConfig,
+    model: EncoderConfig | NemotConfig,
     blocks: MaskedBlocks,
     edits: Mapping[str, Edit] | None = None,
   ):
@@ -63,7 +64,7 @@ class MaskedLM(OverBlocks):
     )
     self.config, self.edits = config, dict(edits or {})
     self.blocks, self.tokenizer = blocks, blocks.tokenizer
-    self.model = Encoder(model, self.tokenizer.vocab_size, self.tokenizer.pad)
+    self.model = modulated.encoder(model, self.tokenizer.vocab_size, self.tokenizer.pad)
     self._scores = jax.jit(self._score)
 
   def edited(self, edits: Mapping[str, Edit]) -> "MaskedLM":
@@ -79,11 +80,8 @@ class MaskedLM(OverBlocks):
 
   def describe(self) -> str:
     """One sentence on model and data."""
-    c = self.model.config
-    return (
-      f"Masked language model with {c.encoder_layers} layers of width {c.dim} and {c.heads} heads"
-      f" ({c.describe_competition()}), {self.config.data.describe()}."
-    )
+    model, data = self.model.config.describe(), self.config.data.describe()
+    return f"Masked language model with {model}, {data}."
 
   def describe_scores(self) -> str:
     """What loss, perplexity and accuracy are per, and what unigram means."""
@@ -129,8 +127,9 @@ class MaskedLM(OverBlocks):
     return logits
 
   def rows(self, site: str, batch: Batch) -> jax.Array:
-    """Positions that hold real tokens: all but padding, and none of a row that is filler."""
-    return (batch["tokens"] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
+    """Positions that hold real tokens, auxiliary ones where a site has them."""
+    real = (batch["tokens"] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
+    return modulated.with_auxiliary(self.model.config, site, real)
 
   def loss(
     self, params: Any, carry: Any, batch: Batch, context: Context
@@ -140,13 +139,17 @@ class MaskedLM(OverBlocks):
     masked = self.blocks.mask(
       jax.random.fold_in(context.rng, _STREAM), batch["tokens"], batch["index"]
     )
-    taps = competing.loss_taps(config, context)
+    taps = modulated.loss_taps(config, context)
     logits = self._apply(params, masked.tokens, masked.positions, taps, rng)
     losses = cross_entropy(logits, masked.targets, masked.predict)
-    terms, found = competing.read(config, taps, lambda site: self.rows(site, batch))
+
+    def rows(site: str) -> jax.Array:
+      return self.rows(site, batch)
+
+    terms, found = competing.read(config, taps, rows)
     terms["cross_entropy"] = Term(losses.nll, losses.count)
     found |= {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
-    return terms, carry, found
+    return terms, carry, found | modulated.gate_health(config, taps, rows)
 
   def evaluate(
     self,

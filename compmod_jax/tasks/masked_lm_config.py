@@ -11,6 +11,7 @@ from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig
 from compmod_jax.data.vocabulary import MASK
 from compmod_jax.mechanisms.masking import MaskingConfig
 from compmod_jax.models.encoder import EncoderConfig
+from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.text_tokenizer import DocumentData, text_tokenizer
 
 if TYPE_CHECKING:
@@ -72,10 +73,10 @@ class MaskedLMConfig:
     Raises:
       UserError: the model is none for this task, data are missing, or `files` lacks the tokenizer.
     """
-    if not isinstance(model, EncoderConfig):
+    if not isinstance(model, EncoderConfig | NemotConfig):
       raise errors.UserError(
         f"The task is masked language modelling but model is a {type(model).__name__}; it needs an"
-        " EncoderConfig."
+        " EncoderConfig or a NemotConfig."
       )
     # What uses this configuration imports it.
     from compmod_jax.tasks.masked_blocks import MaskedBlocks

@@ -6,18 +6,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax import errors
 from compmod_jax.mechanisms.modulation import health
 from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
+from compmod_jax.models.encoder import Encoder, EncoderConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
+from compmod_jax.models.nemot_config import MODULATORY, OUTPUT
 from compmod_jax.models.stack_config import StackConfig
-from compmod_jax.models.text import Text
-from compmod_jax.sites import Taps
+from compmod_jax.models.text import Blocks, Text
+from compmod_jax.sites import OFF, Taps
 from compmod_jax.tasks import competing
 from compmod_jax.tasks.base import Context, Metrics
 
 GATE = "gate"
+LM = "lm"  # the task of running text
 
 
 def build(config: NemotConfig | DecoderConfig, vocab: int, pad: int) -> Nemot | DecoderLM:
@@ -25,9 +29,79 @@ def build(config: NemotConfig | DecoderConfig, vocab: int, pad: int) -> Nemot | 
   return (Nemot if isinstance(config, NemotConfig) else DecoderLM)(config, vocab, pad)  # pyright: ignore[reportArgumentType]
 
 
+class EncoderMode(Nemot):
+  """NeMoT in encoder mode, as a masked language model is called: texts of the task lm, seen whole.
+
+  Its parameters are those of `Nemot`.
+  """
+
+  def __call__(
+    self,
+    tokens: Int[Array, "batch time"],
+    *,
+    positions: Int[Array, "batch predicted"] | None = None,
+    deterministic: bool = True,
+    taps: Taps = OFF,
+  ) -> Float[Array, "batch predicted vocab"]:
+    """Logits of the tokens that belong at positions; see `Encoder.__call__`."""
+    ids = jnp.asarray(self.config.auxiliary_ids("enc", LM), jnp.int32)
+    text = Text(tokens, jnp.broadcast_to(ids[None], (len(tokens), len(ids))))
+    out = super().__call__(
+      text,
+      [(LM, len(tokens))],
+      causal=False,
+      positions=positions,
+      deterministic=deterministic,
+      taps=taps,
+    )
+    return out.logits
+
+
+def encoder(config: EncoderConfig | NemotConfig, vocab: int, pad: int) -> Encoder | EncoderMode:
+  """The module of a masked language model.
+
+  Raises:
+    UserError: the model reads what running text lacks, or has no output set for it.
+  """
+  if isinstance(config, EncoderConfig):
+    return Encoder(config, vocab, pad)
+  check_running_text(config)
+  return EncoderMode(config, vocab, pad)
+
+
+def check_running_text(config: NemotConfig) -> None:
+  """Raises a `UserError` unless a model can read text without questions."""
+  errors.check_choice(f"task {LM!r}, which language modelling needs,", LM, config.tasks)
+  reads = config.option_interaction or config.highlighting != "off"
+  errors.check(
+    not reads,
+    "model.option_interaction or model.highlighting is on, but running text has neither answer"
+    " options nor parts of speech. Switch them off.",
+  )
+
+
+def with_auxiliary(config: Any, site: str, real: Bool[Array, "batch time"]) -> jax.Array:
+  """Positions that hold tokens, with the auxiliary ones in front where a site has them."""
+  if not site.startswith(f"{MODULATORY}/"):
+    return real
+  return jnp.pad(real, ((0, 0), (config.before, 0)), constant_values=True)
+
+
 def gated(config: Any) -> bool:
   """Whether a model has a gate."""
   return isinstance(config, NemotConfig) and config.gate == "on"
+
+
+def for_tasks(config: NemotConfig | DecoderConfig, blocks: Blocks) -> NemotConfig | DecoderConfig:
+  """The configuration as if it had the output sets of a batch alone: those that run."""
+  if not isinstance(config, NemotConfig):
+    return config
+  away = {f"{OUTPUT}_{task}" for task in config.tasks} - {f"{OUTPUT}_{task}" for task, _ in blocks}
+  experts = tuple(
+    name for name in config.expert_layers if not {name, name.rpartition("_")[0]} & away
+  )
+  tasks = tuple(dict.fromkeys(task for task, _ in blocks))
+  return dataclasses.replace(config, tasks=tasks, expert_layers=experts)
 
 
 def loss_taps(config: NemotConfig | DecoderConfig, context: Context) -> Taps:

@@ -8,7 +8,7 @@ Source: Ulmer 2019, equation 4.1, with one distribution and no dropout; there fo
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,18 +27,63 @@ TappedStep = Callable[[Cache, Array, Taps], tuple[Array, Cache]]
 ENTROPY = "entropy"
 
 
-def site_of(layer: int, layers: int) -> str:
-  """The site that is recoded: the output of a decoder layer, counted from the end if negative.
+class Searched(NamedTuple):
+  """What decoding takes.
+
+  Attributes:
+    step: one step of the search.
+    cache: before the first step.
+    kept: names of what is recorded of every hypothesis.
+  """
+
+  step: Step
+  cache: Any
+  kept: tuple[str, ...]
+
+
+def prepared(
+  step: TappedStep,
+  cache: Any,
+  taps: Taps,
+  config: DecodeConfig,
+  *,
+  batch: int,
+  side: str,
+  layers: int,
+) -> Searched:
+  """A model's step as a search takes it, recoded if the configuration says so.
+
+  Args:
+    step: of the model.
+    cache: before the first step.
+    taps: the edits under which the model runs.
+    config: how to search.
+    batch: examples.
+    side: the stack whose layer is recoded.
+    layers: how many it has.
+
+  Raises:
+    UserError: there is no such layer.
+  """
+  if config.recode_layer is None:
+    return Searched(lambda cache, tokens: step(cache, tokens, taps.apart()), cache, ())
+  site = site_of(config.recode_layer, layers, side)
+  cache = start(cache, batch, config.width)
+  return Searched(recoded(step, taps, site, config), cache, (ENTROPY,))
+
+
+def site_of(layer: int, layers: int, side: str = "decoder") -> str:
+  """The site that is recoded: the output of a stack's layer, counted from the end if negative.
 
   Raises:
     UserError: there is no such layer.
   """
   check(
     -layers <= layer < layers,
-    f"recode_layer is {layer}, but the decoder has {layers} layers; give {-layers} to {layers - 1}"
+    f"recode_layer is {layer}, but {side} has {layers} layers; give {-layers} to {layers - 1}"
     " (negative numbers count from the last one).",
   )
-  return f"decoder/layer_{layer % layers}/output"
+  return f"{side}/layer_{layer % layers}/output"
 
 
 def start(cache: Mapping[str, Any], batch: int, beams: int) -> dict[str, Any]:

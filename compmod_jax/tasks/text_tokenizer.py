@@ -34,5 +34,4 @@ def text_tokenizer(
   if files is not None:
     check(FILE in files, f"{FILE} is missing among the saved files; restore the folder.")
     return Tokenizer.from_bytes(files[FILE])
-  texts = list(itertools.islice(data.load("train"), documents))
-  return cached_tokenizer(texts, config, cache)
+  return cached_tokenizer(itertools.islice(data.load("train"), documents), config, cache)

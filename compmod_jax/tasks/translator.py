@@ -12,7 +12,7 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
-from compmod_jax.decoding import DecodeConfig, Step, decode
+from compmod_jax.decoding import DecodeConfig, decode
 from compmod_jax.models.transformer import Transformer
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import recoded_step
@@ -143,22 +143,20 @@ class Translator:
       taps=taps.apart(),
       method="prefill",
     )
-    kept = ["routing"] if routing else []
 
     def step(cache: Any, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Any]:
       return apply(cache, tokens, taps=taps, method="step")
 
-    one: Step = functools.partial(_without_recoding, step, taps)
-    if config.recode_layer is not None:
-      site = recoded_step.site_of(config.recode_layer, self.model.config.decoder_layers)
-      cache = recoded_step.start(cache, source.shape[0], config.width)
-      one = recoded_step.recoded(step, taps, site, config)
-      kept.append(recoded_step.ENTROPY)
+    batch_size, layers = source.shape[0], self.model.config.decoder_layers
+    one = recoded_step.prepared(
+      step, cache, taps, config, batch=batch_size, side="decoder", layers=layers
+    )
+    kept = (*one.kept, "routing") if routing else one.kept
     return decode(
-      one,
-      cache,
+      one.step,
+      one.cache,
       config,
-      batch=source.shape[0],
+      batch=batch_size,
       max_length=longest,
       limit=config.limits(jnp.sum(source != PAD, axis=1), longest),
       bos=BOS,
@@ -183,16 +181,11 @@ class Translator:
     return result
 
 
-def _without_recoding(
-  step: recoded_step.TappedStep, taps: Taps, cache: Any, tokens: jax.Array
-) -> tuple[jax.Array, Any]:
-  return step(cache, tokens, taps.apart())
+def mean_entropy(hypotheses: Sequence[Sequence[Any]]) -> dict[str, float]:
+  """Mean entropy of a step of the best outputs, `entropy_before` recoding and `entropy` after.
 
-
-def mean_entropy(hypotheses: Sequence[Sequence[Hypothesis]]) -> dict[str, float]:
-  """Mean entropy of a step of the best hypotheses, `entropy_before` recoding and `entropy` after.
-
-  In nats; nothing where no step was recoded.
+  Outputs have `entropy` and `tokens`, as `Hypothesis` does. In nats; nothing where no step was
+  recoded.
   """
   sums, tokens = np.zeros(2), 0
   for best in (one[0] for one in hypotheses):

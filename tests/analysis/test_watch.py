@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_model import make_experiment, random_parameters, write_data
 
-from compmod_jax.analysis.watch import POSITIONS, HeadWatch, sample
+from compmod_jax.analysis.watch import POSITIONS, HeadWatch, samples
 from compmod_jax.sharding import MeshConfig, make_mesh
 from compmod_jax.sites import run
 from train.run import sharing_of
@@ -121,8 +121,16 @@ def test_a_sample_is_the_first_examples_in_order_however_they_were_batched():
       row[: number + 1] = column.get(number, ())
     return {"source": rows, "index": np.array(numbers, np.int32)}
 
-  found = sample([batch([5, 2, -1], 8), batch([1, 3], 4)], 3)
+  (found,) = samples([batch([5, 2, -1], 8), batch([1, 3], 4)], 3)
   assert found["index"].tolist() == [1, 2, 3]
   assert found["source"].tolist() == [
     [1, 2, 0, 0, 0, 0, 0, 0], [1, 2, 3, 0, 0, 0, 0, 0], [1, 2, 3, 4, 0, 0, 0, 0],
   ]  # fmt: skip
+
+
+def test_examples_of_different_columns_are_apart():
+  plain = {"source": np.ones((2, 3), np.int32), "index": np.array([0, 3], np.int32)}
+  more = {**plain, "index": np.array([1, 2], np.int32), "rows/x": np.zeros(2, np.int32)}
+  one, two = samples([plain, more], 3)
+  assert (one["index"].tolist(), two["index"].tolist()) == ([0], [1, 2])
+  assert set(two) - set(one) == {"rows/x"}

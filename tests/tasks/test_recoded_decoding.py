@@ -127,7 +127,7 @@ def test_an_edit_of_the_same_site_acts_before_recoding():
 
 def test_a_layer_that_is_not_there_is_refused():
   assert recoded_step.site_of(-1, 3) == "decoder/layer_2/output"
-  with pytest.raises(UserError, match="recode_layer is 3, but the decoder has 3 layers"):
+  with pytest.raises(UserError, match="recode_layer is 3, but decoder has 3 layers"):
     recoded_step.site_of(3, 3)
   with pytest.raises(UserError, match="recode_size is -1"):
     DecodeConfig(recode_size=-1)

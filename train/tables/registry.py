@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 
 from compmod_jax.errors import check_choice
-from train.tables import recoding
+from train.tables import nemot, recoding
 from train.tables.masked import roberta
 from train.tables.spec import Spec
 from train.tables.translation import drophead, places, silent, sizes, ways
@@ -22,6 +22,8 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "recoding-5.4": lambda scale, heads: recoding.dropout(scale),
   "recoding-5.5": lambda scale, heads: recoding.dynamic(scale),
   "recoding-5.6": lambda scale, heads: recoding.ablation(scale),
+  "nemot-3.7": lambda scale, heads: nemot.general(scale),
+  "nemot-3.10": lambda scale, heads: nemot.strategies(scale),
 }
 
 

@@ -10,13 +10,14 @@ Source: Knowles 2022, section 3.4, after Khashabi et al. 2020 (UnifiedQA).
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from compmod_jax.data.qa.example import Question
 from compmod_jax.errors import UserError, check, check_choice
+from compmod_jax.layers.reading import PARTS
 
 PASSAGE, QUESTION, SEPARATOR, END = "<p>", "<q>", "<sep>", "</s>"
 MAX_OPTIONS = 8
@@ -25,8 +26,14 @@ SPECIAL_TOKENS = (PASSAGE, QUESTION, SEPARATOR, END, *LABELS)
 """What a tokenizer needs as tokens of their own."""
 MULTIPLE_CHOICE, GENERAL = "<mqa>", "<gqa>"
 """Task tokens, which stand apart from the text."""
+UNTAGGED = -1
+"""Tag of tokens that are not marked: those of the answer, and its end."""
+_SPECIAL = PARTS.index("special")
 
 Kind = Literal["special", "passage", "question", "option", "answer"]
+Tag = Callable[[str], tuple[Sequence[int], Sequence[int]]]
+"""From text to the ids of its tokens and to as many numbers in `PARTS`."""
+_Coded = list[tuple[int, int]]  # id and tag of every token
 
 
 class Segment(NamedTuple):
@@ -51,6 +58,8 @@ class Encoded:
       first `(1)` to before `<sep>`. Equal where there are none.
     truncated: whether part of the passage was left out.
     task: the task token.
+    tags: number in `PARTS` of the part of speech of every token's word, -1 for the answer and its
+      end, int32 [tokens]; None where nothing was tagged.
   """
 
   ids: np.ndarray
@@ -58,6 +67,7 @@ class Encoded:
   options: tuple[int, int]
   truncated: bool
   task: str
+  tags: np.ndarray | None = None
 
 
 def task_token(question: Question) -> str:
@@ -101,6 +111,7 @@ def encode(
   length: int,
   truncate: Literal["start", "end"] = "start",
   room: int | None = None,
+  tag: Tag | None = None,
 ) -> Encoded:
   """The tokens of a question, at most `length`; what is too long is cut from the passage.
 
@@ -112,10 +123,13 @@ def encode(
     truncate: which end of the passage is cut.
     room: for generating: the gold answer is left out, so that nothing depends on its length, and so
       many places after `<sep>` are kept free. None: the answer is there, as in training.
+    tag: gives passage, question and every option, each by itself, their tags; its ids have to be
+      those of `tokenize`. See `tagger.Tagged`. None: no tags.
 
   Raises:
     TooLong: question, options and answer (or room) do not fit.
-    UserError: a special token has no id, text becomes a special token, or too many options.
+    UserError: a special token has no id, text becomes a special token, too many options, or `tag`
+      gives other ids than `tokenize`, or not one number for each.
   """
   check_choice("truncate", truncate, ("start", "end"))
   check(room is None or room >= 0, f"room is {room}; it is a number of places, 0 or more, or None.")
@@ -125,22 +139,25 @@ def encode(
   separator = pieces.index(Segment("special", SEPARATOR))
   if room is not None:
     pieces = pieces[: separator + 1]
-  coded = [_ids(piece, tokenize, special_ids) for piece in pieces]
+  coded = [
+    _code(piece, tokenize, special_ids, tag if number <= separator else None)
+    for number, piece in enumerate(pieces)
+  ]
   truncated = _fit(pieces, coded, length, room or 0, truncate)
   starts = np.cumsum([0, *map(len, coded)]).tolist()
   first = pieces.index(Segment("special", LABELS[0])) if question.options else separator
+  tokens = [token for part in coded for token in part]
   return Encoded(
-    ids=np.array([token for ids in coded for token in ids], np.int32),
+    ids=np.array([number for number, _ in tokens], np.int32),
     answer_start=starts[separator + 1],
     options=(starts[first], starts[separator]),
     truncated=truncated,
     task=task_token(question),
+    tags=None if tag is None else np.array([part for _, part in tokens], np.int32),
   )
 
 
-def _fit(
-  pieces: list[Segment], coded: list[list[int]], length: int, room: int, truncate: str
-) -> bool:
+def _fit(pieces: list[Segment], coded: list[_Coded], length: int, room: int, truncate: str) -> bool:
   """Cuts the passage among `coded` until all fit; whether that was needed."""
   needed = sum(map(len, coded)) + room
   over = needed - length
@@ -160,11 +177,15 @@ def _fit(
   return True
 
 
-def _ids(
-  piece: Segment, tokenize: Callable[[str], list[int]], special_ids: Mapping[str, int]
-) -> list[int]:
+def _code(
+  piece: Segment,
+  tokenize: Callable[[str], list[int]],
+  special_ids: Mapping[str, int],
+  tag: Tag | None,
+) -> _Coded:
+  """Tokens with their tags, which are -1 without `tag`."""
   if piece.kind == "special":
-    return [special_ids[piece.text]]
+    return [(special_ids[piece.text], UNTAGGED if tag is None else _SPECIAL)]
   ids = list(tokenize(piece.text))
   mistaken = {special_ids[name] for name in SPECIAL_TOKENS}.intersection(ids)
   if mistaken:
@@ -173,4 +194,13 @@ def _ids(
       f"the {piece.kind} {piece.text[:40]!r} becomes the special token {name}; give a tokenize that"
       " takes all text as plain text."
     )
-  return ids
+  if tag is None:
+    return [(token, UNTAGGED) for token in ids]
+  tagged, parts = tag(piece.text)
+  check(
+    list(tagged) == ids and len(parts) == len(ids),
+    f"tag gives the {piece.kind} {piece.text[:40]!r} {len(tagged)} tokens and {len(parts)} tags,"
+    f" not the {len(ids)} tokens of tokenize and as many tags; give both the same tokenizer, and"
+    " the same changes of the text before it.",
+  )
+  return list(zip(ids, parts, strict=True))

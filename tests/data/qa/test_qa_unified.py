@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.unified import SPECIAL_TOKENS, TooLong, encode, segments, task_token
 from compmod_jax.errors import UserError
+from compmod_jax.layers.reading import PARTS
 
 SPECIAL = {name: number for number, name in enumerate(SPECIAL_TOKENS)}
 NAMES = {number: name for name, number in SPECIAL.items()}
@@ -115,6 +116,55 @@ def test_room_for_generating_leaves_out_the_answer_and_does_not_depend_on_it():
   assert prompt.options == whole.options
 
 
+def places(text):
+  """Letters with their places, modulo 5, for tags."""
+  return letters(text), [place % 5 for place in range(len(text))]
+
+
+def tags(question, length=1000, tag=places, **options):
+  found = encoded(question, length, tag=tag, **options).tags
+  assert found is not None
+  return found
+
+
+def test_every_part_of_a_question_is_tagged_by_itself():
+  seen = []
+
+  def tag(text):
+    seen.append(text)
+    return places(text)
+
+  mark, dogs, what = PARTS.index("special"), [0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 4]
+  found = tags(CHOICE, tag=tag)
+  assert seen == ["dogs bark", "what barks", "a cat", "a dog", "rain"]
+  options = [mark, *what, mark, *what, mark, *what[:4]]
+  assert found.tolist() == [mark, *dogs, mark, *what, *what, *options, mark, -1, -1]
+  assert found.dtype == np.int32
+
+
+def test_tags_change_no_token():
+  np.testing.assert_array_equal(encoded(CHOICE, tag=places).ids, encoded(CHOICE).ids)
+  assert encoded(CHOICE).tags is None
+
+
+@pytest.mark.parametrize("question", [SPAN, NOTHING, PLAIN])
+def test_nothing_is_tagged_after_the_separator(question):
+  whole, found = encoded(question), tags(question)
+  assert (found[: whole.answer_start] >= 0).all()
+  assert found[whole.answer_start :].tolist() == [-1] * (len(whole.ids) - whole.answer_start)
+  np.testing.assert_array_equal(tags(question, room=0), found[: whole.answer_start])
+
+
+@pytest.mark.parametrize(("truncate", "left"), [("start", slice(3, None)), ("end", slice(-3))])
+def test_tags_are_truncated_with_their_tokens(truncate, left):
+  whole = tags(SPAN)
+  behind = 1 + len(SPAN.passage)
+  np.testing.assert_array_equal(
+    tags(SPAN, len(whole) - 3, truncate=truncate),
+    np.concatenate([whole[:1], whole[1:behind][left], whole[behind:]]),
+  )
+
+
 plain = st.text(alphabet="ab <>()12/sepqm", max_size=30)
 
 
@@ -147,6 +197,12 @@ def test_whatever_the_text_says_it_is_no_special_token(question, passage, answer
     ({"tokenize": lambda text: [SPECIAL["(2)"]]}, r"the passage 'dogs bark' becomes .*\(2\)"),
     ({"truncate": "middle"}, "truncate is 'middle'"),
     ({"room": -1}, "room is -1"),
+    (
+      {"tag": lambda text: (letters(text)[1:], [0] * (len(text) - 1))},
+      "tag gives the passage 'dogs bark' 8 tokens and 8 tags, not the 9 tokens of tokenize",
+    ),
+    ({"tag": lambda text: (letters(text), [0])}, "9 tokens and 1 tags"),
+    ({"tag": lambda text: places(text.upper())}, "9 tokens and 9 tags"),
   ],
 )
 def test_mistakes_are_named(change, message):

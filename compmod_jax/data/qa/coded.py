@@ -1,0 +1,174 @@
+"""Questions as token numbers, ready to be batched."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from compmod_jax.data.examples import Ragged
+from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.tagger import Tagged
+from compmod_jax.data.qa.unified import END, SPECIAL_TOKENS, Encoded, TooLong, encode
+from compmod_jax.data.vocabulary import Tokenizer
+from compmod_jax.errors import check
+
+TRAINED_TOKENS = tuple(name for name in SPECIAL_TOKENS if name != END)
+"""What a tokenizer must have besides its end token, which closes every answer."""
+
+
+def without_special(text: str) -> str:
+  """The text with every special token in it broken by a space, as in `( 1)`: it is a word there."""
+  for name in TRAINED_TOKENS:
+    if name in text:
+      text = text.replace(name, f"{name[0]} {name[1:]}")
+  return text
+
+
+def texts_of(questions: Iterable[Question]) -> Iterable[str]:
+  """All text of questions, each passage once in a row: what a tokenizer is trained on."""
+  passage = ""
+  for question in questions:
+    if question.passage and question.passage != passage:
+      passage = question.passage
+      yield without_special(passage)
+    for text in (question.question, *question.options, *question.answers):
+      if text:
+        yield without_special(text)
+
+
+class Coder:
+  """Turns questions into tokens; see `unified.encode`.
+
+  Attributes:
+    tokenizer: from text to tokens.
+    special_ids: id of every special token; that of `</s>` is the tokenizer's end token.
+    length: most tokens of an example, or of a prompt with its answer.
+    truncate: which end of a passage is cut where it does not fit.
+
+  Args:
+    tagged: also tag every token with its word's part of speech.
+
+  Raises:
+    UserError: the tokenizer lacks a special token.
+  """
+
+  def __init__(
+    self,
+    tokenizer: Tokenizer,
+    length: int,
+    truncate: Literal["start", "end"],
+    *,
+    tagged: bool = False,
+  ):
+    self.tokenizer, self.length, self.truncate = tokenizer, length, truncate
+    self._tagged = Tagged(tokenizer) if tagged else None
+    numbers = {tokenizer.piece(number): number for number in range(tokenizer.vocab_size)}
+    missing = [name for name in TRAINED_TOKENS if name not in numbers]
+    check(
+      not missing,
+      f"The tokenizer has no {' '.join(missing)}; questions need them as special tokens. Set"
+      " task.tokenizer.special_tokens to data.qa.coded.TRAINED_TOKENS.",
+    )
+    self.special_ids = {name: numbers[name] for name in TRAINED_TOKENS} | {END: tokenizer.eos}
+
+  def __call__(self, question: Question, room: int | None = None) -> Encoded:
+    """A question as tokens; with `room`, as a prompt that leaves so many places for an answer.
+
+    Raises:
+      TooLong: it does not fit without its passage.
+    """
+    tag = self._tagged and (lambda text: self._tagged(without_special(text)))
+    return encode(
+      question,
+      lambda text: self.tokenizer.encode(without_special(text)),
+      self.special_ids,
+      self.length,
+      self.truncate,
+      room=room,
+      tag=tag,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Coded:
+  """Questions of one or more sets as tokens; row n of every column is one of them.
+
+  Attributes:
+    tokens: ids of every question and its answer; of prompts, up to before `<sep>`.
+    answer: where the answer starts, int32 [n].
+    options: first position of the options and the one after their last, int32 [n, 2].
+    tags: number of the part of speech of every token, -1 for none; absent if there are no tags.
+    task: name of the task, str [n].
+    source: number of the set, int32 [n].
+    index: number of the question among all that were to be coded, int32 [n].
+    truncated: of how many the passage was cut.
+    too_long: numbers of questions that were left out, as they do not fit without a passage.
+  """
+
+  tokens: Ragged
+  answer: np.ndarray
+  options: np.ndarray
+  task: np.ndarray
+  source: np.ndarray
+  index: np.ndarray
+  truncated: int
+  too_long: tuple[int, ...]
+  tags: Ragged | None = None
+
+  def __len__(self) -> int:
+    return len(self.answer)
+
+  def select(self, numbers: np.ndarray) -> "Coded":
+    """The questions with these numbers, in this order."""
+    return dataclasses.replace(
+      self,
+      tokens=self.tokens.take(numbers),
+      tags=self.tags and self.tags.take(numbers),
+      **{name: getattr(self, name)[numbers] for name in COLUMNS},
+    )
+
+  def columns(self) -> Mapping[str, np.ndarray]:
+    """What a batch has of each question besides its tokens."""
+    return {"answer": self.answer, "options": self.options}
+
+
+COLUMNS = ("answer", "options", "task", "source", "index")
+
+
+def code(sets: Sequence[Sequence[Question]], coder: Coder, room: int | None = None) -> Coded:
+  """The questions of all sets as tokens, one set after the other.
+
+  Args:
+    sets: the questions of every set.
+    coder: from a question to tokens.
+    room: for generating: the rows are prompts, and this many places are kept for the answer. Their
+      last token, `<sep>`, is left out: decoding starts with it.
+  """
+  found, source, index, too_long = list[Encoded](), list[int](), list[int](), list[int]()
+  number = 0
+  for place, questions in enumerate(sets):
+    for question in questions:
+      try:
+        found.append(coder(question, room))
+        source.append(place)
+        index.append(number)
+      except TooLong:
+        too_long.append(number)
+      number += 1
+
+  def sequences(values: Iterable[np.ndarray]) -> Ragged:
+    return Ragged([value if room is None else value[:-1] for value in values])
+
+  tags = [one.tags for one in found if one.tags is not None]
+  return Coded(
+    tokens=sequences(one.ids for one in found),
+    tags=sequences(tags) if tags else None,
+    answer=np.array([one.answer_start for one in found], np.int32),
+    options=np.array([one.options for one in found], np.int32).reshape(-1, 2),
+    task=np.array([one.task.strip("<>") for one in found], str),
+    source=np.array(source, np.int32),
+    index=np.array(index, np.int32),
+    truncated=sum(one.truncated for one in found),
+    too_long=tuple(too_long),
+  )

@@ -1,0 +1,510 @@
+"""Question answering: questions in one text format in, generated answers out."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compmod_jax import errors, qa_scores
+from compmod_jax.data.parts import part_numbers
+from compmod_jax.data.qa.batches import (
+  blocks_of,
+  edges_of,
+  eval_batches,
+  train_batches,
+  whole_batch,
+)
+from compmod_jax.data.qa.coded import Coded, Coder, code
+from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.mixing import Mixture
+from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.decoding import DecodeConfig
+from compmod_jax.losses import Term, cross_entropy
+from compmod_jax.models.decoder_lm import DecoderConfig
+from compmod_jax.models.nemot_config import OUTPUT, NemotConfig
+from compmod_jax.models.text import Text, TextOutput
+from compmod_jax.sites import OFF, Edit, Taps
+from compmod_jax.tasks import competing, modulated
+from compmod_jax.tasks.answerer import Answerer
+from compmod_jax.tasks.answering_config import AnsweringConfig, name_of
+from compmod_jax.tasks.base import (
+  Batch,
+  Context,
+  Evaluation,
+  Metrics,
+  OfSplits,
+  Sharing,
+  Status,
+  silent,
+)
+from compmod_jax.tasks.text_tokenizer import FILE
+from compmod_jax.tasks.translator import mean_entropy
+
+__all__ = ["Answering", "AnsweringConfig"]
+
+MULTIPLE_CHOICE = "mqa"
+
+
+class Answering(OfSplits):
+  """A question answering task; see `AnsweringConfig` and the contract in `tasks.base`.
+
+  Batches are those of `data.qa.batches`: rows in blocks of one task each. Logits are those of every
+  token after the first.
+
+  Attributes:
+    config: the task's configuration.
+    model: the decoder.
+    tokenizer: from text to tokens.
+    coder: from questions to tokens.
+    edits: site -> change of that activation, wherever the model runs.
+  """
+
+  def __init__(
+    self,
+    config: AnsweringConfig,
+    model: NemotConfig | DecoderConfig,
+    tokenizer: Tokenizer,
+    edits: Mapping[str, Edit] | None = None,
+  ):
+    errors.check(
+      config.length <= model.max_length,
+      f"task.length is {config.length} but model.max_length is {model.max_length}; every token"
+      " needs a position. Raise model.max_length.",
+    )
+    self.config, self.tokenizer, self.edits = config, tokenizer, dict(edits or {})
+    self._tagged = isinstance(model, NemotConfig) and model.highlighting != "off"
+    self.coder = Coder(tokenizer, config.length, config.truncate, tagged=self._tagged)
+    self.model = modulated.build(model, tokenizer.vocab_size, tokenizer.pad)
+    self._coded = dict[str, Coded]()
+    self._sums = jax.jit(self._answer_sums)
+
+  def edited(self, edits: Mapping[str, Edit]) -> "Answering":
+    """The same task with activations changed at these sites besides those of `self.edits`."""
+    return self._with(self.config, {**self.edits, **edits})
+
+  def decoding(self, decode: DecodeConfig) -> "Answering":
+    """The same task, whose answers are searched for in another way."""
+    return self._with(dataclasses.replace(self.config, decode=decode), self.edits)
+
+  def _with(self, config: AnsweringConfig, edits: Mapping[str, Edit]) -> "Answering":
+    new = Answering(config, self.model.config, self.tokenizer, edits)
+    new._coded = self._coded  # what is edited or searched for changes no token
+    return new
+
+  # Words.
+
+  @property
+  def metric(self) -> str:
+    """The mean over sets of the mean main score of their questions, 0 to 100."""
+    return "score"
+
+  @property
+  def decode(self) -> DecodeConfig:
+    """How answers are searched for."""
+    return self.config.decode
+
+  def describe(self) -> str:
+    """One sentence on model and data."""
+    return f"Question answering, {self.model.config.describe()}; {self.config.data.describe()}."
+
+  def describe_batches(self) -> str:
+    """What a training batch holds, in a few words."""
+    return f"batches of {self.config.batch_questions} questions"
+
+  def describe_scores(self) -> str:
+    """What score and loss are."""
+    return (
+      "Score: per cent, the mean over questions (and then over sets) of accuracy in multiple choice"
+      " and yes/no, SQuAD's F1 in extractive and ROUGE-L in abstractive questions, all of answers"
+      " that were generated; malformed: per cent of labels and yes/no answers that are none. Loss:"
+      " nats per token of the gold answers, given the tokens before."
+    )
+
+  # Data.
+
+  def resolved_config(self) -> AnsweringConfig:
+    """The configuration; nothing in it is chosen from the training data."""
+    return self.config
+
+  def files(self) -> dict[str, bytes]:
+    """The tokenizer, serialised."""
+    return {FILE: self.tokenizer.to_bytes()}
+
+  def coded(self, split: str) -> Coded:
+    """The questions of a split as tokens, each with its answer.
+
+    Raises:
+      UserError: an unknown split, missing data, or a task for which the model has no output set.
+    """
+    if split not in self._coded:
+      found = code(self.config.questions(split), self.coder)
+      model = self.model.config
+      for task in sorted(set(found.task.tolist())):
+        if isinstance(model, NemotConfig):
+          errors.check_choice(
+            f"task {task!r}, which the questions of {split} need,", task, model.tasks
+          )
+      self._coded[split] = found
+    return self._coded[split]
+
+  def check_data(self) -> None:
+    """Loads every split that will be scored, so that what is missing is told before training."""
+    for split in self.split_names():
+      self.config.questions(split)
+
+  def data_notes(self) -> list[str]:
+    """How many training questions there are, and what was cut or left out of them."""
+    coded = self.coded("train")
+    return [
+      f"{len(coded):,} training questions; {coded.truncated:,} passages cut,"
+      f" {len(coded.too_long):,} questions left out as too long"
+    ]
+
+  @functools.cached_property
+  def edges(self) -> tuple[int, ...]:
+    """Padded lengths of training batches."""
+    return edges_of(self.coded("train"), self.config.buckets, self.config.length)
+
+  def train_batches(
+    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
+  ) -> tuple[Any, int]:
+    """An endless iterator over training batches, and how many make an epoch."""
+    coded, share = self.coded("train"), self.config.small_share
+    if part != "all":
+      coded = coded.select(part_numbers(part, len(coded), small_share=share, seed=seed))
+    mixture = Mixture(
+      coded.task,
+      coded.source,
+      coded.tokens.lengths,
+      rows=self.config.batch_questions,
+      multiple=multiple,
+      seed=seed,
+    )
+    iterator = train_batches(
+      coded,
+      mixture,
+      edges=self.edges,
+      pad=self.tokenizer.pad,
+      process=process,
+      processes=processes,
+    )
+    return iterator, mixture.per_epoch
+
+  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
+    """Batches of one task each in which every question of a split is once."""
+    return eval_batches(
+      self.coded(split),
+      rows=self.config.batch_questions,
+      edges=self._lengths,
+      pad=self.tokenizer.pad,
+      multiple=multiple,
+    )
+
+  def batch(self, questions: Sequence[Question]) -> dict[str, jax.Array]:
+    """Questions of one task, with their answers, as one batch in their order.
+
+    Raises:
+      UserError: they are of several tasks, or one does not fit without its passage.
+    """
+    coded = code([questions], self.coder)
+    errors.check(
+      not coded.too_long,
+      f"{len(coded.too_long)} questions have more than {self.config.length} tokens without their"
+      " passage; leave them out.",
+    )
+    made = whole_batch(coded, self.tokenizer.pad)
+    return {name: jnp.asarray(value) for name, value in made.items()}
+
+  @property
+  def _lengths(self) -> tuple[int, ...]:
+    """Padded lengths in evaluation: quarters of the longest, as no training data are at hand."""
+    longest = self.config.length
+    return tuple(sorted({-(-longest * part // 32) * 8 for part in (1, 2, 3)} | {longest}))
+
+  def example(self) -> dict[str, jax.Array]:
+    """A batch with a row for every task of the model, to trace it with."""
+    tasks = self._tasks
+    columns = {f"rows/{task}": jnp.zeros(1, jnp.int32) for task in tasks}
+    tokens = jnp.full((len(tasks), 3), self.tokenizer.eos, jnp.int32)
+    zeros = jnp.zeros(len(tasks), jnp.int32)
+    if self._tagged:
+      columns["tags"] = jnp.full(tokens.shape, -1, jnp.int32)
+    return {
+      "tokens": tokens,
+      "index": jnp.arange(len(tasks)),
+      "answer": zeros + 1,
+      "options": jnp.stack([zeros, zeros], axis=1),
+      **columns,
+    }
+
+  @property
+  def _tasks(self) -> tuple[str, ...]:
+    config = self.model.config
+    return config.tasks if isinstance(config, NemotConfig) else (MULTIPLE_CHOICE, "gqa")
+
+  # Model.
+
+  def init(self, rng: jax.Array) -> Any:
+    """Fresh parameters, boxed with the logical names of their dimensions."""
+    batch = self.example()
+    text = self._text(batch, batch["tokens"])
+    return self.model.init(rng, text, blocks_of(batch), vanilla_logits=True)["params"]
+
+  def init_carry(self) -> tuple[()]:
+    """Nothing: the model has no recurrent state."""
+    return ()
+
+  def idle(self, batch: Batch) -> tuple[str, ...]:
+    """Parameters of the output sets whose tasks a batch does not have."""
+    config, there = self.model.config, {task for task, _ in blocks_of(batch)}
+    tasks = config.tasks if isinstance(config, NemotConfig) else ()
+    away = [task for task in tasks if task not in there]
+    return tuple(name for t in away for name in (f"{OUTPUT}_{t}", f"{OUTPUT}_norm_{t}"))
+
+  def _text(self, batch: Batch, tokens: jax.Array) -> Text:
+    """What the model is given."""
+    config = self.model.config
+    if not isinstance(config, NemotConfig):
+      return Text(tokens)
+    ids = [config.auxiliary_ids("dec", task) for task, n in blocks_of(batch) for _ in range(n)]
+    options = self._in_options(batch, tokens) if config.option_interaction else None
+    tags = jnp.asarray(batch["tags"])[:, : tokens.shape[1]] if self._tagged else None
+    return Text(tokens, jnp.asarray(ids, jnp.int32), None, options, tags)
+
+  def _in_options(self, batch: Batch, tokens: jax.Array) -> jax.Array:
+    places, ends = jnp.arange(tokens.shape[1])[None], batch["options"]
+    return (places >= ends[:, :1]) & (places < ends[:, 1:])
+
+  def _run(
+    self,
+    params: Any,
+    batch: Batch,
+    taps: Taps,
+    rng: jax.Array | None,
+    vanilla_positions: jax.Array | None = None,
+  ) -> TextOutput:
+    """What the model puts out; of the vanilla set's own head, at positions if there are any."""
+    vanilla: dict[str, Any] = {}
+    if vanilla_positions is not None:
+      vanilla = {"vanilla_logits": True, "vanilla_positions": vanilla_positions}
+    out: TextOutput = self.model.apply(  # pyright: ignore[reportAssignmentType]
+      {"params": params},
+      self._text(batch, jnp.asarray(batch["tokens"])[:, :-1]),
+      blocks_of(batch),
+      **vanilla,
+      deterministic=rng is None,
+      taps=taps.editing(self.edits),
+      rngs=None if rng is None else {"dropout": rng},
+    )
+    return out
+
+  def forward(
+    self, params: Any, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+  ) -> jax.Array:
+    """Logits of every token after the first of a text; with dropout if a key is given."""
+    return self._run(params, batch, taps, rng).logits
+
+  def routing_sites(self) -> list[str]:
+    """Names of the weights [batch, time, units] of every router, in the model's order."""
+    return list(self.model.routing_sites())
+
+  def rows(self, site: str, batch: Batch) -> jax.Array:
+    """Positions that hold real tokens, auxiliary ones where a site has them; a set's own rows."""
+    real = (batch["tokens"][:, :-1] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
+    real, start = modulated.with_auxiliary(self.model.config, site, real), 0
+    for task, count in blocks_of(batch):
+      if site.startswith(f"{OUTPUT}_{task}/"):
+        return real[start : start + count]
+      start += count
+    return real
+
+  def start_tokens(self, site: str) -> int:
+    """None: every text begins with a token of its own."""
+    return 0
+
+  def objective(self) -> dict[str, float]:
+    """The three losses, and the routers' where their coefficients are not 0."""
+    config = self.config
+    found = {"answer": config.answer_weight, "sequence": config.sequence_weight}
+    if isinstance(self.model.config, NemotConfig):
+      found["vanilla"] = config.vanilla_weight
+    found = {name: weight for name, weight in found.items() if weight}
+    return found | competing.objective(self.model.config)
+
+  def _counted(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Which tokens after the first count: those of answers, and those of the whole text.
+
+    Of answers in multiple choice it is the label alone. Over the whole text, what an option's
+    position predicts is left out where options see each other, as they see it.
+    """
+    tokens, first = jnp.asarray(batch["tokens"]), jnp.asarray(batch["answer"])[:, None]
+    places = jnp.arange(1, tokens.shape[1])[None]
+    real = (tokens[:, 1:] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
+    labels = [jnp.full((count, 1), task == MULTIPLE_CHOICE) for task, count in blocks_of(batch)]
+    last = jnp.where(jnp.concatenate(labels), first, tokens.shape[1])
+    answer = real & (places >= first) & (places <= last)
+    if getattr(self.model.config, "option_interaction", False):
+      real = real & ~self._in_options(batch, tokens[:, :-1])
+    return answer, real
+
+  def _answer_positions(self, batch: Batch) -> jax.Array:
+    """Distinct positions [rows, places] among which are all that predict answers."""
+    coded, last = self.coded("train"), batch["tokens"].shape[1] - 2
+    most = min(int(np.max(coded.tokens.lengths - coded.answer)), last + 1)
+    start = jnp.clip(jnp.asarray(batch["answer"])[:, None] - 1, 0, last + 1 - most)
+    return start + jnp.arange(most)[None]
+
+  def loss(
+    self, params: Any, carry: Any, batch: Batch, context: Context
+  ) -> tuple[dict[str, Term], Any, Metrics]:
+    """The three losses in nats per token, and what competition adds.
+
+    Source: Knowles 2022, equations 3.16 and 3.17.
+    """
+    wanted, rng = self.objective(), context.rng if context.train else None
+    config = modulated.for_tasks(self.model.config, blocks_of(batch))
+    taps = modulated.loss_taps(config, context)
+    labels, (answer, whole) = jnp.asarray(batch["tokens"])[:, 1:], self._counted(batch)
+    places = self._answer_positions(batch) if "vanilla" in wanted else None
+    out = self._run(params, batch, taps, rng, places)
+
+    def rows(site: str) -> jax.Array:
+      return self.rows(site, batch)
+
+    terms, found = competing.read(config, taps, rows)
+    parts = {"answer": (out.logits, labels, answer), "sequence": (out.logits, labels, whole)}
+    if places is not None:
+      own = (jnp.take_along_axis(values, places, axis=1) for values in (labels, answer))
+      parts["vanilla"] = (out.vanilla, *own)
+    losses = {name: cross_entropy(*part) for name, part in parts.items()}
+    for name, one in losses.items():
+      if name in wanted:
+        terms[name] = Term(one.nll, one.count, weight=wanted[name])
+    one = losses["answer"]
+    found |= {"nll": (one.nll, one.count), "accuracy": (one.correct, one.count)}
+    return terms, carry, found | modulated.gate_health(config, taps, rows)
+
+  # Evaluation and use.
+
+  def evaluate(
+    self,
+    params: Any,
+    split: str,
+    *,
+    sharing: Sharing = Sharing(),
+    decode: bool | int = True,
+    status: Status = silent,
+  ) -> Evaluation:
+    """Loss of a split's answers, and scores of generated ones; see `describe_scores`.
+
+    Args:
+      params: the model's parameters.
+      split: name of the split.
+      sharing: how batches are laid over devices.
+      decode: answer all questions, n of them drawn once and for all, or none.
+      status: shows progress.
+    """
+    sums, batches = np.zeros(3), list(self.eval_batches(split, multiple=sharing.multiple))
+    for number, batch in enumerate(batches):
+      sums += np.asarray(jax.device_get(self._sums(params, sharing.place(batch))), np.float64)
+      status(f"loss on {split}", number + 1, len(batches))
+    nll, correct, tokens = (float(x) for x in sums)
+    coded = self.coded(split)
+    values: dict[str, Any] = {
+      "sentences": len(coded) + len(coded.too_long),
+      "truncated": coded.truncated,
+      "loss": nll / tokens,
+      "accuracy": correct / tokens,
+    }
+    questions, sets = self._chosen(split, decode)
+    if not questions:
+      return Evaluation(values, [], [], [])
+    answers = self.answerer(
+      params, questions, self.decode, sharing=sharing, status=status, name=split
+    )
+    outputs = [best[0].text for best in answers]
+    values |= scores(questions, sets, outputs) | mean_entropy(answers)
+    sources = [source_text(question) for question in questions]
+    return Evaluation(values, outputs, [question.answer for question in questions], sources)
+
+  def _chosen(self, split: str, decode: bool | int) -> tuple[list[Question], list[str]]:
+    """The questions of a split that are answered, and the name of each one's set."""
+    parts = zip(self.config.data.sets(split), self.config.questions(split), strict=True)
+    places = [(name_of(data), items, i) for (data, _), items in parts for i in range(len(items))]
+    if decode is not True and int(decode) < len(places):
+      order = np.random.default_rng(0).permutation(len(places))[: int(decode)]
+      places = [places[i] for i in np.sort(order).tolist()]
+    return [items[i] for _, items, i in places], [name for name, _, _ in places]
+
+  @functools.cached_property
+  def answerer(self) -> Answerer:
+    """Answers questions; see `Answerer`."""
+    room = self.config.answer_length
+    longest = self.config.length - room  # of a prompt
+    return Answerer(
+      self.model,
+      self.coder,
+      room,
+      self._text,
+      edges=tuple(sorted({min(edge, longest) for edge in self._lengths})),
+      rows=self.config.batch_questions,
+      edits=self.edits,
+    )
+
+  def _answer_sums(self, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+    labels, (answer, _) = jnp.asarray(batch["tokens"])[:, 1:], self._counted(batch)
+    losses = cross_entropy(self.forward(params, batch), labels, answer)
+    return losses.nll, losses.correct, losses.count
+
+
+def scores(
+  questions: Sequence[Question], sets: Sequence[str], outputs: Sequence[str]
+) -> dict[str, float]:
+  """Scores of answers: over all, by set where there are several, and by format and facts.
+
+  Returns:
+    `score`, `malformed`; what `qa_scores.score` gives, over all questions and for each set as
+    `SET/...`; and where questions tell how many facts they need, `exact_match/FORMAT/FACTS`. All 0
+    to 100.
+  """
+  found, means = qa_scores.score(questions, outputs), list[float]()
+  names = list(dict.fromkeys(sets))
+  for name in names:
+    mine = [i for i, one in enumerate(sets) if one == name]
+    its, made = [questions[i] for i in mine], [outputs[i] for i in mine]
+    means.append(100 * float(np.mean(qa_scores.question_scores(its, made))))
+    if len(names) > 1:
+      own = {"score": means[-1], **qa_scores.score(its, made)}
+      found |= {f"{name}/{key}": value for key, value in own.items()}
+  found["score"] = float(np.mean(means))
+  labelled = [(q, o) for q, o in zip(questions, outputs, strict=True) if q.format in LABELLED]
+  if labelled:
+    found["malformed"] = 100 * float(np.mean([qa_scores.is_malformed(q, o) for q, o in labelled]))
+  return found | by_facts(questions, outputs)
+
+
+LABELLED = ("multiple_choice", "yes_no")
+
+
+def by_facts(questions: Sequence[Question], outputs: Sequence[str]) -> dict[str, float]:
+  """Exact match by format and number of facts, 0 to 100, where questions tell that number."""
+  cells: dict[str, list[float]] = {}
+  for question, output in zip(questions, outputs, strict=True):
+    if "facts" in question.info:
+      right = (
+        float(output == question.answer)
+        if question.format in LABELLED
+        else qa_scores.exact_match(output, question.answers)
+      )
+      cells.setdefault(f"exact_match/{question.format}/{question.info['facts']}", []).append(right)
+  return {name: 100 * float(np.mean(values)) for name, values in sorted(cells.items())}
+
+
+def source_text(question: Question) -> str:
+  """A question as one line of text, for reports."""
+  options = [f"({n}) {option}" for n, option in enumerate(question.options, 1)]
+  return " ".join([part for part in (question.passage, question.question) if part] + options)

@@ -1,0 +1,149 @@
+"""General question answering with a Neuromodulated Transformer (Knowles 2022, chapter 3.4).
+
+Run:      python -m train.main --config configs/nemot_qa.py --workdir runs/nemot_qa
+Variants: (none)  worlds: the project's own questions about small simulated worlds: needs no data,
+                  20 minutes on 2 CPU cores
+          general the sets of $COMPMOD_DATA/qa together, and others that are only scored: an hour
+          paper   the thesis's model and recipe, on your files (GPUs)
+Baseline: NAME-decoder: a decoder shaped as GPT-2 with as many parameters;
+          --config.model.gate=off: the same model without its gate
+"""
+
+import dataclasses
+
+from compmod_jax import errors
+from compmod_jax.data.qa.sets import DEVELOPMENT_SETS, QASet
+from compmod_jax.data.worlds import WorldsData
+from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.tasks.answering_config import AnsweringConfig, Mixed
+from compmod_jax.tasks.modulated import matching_decoder
+from train.experiment import Experiment, Phase
+from train.optimizer import OptimizerConfig
+
+
+def get_config(variant: str) -> Experiment:
+  variants = {"worlds": worlds, "general": general, "paper": paper}
+  decoders = {f"{name}-decoder": name for name in variants}
+  errors.check_choice("variant", variant, {"", *variants, *decoders})
+  if variant in decoders:
+    return decoder(variants[decoders[variant]]())
+  return variants[variant or "worlds"]()
+
+
+def decoder(given: Experiment) -> Experiment:
+  """The same experiment with a decoder that has as many parameters."""
+  assert isinstance(given.model, NemotConfig)
+  model = matching_decoder(given.model, given.task.tokenizer.vocab_size)
+  return dataclasses.replace(given, name=f"{given.name}, a plain decoder", model=model)
+
+
+def worlds() -> Experiment:
+  return Experiment(
+    name="NeMoT on worlds",
+    task=AnsweringConfig(
+      data=Mixed(seeds=(WorldsData(train=200_000),)),
+      tokenizer=dataclasses.replace(AnsweringConfig().tokenizer, vocab_size=600),
+      length=192,
+      answer_length=24,
+      batch_questions=64,
+    ),
+    model=NemotConfig(
+      tasks=("mqa", "gqa"),
+      vanilla_layers=3,
+      modulatory_layers=1,
+      output_layers=1,
+      dim=128,
+      heads=4,
+      ffn_dim=512,
+      max_length=192,
+      dropout=0.0,
+    ),
+    optimizer=OptimizerConfig(
+      learning_rate=1e-3, schedule="cosine", warmup_steps=400, clip=1.0, final_fraction=0.1
+    ),
+    phases=(Phase(steps=5000),),
+    evaluate_every=500,
+    evaluate_sentences=480,
+    time_limit_minutes=20,
+  )
+
+
+_DOMAINS = ("electronics", "grocery", "restaurants")
+
+
+def general() -> Experiment:
+  """One model for the sets below $COMPMOD_DATA, from scratch; a domain of reviews is left out."""
+  seeds = ("race_middle", "mctest", "arc", "openbookqa", "fairytaleqa", "boolq")
+  unseen = ("siqa", "piqa", "winogrande", "subjqa_tripadvisor")
+  reviews = {
+    split: tuple(f"{domain}/{file}.csv.gz" for domain in _DOMAINS)
+    for split, file in (("train", "train"), ("valid", "dev"), ("test", "test"))
+  }
+  subjqa = QASet("subjqa", "subjqa", "$COMPMOD_DATA/qa/subjqa", **reviews)
+  base = worlds()
+  task = dataclasses.replace(
+    base.task,
+    data=Mixed(
+      seeds=(*(DEVELOPMENT_SETS[name] for name in seeds), subjqa),
+      unseen=tuple(DEVELOPMENT_SETS[name] for name in unseen),
+    ),
+    tokenizer=dataclasses.replace(base.task.tokenizer, vocab_size=8000),
+    length=256,
+    answer_length=32,
+    batch_questions=16,
+  )
+  return dataclasses.replace(
+    base,
+    name="NeMoT for general question answering",
+    task=task,
+    model=dataclasses.replace(base.model, dim=192, ffn_dim=768, max_length=256, dropout=0.1),
+    phases=(Phase(steps=6000),),
+    evaluate_every=1000,
+    evaluate_sentences=300,
+    time_limit_minutes=60,
+  )
+
+
+def paper() -> Experiment:
+  """The thesis's general model: 400,000 batches of two questions, from a pre-trained model."""
+  read = {
+    "race": ("race", ("train/*/*.txt",), ("dev/*/*.txt",), ("test/*/*.txt",)),
+    "squad2": ("squad", ("train-v2.0.json",), ("dev-v2.0.json",), ()),
+    "narrativeqa": ("narrativeqa", ("train*",), ("valid*",), ("test*",)),
+    "boolq": ("boolq", ("train.jsonl",), ("dev.jsonl",), ()),
+    "arc": ("arc", ("*/*-Train.jsonl",), ("*/*-Dev.jsonl",), ("*/*-Test.jsonl",)),
+    "openbookqa": ("arc", ("train.jsonl",), ("dev.jsonl",), ("test.jsonl",)),
+    "mctest": ("mctest", ("*train.tsv",), ("*dev.tsv",), ("*test.tsv",)),
+  }
+  seeds = tuple(
+    QASet(name, reader, f"data/qa/{name}", train=train, valid=valid, test=test)
+    for name, (reader, train, valid, test) in read.items()
+  )
+  base = worlds()
+  task = dataclasses.replace(
+    base.task,
+    data=Mixed(seeds=seeds),
+    tokenizer=dataclasses.replace(base.task.tokenizer, vocab_size=50_000),
+    length=768,
+    answer_length=64,
+    batch_questions=2,
+  )
+  return dataclasses.replace(
+    base,
+    name="NeMoT for general question answering, at the thesis's size",
+    task=task,
+    model=NemotConfig(tasks=("lm", "mqa", "gqa")),
+    optimizer=OptimizerConfig(
+      name="adam",
+      learning_rate=1e-4,
+      schedule="cosine",
+      warmup_steps=2000,
+      final_fraction=0.1,
+      b2=0.999,
+    ),
+    start="runs/nemot_pretrain",
+    phases=(Phase(steps=400_000),),
+    evaluate_every=10_000,
+    evaluate_sentences=2000,
+    time_limit_minutes=0,
+  )

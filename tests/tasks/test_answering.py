@@ -1,0 +1,279 @@
+"""Question answering: batches, losses, generation and scores."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from compmod_jax.data.qa.batches import blocks_of
+from compmod_jax.data.qa.coded import Coder, texts_of, without_special
+from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.unified import SPECIAL_TOKENS
+from compmod_jax.data.worlds import WorldsData
+from compmod_jax.decoding import DecodeConfig
+from compmod_jax.errors import UserError
+from compmod_jax.losses import objective
+from compmod_jax.models.decoder_lm import DecoderConfig
+from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.sites import OFF
+from compmod_jax.tasks.answering import Answering, by_facts, scores
+from compmod_jax.tasks.answering_config import AnsweringConfig, Mixed
+from compmod_jax.tasks.base import Context
+from train.step import init_state, make_step
+
+WORLDS = WorldsData(train=120, valid=24, test=24, shifted=12)
+CONFIG = AnsweringConfig(data=Mixed((WORLDS,)), batch_questions=8, length=128, answer_length=6)
+MODEL = NemotConfig(
+  tasks=("lm", "mqa", "gqa"),
+  **{"vanilla_layers": 1, "modulatory_layers": 1, "output_layers": 1, "dropout": 0.0},
+  **{"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 128},
+)
+STILL = Context(jax.random.key(0), jnp.int32(0), train=False)
+TINY = dataclasses.replace(CONFIG, tokenizer=dataclasses.replace(CONFIG.tokenizer, vocab_size=160))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+  return TINY.make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def made(tokenizer):
+  """A task and parameters."""
+  task = Answering(TINY, MODEL, tokenizer)
+  return task, nn.unbox(task.init(jax.random.key(1)))
+
+
+def first_batch(task):
+  iterator, _ = task.train_batches(seed=0, multiple=1)
+  return {name: jnp.asarray(value) for name, value in next(iterator).items()}
+
+
+def labels_shape(batch):
+  rows, time = batch["tokens"].shape
+  return rows, time - 1
+
+
+def part(batch, task):
+  """The block of one task as a batch."""
+  start, found = 0, {}
+  for name, count in blocks_of(batch):
+    if name == task:
+      rows = slice(start, start + count)
+      found = {key: batch[key][rows] for key in ("tokens", "index", "answer", "options")}
+      found[f"rows/{task}"] = batch[f"rows/{task}"]
+    start += count
+  return found
+
+
+# Text.
+
+
+def test_special_tokens_in_text_are_words(tokenizer):
+  coder = Coder(tokenizer, 64, "start")
+  assert without_special("see (1) and <sep>, not ( 1)") == "see ( 1) and < sep>, not ( 1)"
+  question = Question("abstractive", "What is (2)?", "A <p> (1).", answers=("(3)",))
+  ids = coder(question).ids.tolist()
+  specials = [name for name in SPECIAL_TOKENS if coder.special_ids[name] in ids]
+  assert specials == ["<p>", "<q>", "<sep>", "</s>"]
+  assert not any(name in text for text in texts_of([question]) for name in SPECIAL_TOKENS)
+
+
+def test_a_tokenizer_without_special_tokens_is_told():
+  plain = dataclasses.replace(
+    TINY, tokenizer=dataclasses.replace(TINY.tokenizer, special_tokens=())
+  )
+  with pytest.raises(UserError, match="special_tokens"):
+    plain.build(MODEL)
+
+
+# Batches.
+
+
+def test_batches_are_laid_out_by_task(made):
+  task, _ = made
+  batch = first_batch(task)
+  assert blocks_of(batch) == (("mqa", 2), ("gqa", 6))
+  questions = task.config.questions("train")[0]
+  for row, number in enumerate(batch["index"].tolist()):
+    question = questions[number]
+    assert (question.format == "multiple_choice") == (row < 2)
+    ids = [token for token in batch["tokens"][row].tolist() if token != task.tokenizer.pad]
+    answer = ids[int(batch["answer"][row]) : -1]
+    assert task.tokenizer.decode(answer).strip() == question.answer
+    assert ids[-1] == task.tokenizer.eos
+
+
+def test_the_order_goes_on_where_it_was_saved_and_is_shared_by_processes(made):
+  task, _ = made
+  iterator, per_epoch = task.train_batches(seed=3, multiple=2)
+  assert per_epoch == 15
+  next(iterator)
+  state, expected = iterator.get_state(), next(iterator)
+  other, _ = task.train_batches(seed=3, multiple=2)
+  other.set_state(state)
+  halves = [task.train_batches(seed=3, multiple=2, process=p, processes=2)[0] for p in (0, 1)]
+  for half in halves:
+    next(half)
+  both = [next(half) for half in halves]
+  for name, value in next(other).items():
+    np.testing.assert_array_equal(value, expected[name])
+    np.testing.assert_array_equal(np.concatenate([b[name] for b in both]), expected[name])
+
+
+def test_every_question_is_evaluated_once(made):
+  task, _ = made
+  batches = list(task.eval_batches("valid", multiple=3))
+  index = np.concatenate([batch["index"] for batch in batches])
+  assert sorted(index[index >= 0].tolist()) == list(range(24))
+  assert all(len(batch["index"]) % 3 == 0 and len(blocks_of(batch)) == 1 for batch in batches)
+
+
+# Losses.
+
+
+def test_losses_are_means_over_the_right_tokens(made):
+  task, params = made
+  batch = first_batch(task)
+  terms, _, _ = task.loss(params, (), batch, STILL)
+  everywhere = jnp.broadcast_to(jnp.arange(batch["tokens"].shape[1] - 1)[None], labels_shape(batch))
+  run = task._run(params, batch, OFF, None, everywhere)
+  sums = {name: [0.0, 0] for name in ("answer", "sequence", "vanilla")}
+  for row, ids in enumerate(np.asarray(batch["tokens"]).tolist()):
+    length, start = sum(token != task.tokenizer.pad for token in ids), int(batch["answer"][row])
+    for place in range(1, length):
+      for name, logits in (
+        ("sequence", run.logits),
+        ("answer", run.logits),
+        ("vanilla", run.vanilla),
+      ):
+        wanted = place == start or (place > start and row >= 2)
+        if name == "sequence" or wanted:
+          nll = -jax.nn.log_softmax(logits[row, place - 1])[ids[place]]
+          sums[name] = [sums[name][0] + float(nll), sums[name][1] + 1]
+  for name, (nll, count) in sums.items():
+    assert float(terms[name].value()) == pytest.approx(nll / count, rel=1e-5)
+  expected = sum(w * sums[n][0] / sums[n][1] for n, w in task.objective().items())
+  assert float(objective(terms)) == pytest.approx(expected, rel=1e-5)
+  assert task.objective() == {"answer": 1.0, "sequence": 0.2, "vanilla": 0.5}
+
+
+def test_options_that_see_each_other_are_left_out_of_the_sequence(made, tokenizer):
+  model = dataclasses.replace(MODEL, option_interaction=True)
+  task = Answering(TINY, model, tokenizer)
+  params = nn.unbox(task.init(jax.random.key(1)))
+  batch = first_batch(task)
+  terms, _, _ = task.loss(params, (), batch, STILL)
+  plain, _, _ = made[0].loss(made[1], (), batch, STILL)
+  options = np.asarray(batch["options"])
+  assert (
+    float(plain["sequence"].count - terms["sequence"].count)
+    == (options[:, 1] - options[:, 0]).sum()
+  )
+  assert float(plain["answer"].count) == float(terms["answer"].count)
+
+
+def test_rows_of_a_mixed_batch_are_those_of_their_own_task(made):
+  task, params = made
+  batch = first_batch(task)
+  whole = task.forward(params, batch)
+  parts = [task.forward(params, part(batch, name)) for name in ("mqa", "gqa")]
+  np.testing.assert_allclose(whole, jnp.concatenate(parts), atol=1e-5)
+
+
+def test_a_set_without_a_task_in_the_batch_does_not_move(made):
+  task, params = made
+  batch = first_batch(task)
+  optimizer = optax.adam(1e-2)
+  mask = jax.tree.map(lambda _: True, params)
+  step = make_step(
+    task, optimizer, lambda _: jnp.float32(0.01), seed=0, micro_batches=1, ema=0.0, mask=mask
+  )
+  state, _ = jax.jit(step)(init_state(params, (), optimizer, 0.0), batch)  # both move
+  after, _ = jax.jit(step)(state, part(batch, "gqa"))
+
+  def changed(get):
+    pairs = zip(jax.tree.leaves_with_path(get(state)), jax.tree.leaves(get(after)), strict=True)
+    return {path[0].key for (path, old), new in pairs if not np.array_equal(old, new)}
+
+  still = {"output_lm", "output_norm_lm", "output_mqa", "output_norm_mqa"}
+  assert set(task.idle(part(batch, "gqa"))) == still
+  for get in (lambda s: s.params, lambda s: s.opt_state[0].mu, lambda s: s.opt_state[0].nu):
+    assert changed(get) == set(params) - still
+  assert "output_mqa" in {
+    path[0].key for path, leaf in jax.tree.leaves_with_path(state.opt_state[0].mu) if leaf.any()
+  }
+
+
+# Answers.
+
+
+@pytest.mark.parametrize(
+  "model",
+  [MODEL, DecoderConfig(decoder_layers=1, tied=False, dim=16, heads=2, ffn_dim=16, max_length=128)],
+  ids=["nemot", "decoder"],
+)
+def test_generated_answers_are_the_most_probable_tokens(model, tokenizer):
+  task = Answering(TINY, model, tokenizer)
+  params = nn.unbox(task.init(jax.random.key(2)))
+  questions = list(task.config.questions("test")[0][:6])
+  answers = task.answerer(params, questions, task.decode)
+  forward = jax.jit(task.forward)
+  for question, (answer,) in zip(questions, answers, strict=True):
+    coded = task.coder(question, room=6)
+    ids = coded.ids.tolist()
+    for token in answer.tokens[:5].tolist():
+      kind = coded.task.strip("<>")
+      padded = np.full((1, 128), tokenizer.pad, np.int32)
+      padded[0, : len(ids)] = ids
+      options = jnp.asarray([coded.options], jnp.int32)
+      batch = {"tokens": jnp.asarray(padded), "index": jnp.zeros(1, jnp.int32), "options": options}
+      logits = forward(params, {**batch, "answer": options[:, 0], f"rows/{kind}": options[:, 0]})
+      best = logits[0, len(ids) - 1].at[tokenizer.pad].set(-jnp.inf)
+      assert token == int(jnp.argmax(best))
+      ids.append(token)
+
+
+def test_evaluation_answers_and_scores(made):
+  task, params = made
+  found = task.evaluate(params, "valid", decode=10)
+  assert (found.values["sentences"], len(found.outputs)) == (24, 10)
+  assert found.values["loss"] == pytest.approx(np.log(160), rel=0.3)  # nothing is learnt yet
+  assert 0 <= found.values["score"] <= 100
+  assert found.values["malformed"] > 50
+  loss_only = task.evaluate(params, "valid", decode=False)
+  assert loss_only.outputs == []
+  assert loss_only.values["loss"] == found.values["loss"]
+  beams = task.decoding(DecodeConfig(beams=3)).evaluate(params, "valid", decode=4)
+  assert len(beams.outputs) == 4
+
+
+CHOICE = Question("multiple_choice", "Which?", options=("a", "b"), label=2, info={"facts": 1})
+YES = Question("yes_no", "Is it?", answers=("yes",), info={"facts": 2})
+SPAN = Question(
+  "extractive", "Where?", "in the old house", answers=("the old house",), info={"facts": 2}
+)
+
+
+def test_scores_are_means_over_sets_of_means_over_questions():
+  questions, sets = [CHOICE, CHOICE, YES, SPAN], ["one", "one", "one", "two"]
+  found = scores(questions, sets, ["(2)", "(1)", "maybe", "old barn"])
+  assert found["one/score"] == pytest.approx(100 / 3)
+  assert found["two/score"] == pytest.approx(50.0)  # F1 of {old, barn} and {old, house}
+  assert found["score"] == pytest.approx((100 / 3 + 50) / 2)
+  assert found["malformed"] == pytest.approx(100 / 3)
+  assert found["multiple_choice_accuracy"] == 50
+  assert by_facts(questions, ["(2)", "(2)", "yes", "Old house"]) == {
+    "exact_match/extractive/2": 100,
+    "exact_match/multiple_choice/1": 100,
+    "exact_match/yes_no/2": 100,
+  }
+
+
+def test_names_of_sets_differ():
+  with pytest.raises(UserError, match="different names"):
+    Mixed((WORLDS,), (WORLDS,))

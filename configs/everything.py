@@ -12,9 +12,10 @@ import dataclasses
 
 from compmod_jax import errors
 from compmod_jax.layers.experts import ExpertsConfig
+from compmod_jax.tasks.answering_config import AnsweringConfig
 from train.experiment import Experiment, load_config
 
-MECHANISMS = ("heads", "experts", "gate", "recoding")
+MECHANISMS: tuple[str, ...] = ("heads", "experts", "gate", "recoding")
 
 
 def get_config(variant: str) -> Experiment:
@@ -35,6 +36,7 @@ def using(mechanisms: set[str]) -> Experiment:
     gate="on" if "gate" in mechanisms else "off",
   )
   task = base.task
+  assert isinstance(task, AnsweringConfig)
   if "recoding" in mechanisms:
     decode = dataclasses.replace(task.decode, recode_layer=-1, recode_size=0.1)
     task = dataclasses.replace(task, decode=decode)

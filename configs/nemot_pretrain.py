@@ -7,6 +7,9 @@ Variants: (none)  small where COMPMOD_DATA is set, else grammar
           paper   the thesis's model (12 + 12 + 3 layers) and recipe, your files of C4 (many GPUs)
 Baseline: NAME-decoder: a decoder shaped as GPT-2 with as many parameters;
           --config.model.gate=off: the same model without its gate
+Masked:   NAME-masked: the same model in encoder mode, trained to fill in what is masked
+
+The tokenizer has the special tokens of questions, so that configs/nemot_qa.py can start from here.
 """
 
 import dataclasses
@@ -15,9 +18,11 @@ import os
 from compmod_jax import errors
 from compmod_jax.data.documents import GrammarDocuments, TextDocuments
 from compmod_jax.data.grammar import GrammarData
+from compmod_jax.data.qa.coded import TRAINED_TOKENS
 from compmod_jax.data.tokenizer import TokenizerConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
 from compmod_jax.tasks.modulated import matching_decoder
 from train.experiment import Experiment, Phase
 from train.optimizer import OptimizerConfig
@@ -27,9 +32,12 @@ def get_config(variant: str) -> Experiment:
   variants = {"small": small, "grammar": grammar, "paper": paper}
   default = "small" if os.environ.get("COMPMOD_DATA") else "grammar"
   decoders = {f"{name}-decoder": name for name in variants}
-  errors.check_choice("variant", variant, {"", *variants, *decoders})
+  masked_ones = {f"{name}-masked": name for name in variants}
+  errors.check_choice("variant", variant, {"", *variants, *decoders, *masked_ones})
   if variant in decoders:
     return decoder(variants[decoders[variant]]())
+  if variant in masked_ones:
+    return masked(variants[masked_ones[variant]]())
   return variants[variant or default]()
 
 
@@ -38,6 +46,20 @@ def decoder(given: Experiment) -> Experiment:
   assert isinstance(given.model, NemotConfig)
   model = matching_decoder(given.model, given.task.tokenizer.vocab_size)
   return dataclasses.replace(given, name=f"{given.name}, a plain decoder", model=model)
+
+
+def masked(given: Experiment) -> Experiment:
+  """The same experiment as masked language modelling, every token seeing the whole block."""
+  old = given.task
+  assert isinstance(old, CausalLMConfig)
+  length = old.length - 1
+  task = MaskedLMConfig(
+    data=old.data,
+    tokenizer=old.tokenizer,
+    length=length,
+    batch_tokens=old.batch_tokens // old.length * length,
+  )
+  return dataclasses.replace(given, name=f"{given.name}, masked", task=task)
 
 
 def small() -> Experiment:
@@ -50,7 +72,7 @@ def small() -> Experiment:
         valid=("c4_sample/*validation*",),
         unit="file",
       ),
-      tokenizer=TokenizerConfig(vocab_size=4000),
+      tokenizer=TokenizerConfig(vocab_size=4000, special_tokens=TRAINED_TOKENS),
       length=129,
       batch_tokens=129 * 16,
     ),
@@ -79,7 +101,7 @@ def grammar() -> Experiment:
   task = dataclasses.replace(
     base.task,
     data=GrammarDocuments(GrammarData(train=50_000)),
-    tokenizer=TokenizerConfig(vocab_size=1200),
+    tokenizer=dataclasses.replace(base.task.tokenizer, vocab_size=1200),
     length=65,
     batch_tokens=65 * 32,
   )
@@ -99,7 +121,9 @@ def paper() -> Experiment:
     name="NeMoT on C4",
     task=CausalLMConfig(
       data=TextDocuments(folder="data/c4", train=("*train*",), valid=("*validation*",)),
-      tokenizer=TokenizerConfig(vocab_size=50_000, character_coverage=0.9995),
+      tokenizer=TokenizerConfig(
+        vocab_size=50_000, special_tokens=TRAINED_TOKENS, character_coverage=0.9995
+      ),
       length=769,
       batch_tokens=769 * 32,
     ),

@@ -12,10 +12,11 @@ Baseline: NAME-decoder: a decoder shaped as GPT-2 with as many parameters;
 import dataclasses
 
 from compmod_jax import errors
+from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.sets import DEVELOPMENT_SETS, QASet
 from compmod_jax.data.worlds import WorldsData
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.tasks.answering_config import AnsweringConfig, Mixed
+from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.modulated import matching_decoder
 from train.experiment import Experiment, Phase
 from train.optimizer import OptimizerConfig
@@ -75,11 +76,11 @@ def general() -> Experiment:
   """One model for the sets below $COMPMOD_DATA, from scratch; a domain of reviews is left out."""
   seeds = ("race_middle", "mctest", "arc", "openbookqa", "fairytaleqa", "boolq")
   unseen = ("siqa", "piqa", "winogrande", "subjqa_tripadvisor")
-  reviews = {
-    split: tuple(f"{domain}/{file}.csv.gz" for domain in _DOMAINS)
-    for split, file in (("train", "train"), ("valid", "dev"), ("test", "test"))
-  }
-  subjqa = QASet("subjqa", "subjqa", "$COMPMOD_DATA/qa/subjqa", **reviews)
+  train, valid, test = (
+    tuple(f"{domain}/{split}.csv.gz" for domain in _DOMAINS) for split in ("train", "dev", "test")
+  )
+  folder = "$COMPMOD_DATA/qa/subjqa"
+  subjqa = QASet("subjqa", "subjqa", folder, train=train, valid=valid, test=test)
   base = worlds()
   task = dataclasses.replace(
     base.task,

@@ -13,7 +13,10 @@ from typing import Any
 from compmod_jax import errors
 from compmod_jax.data import check, check_documents, export
 from compmod_jax.data.pairs import Pairs
+from compmod_jax.data.qa import check as check_questions
+from compmod_jax.data.qa.coded import Coder
 from compmod_jax.data.tokenizer import pair_tokenizers
+from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.language_model_config import LanguageModelConfig
 from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
@@ -46,6 +49,10 @@ def main(argv: list[str]) -> int:
     reports = check_documents.check_splits(
       task.data.load, task.data.splits(), lambda: task.make_tokenizer(cache=args.cache), args.first
     )
+  elif isinstance(task, AnsweringConfig):
+    errors.check(args.export is None, "--export is for parallel text, not for questions.")
+    coder = Coder(task.make_tokenizer(cache=args.cache), task.length, task.truncate)
+    reports = check_questions.check_sets(task.data, coder, args.first)
   else:
     reports = _check_pairs(args)
   print("\n".join(check.summary(reports)))

@@ -41,6 +41,7 @@ from train.trained import ModelArgs, Opened, open_model
 if TYPE_CHECKING:
   from compmod_jax.api import AnsweringModel, MaskedModel, TranslationModel
   from compmod_jax.decoding import DecodeConfig
+  from compmod_jax.tasks.answerer import Answer
   from compmod_jax.tasks.translator import Hypothesis
 
 # From the sentences of a chunk, the number of lines before it and the display to output lines.

@@ -248,6 +248,8 @@ class SentencePiece(Tokenizer):
     return self._processor.id_to_piece(int(number))
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
+    if len(texts) == 1:  # a list makes the package start threads
+      return [self._processor.encode(texts[0])]
     return self._processor.encode(texts) if texts else []
 
   def _decode(self, ids: list[int]) -> str:

@@ -20,6 +20,7 @@ from compmod_jax.data.qa.batches import (
 )
 from compmod_jax.data.qa.coded import Coded, Coder, code
 from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.mixed import name_of
 from compmod_jax.data.qa.mixing import Mixture
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.decoding import DecodeConfig
@@ -30,7 +31,7 @@ from compmod_jax.models.text import Text, TextOutput
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import competing, modulated
 from compmod_jax.tasks.answerer import Answerer
-from compmod_jax.tasks.answering_config import AnsweringConfig, name_of
+from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.base import (
   Batch,
   Context,
@@ -376,11 +377,13 @@ class Answering(OfSplits):
       return self.rows(site, batch)
 
     terms, found = competing.read(config, taps, rows)
-    parts = {"answer": (out.logits, labels, answer), "sequence": (out.logits, labels, whole)}
-    if places is not None:
+    losses = {
+      "answer": cross_entropy(out.logits, labels, answer),
+      "sequence": cross_entropy(out.logits, labels, whole),
+    }
+    if places is not None and out.vanilla is not None:
       own = (jnp.take_along_axis(values, places, axis=1) for values in (labels, answer))
-      parts["vanilla"] = (out.vanilla, *own)
-    losses = {name: cross_entropy(*part) for name, part in parts.items()}
+      losses["vanilla"] = cross_entropy(out.vanilla, *own)
     for name, one in losses.items():
       if name in wanted:
         terms[name] = Term(one.nll, one.count, weight=wanted[name])

@@ -1,17 +1,14 @@
 """The configuration of question answering."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from compmod_jax import errors
 from compmod_jax.data.qa.coded import TRAINED_TOKENS, texts_of
-from compmod_jax.data.qa.sets import QASet
-from compmod_jax.data.qa.tfds_sets import TfdsQA
+from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig, cached_tokenizer
-from compmod_jax.data.worlds import WorldsData
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
@@ -19,55 +16,6 @@ from compmod_jax.tasks.text_tokenizer import FILE
 
 if TYPE_CHECKING:
   from compmod_jax.tasks.answering import Answering
-
-QuestionData = WorldsData | QASet | TfdsQA
-UNSEEN = "unseen"
-
-
-@dataclasses.dataclass(frozen=True)
-class Mixed:
-  """Sets of questions that are drawn from with equal probability, and scored one by one."""
-
-  seeds: tuple[QuestionData, ...] = (WorldsData(),)
-  """Sets to train on; their other splits are scored."""
-  unseen: tuple[QuestionData, ...] = ()
-  """Sets that are only scored, at the end, as the split `unseen`: on their test split, or on valid
-  where they have none."""
-
-  def __post_init__(self):
-    errors.check(bool(self.seeds), "task.data.seeds is empty; give at least one set to train on.")
-    names = [name_of(data) for data in (*self.seeds, *self.unseen)]
-    errors.check(
-      len(set(names)) == len(names),
-      f"The sets of task.data are called {', '.join(names)}; scores need different names.",
-    )
-
-  def splits(self) -> tuple[str, ...]:
-    """All splits that any set has, and `unseen` if there are unseen sets."""
-    names = dict.fromkeys(itertools.chain(*(data.splits() for data in self.seeds)))
-    return (*names, UNSEEN) if self.unseen else tuple(names)
-
-  def sets(self, split: str) -> list[tuple[QuestionData, str]]:
-    """The sets that a split consists of, and what each of them calls it.
-
-    Raises:
-      UserError: an unknown split.
-    """
-    errors.check_choice("split", split, self.splits())
-    if split == UNSEEN:
-      return [(data, "test" if "test" in data.splits() else "valid") for data in self.unseen]
-    return [(data, split) for data in self.seeds if split in data.splits()]
-
-  def describe(self) -> str:
-    """What the sets are, in a sentence."""
-    if len(self.seeds) == 1:
-      return self.seeds[0].describe().rstrip(".")
-    return f"questions of {', '.join(map(name_of, self.seeds))}, each drawn as often"
-
-
-def name_of(data: QuestionData) -> str:
-  """What tables call a set."""
-  return "worlds" if isinstance(data, WorldsData) else data.name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ import pytest
 from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.coded import Coder, texts_of, without_special
 from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.unified import SPECIAL_TOKENS
 from compmod_jax.data.worlds import WorldsData
 from compmod_jax.decoding import DecodeConfig
@@ -21,7 +22,7 @@ from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.sites import OFF
 from compmod_jax.tasks.answering import Answering, by_facts, scores
-from compmod_jax.tasks.answering_config import AnsweringConfig, Mixed
+from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.base import Context
 from train.step import init_state, make_step
 

@@ -17,6 +17,8 @@ from compmod_jax.api import MaskedModel
 from compmod_jax.errors import UserError
 from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.mechanisms.masking import MaskingConfig
+from compmod_jax.models.nemot import Nemot, NemotConfig
+from compmod_jax.models.text import Text
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.serialise import to_json
 from compmod_jax.sites import zero_units
@@ -25,6 +27,7 @@ from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.masked_lm import MaskedLM, MaskedLMConfig
 from compmod_jax.tasks.translation import Translation
 
+CONTEXT = Context(jax.random.key(0), jnp.int32(0), True)
 HEADS = "encoder/layer_0/self/heads_scaled"
 
 
@@ -329,3 +332,45 @@ def test_a_subword_mask_stands_for_a_word_with_its_space(folder):
   inside = "".join(pieces[1:-1])
   assert inside == "▁cow<mask>▁dog<mask>"
   assert task.config.masking == MaskingConfig(share=0.25)
+
+
+# Modulated models in encoder mode.
+
+
+@pytest.fixture(scope="module")
+def modulated_task(folder):
+  model = NemotConfig(
+    **{"vanilla_layers": 1, "modulatory_layers": 1, "output_layers": 1, "dropout": 0.0},
+    **{"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 16},
+  )
+  return tiny_masked.make_task(folder).build(model)
+
+
+def test_a_modulated_model_reads_the_whole_text(modulated_task):
+  task, params = modulated_task, parameters(modulated_task)
+  batch = next(iter(task.eval_batches("valid")))
+  tokens = jnp.asarray(batch["tokens"][:2])
+  logits = task.model.apply({"params": params}, tokens)
+  config = task.model.config
+  plain = Nemot(config, task.tokenizer.vocab_size, task.tokenizer.pad)
+  ids = jnp.asarray([config.auxiliary_ids("enc", "lm")] * 2)
+  expected = plain.apply({"params": params}, Text(tokens, ids), [("lm", 2)], causal=False).logits
+  np.testing.assert_allclose(logits, expected, atol=1e-5)
+  later = task.model.apply({"params": params}, tokens.at[:, 5].set(7))
+  assert np.abs(later[:, 0] - logits[:, 0]).max() > 1e-3
+  places = jnp.asarray([[3, 1], [0, 4]])
+  some = task.model.apply({"params": params}, tokens, positions=places)
+  chosen = jnp.take_along_axis(logits, places[..., None], axis=1)
+  np.testing.assert_allclose(some, chosen, atol=1e-5)
+
+
+def test_a_modulated_model_fills_masks_in_and_logs_its_gate(modulated_task):
+  task, params = modulated_task, parameters(modulated_task)
+  (filled,) = task.filler(params, ["bat <mask> cow 1"], top=2)
+  assert len(filled.candidates[0]) == 2
+  batches, _ = task.train_batches(seed=0, multiple=1)
+  batch = {name: jnp.asarray(value) for name, value in next(batches).items()}
+  terms, _, found = task.loss(params, (), batch, CONTEXT)
+  assert np.isfinite(terms["cross_entropy"].value())
+  assert 0 < float(found["gate/mean"][0] / found["gate/mean"][1]) < 1
+  assert task.rows("modulatory/layer_0/self/heads", batch).shape[1] == 16 + 3

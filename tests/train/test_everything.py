@@ -13,8 +13,8 @@ import pytest
 from programs import metrics_of, train
 
 import compmod_jax
+from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.worlds import WorldsData
-from compmod_jax.tasks.answering_config import Mixed
 from train.experiment import Phase, load_config
 from train.step import init_state, make_step
 

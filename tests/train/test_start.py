@@ -11,6 +11,7 @@ import pytest
 from compmod_jax.data.documents import GrammarDocuments
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.qa.coded import TRAINED_TOKENS
+from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.tokenizer import TokenizerConfig
 from compmod_jax.data.worlds import WorldsData
 from compmod_jax.errors import UserError
@@ -20,7 +21,7 @@ from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.serialise import to_json
-from compmod_jax.tasks.answering_config import AnsweringConfig, Mixed
+from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.kinds import ModelConfig
 from compmod_jax.tasks.modulated import build

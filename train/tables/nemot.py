@@ -7,8 +7,9 @@ from typing import Any
 
 from compmod_jax.analysis.grid import Column
 from compmod_jax.data.qa.example import FORMATS
+from compmod_jax.data.qa.mixed import name_of
 from compmod_jax.errors import check_choice
-from compmod_jax.tasks.answering_config import AnsweringConfig, name_of
+from compmod_jax.tasks.answering_config import AnsweringConfig
 from train.experiment import Experiment, load_config
 from train.tables.spec import Row, Spec, with_model
 

@@ -1,0 +1,80 @@
+"""The data check of questions: what it finds, and where."""
+
+import dataclasses
+
+from compmod_jax.data.qa.check import check_questions, check_sets
+from compmod_jax.data.qa.coded import TRAINED_TOKENS, Coder, texts_of
+from compmod_jax.data.qa.example import Question, Questions
+from compmod_jax.data.qa.jsonl import write_jsonl
+from compmod_jax.data.qa.mixed import Mixed
+from compmod_jax.data.qa.sets import QASet
+from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
+from compmod_jax.tasks.answering_config import AnsweringConfig
+
+SPAN = Question("extractive", "Who barked?", "The dog barked.", answers=("the DOG",))
+LOST = Question("extractive", "Who sang?", "A bird sang.", answers=("the cat",))
+NONE = Question("extractive", "Who sang?", "Nobody sang.")
+CHOICE = Question("multiple_choice", "What barks?", options=("a cat", "a dog"), label=2)
+WORDS = TokenizerConfig(kind="words", special_tokens=TRAINED_TOKENS)
+
+
+def questions(*items):
+  return Questions(items, lambda number: f"file:{number + 1}")
+
+
+def look(*items, length=40, seen=None):
+  coder = Coder(train_tokenizer(texts_of(items), WORDS), length, "start")
+  return check_questions("x", questions(*items), coder, seen=seen)
+
+
+def found(report):
+  return {kind: finding.places for kind, finding in report.findings.items() if finding.count}
+
+
+def test_clean_questions_have_no_findings():
+  report, _ = look(SPAN, CHOICE, NONE)
+  assert found(report) == {}
+  assert report.pairs == 3
+
+
+def test_repeated_and_impossible_questions_are_named():
+  report, _ = look(SPAN, CHOICE, dataclasses.replace(CHOICE, label=1), LOST)
+  assert found(report) == {
+    "duplicate": ["file:3: the same question as file:2"],
+    "answer not in passage": ["file:4: 'the cat'"],
+  }
+
+
+def test_cut_and_left_out_questions_are_named():
+  long = Question("abstractive", "one two three four five six seven", "a b c", answers=("x",))
+  report, _ = look(dataclasses.replace(SPAN, passage="The dog barked. " * 9), long, length=10)
+  assert set(found(report)) == {"passage cut", "too long"}
+  assert report.longest == (10,)
+
+
+def test_passages_of_training_are_found_in_other_splits():
+  _, seen = look(SPAN, CHOICE)
+  again = dataclasses.replace(SPAN, question="What did the dog do?", answers=("barked",))
+  report, _ = look(again, CHOICE, seen=seen)
+  assert found(report) == {"passage in train": ["file:1: also file:1", "file:2: also file:2"]}
+
+
+def test_sets_are_checked_split_by_split(tmp_path):
+  write_jsonl(tmp_path / "train.jsonl", [SPAN, CHOICE])
+  write_jsonl(tmp_path / "test.jsonl", [CHOICE])
+  (tmp_path / "valid.jsonl").write_text("{}\n")
+  data = QASet(
+    "mine",
+    "jsonl",
+    str(tmp_path),
+    train=("train.jsonl",),
+    valid=("valid.jsonl",),
+    test=("test.jsonl",),
+  )
+  task = AnsweringConfig(data=Mixed((data,)), tokenizer=WORDS)
+  reports = check_sets(task.data, Coder(task.make_tokenizer(), 40, "start"))
+  assert [report.split for report in reports] == ["mine train", "mine valid", "mine test"]
+  assert [report.failed for report in reports] == [False, True, False]
+  assert "valid.jsonl:1" in reports[1].findings["unreadable"].places[0]
+  (place,) = reports[2].findings["passage in train"].places
+  assert place.startswith("test.jsonl:1: also train.jsonl:2")

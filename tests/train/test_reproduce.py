@@ -209,12 +209,12 @@ COMMAND = ("5.1", "--rows", "none", "enc", "--seeds", "2", "--steps", "50")
 def _start(folder: Path):
   command = [sys.executable, "-m", "train.reproduce", *COMMAND]
   options = ["--results", str(folder / "results"), "--workdir", str(folder / "runs")]
-  log = open(folder.with_suffix(".log"), "a")  # noqa: SIM115
   environment = os.environ | {"JAX_PLATFORMS": "cpu"}
   environment.pop("XLA_FLAGS", None)
-  return subprocess.Popen(
-    [*command, *options], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment
-  )
+  with open(folder.with_suffix(".log"), "a") as log:
+    return subprocess.Popen(
+      [*command, *options], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment
+    )
 
 
 @pytest.mark.slow

@@ -170,6 +170,7 @@ def test_chosen_examples_are_each_read_once_in_batches_of_the_tasks_shapes(subje
         assert ids[:-1] == (encode(sources[number]) if number >= 0 else [])
 
 
+@pytest.mark.slow
 def test_experts_are_measured_like_heads(subject):
   competition = CompetitionConfig(rule="top_k", keep=2)
   config = dataclasses.replace(

@@ -83,6 +83,7 @@ def test_settings_are_compared_token_by_token_over_seeds(task):
   assert np.all(np.isnan(single))
 
 
+@pytest.mark.slow
 def test_the_report_shows_sentences_errors_later_steps_and_training(task, tmp_path):
   # What recodes in training alone is read like a plain model.
   plain = task.recoding(when="train")

@@ -173,6 +173,7 @@ def test_training_stops_early_when_evaluations_get_no_better(place, tmp_path):
     assert "compiling" not in program.trained()
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_training_and_a_longer_one_continues_it(place, tmp_path):
   with Program(place, tmp_path / "run", "--config.time_limit_minutes=0.0001") as program:
     shown = program.trained()
@@ -188,6 +189,7 @@ def test_a_time_limit_ends_training_and_a_longer_one_continues_it(place, tmp_pat
   assert train[3]["loss"] == reference[3]["loss"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_numbers_explode_stops_and_says_where(place, tmp_path):
   options = ("--config.optimizer.learning_rate=1e30", "--config.max_nonfinite=3")
   with Program(place, tmp_path / "run", *options) as program:

@@ -123,6 +123,7 @@ def test_recoding_can_be_changed_for_use(workdir, tmp_path, capsys):
     perplexity("--recoding", "step=learned")
 
 
+@pytest.mark.slow
 def test_a_classifier_of_the_grammar_s_numbers_recodes(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("COMPMOD_CACHE", str(tmp_path / "cache"))
   base = load_config("configs/lm_recoding.py")

@@ -109,6 +109,7 @@ def test_the_training_split_is_scored_whole_where_that_is_asked_for(turns):
   assert "bleu" not in final["train"]
 
 
+@pytest.mark.slow
 def test_a_run_by_turns_is_continued_inside_a_phase_as_if_nothing_had_happened(
   place, turns, tmp_path
 ):

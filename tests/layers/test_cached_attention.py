@@ -75,3 +75,15 @@ def test_probabilities_are_a_site_that_can_be_read_and_changed():
   assert not jnp.any(jnp.where(MASK, 0, found))
   silent = Taps(edits={"attention": jnp.zeros_like})
   assert not attend_cached(QUERY, as_cache(KEY, VALUE), MASK, taps=silent).any()
+
+
+@pytest.mark.parametrize("batch", [2, 20])
+def test_one_beam_attends_as_jax_does(batch):
+  random = np.random.default_rng(3)
+  query, key, value = (
+    jnp.asarray(random.normal(size=(batch, time, 2, 4)), jnp.float32) for time in (1, 9, 9)
+  )
+  mask = jnp.asarray(random.random((batch, 1, 1, 9)) < 0.7).at[..., 0].set(True)
+  found = attend_cached(query, as_cache(key, value), mask, filled=jnp.int32(9))
+  expected = jax.nn.dot_product_attention(query, key, value, mask=mask)
+  chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)

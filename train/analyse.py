@@ -3,6 +3,7 @@
     python -m train.analyse heads --workdir runs/nmt_cah --split test --words but if we can
     python -m train.analyse ablate --workdir runs/nmt_cah --split test --replace mean
     python -m train.analyse traces --workdir runs/lm --text "The dog that the cats see sleeps ."
+    python -m train.analyse gates --workdir runs/nemot_qa --text "Anna is here. | Where is Anna?"
 
 Each analysis writes one HTML report, its pictures (PNG, SVG), tables (CSV) and numbers (JSON) into
 `--output`, by default `<workdir>/analysis/<name>`. `python -m train.analyse NAME --help` lists its
@@ -21,6 +22,7 @@ import tyro
 
 from compmod_jax import errors
 from compmod_jax.analysis.ablate import Ablate
+from compmod_jax.analysis.gates import Gates
 from compmod_jax.analysis.heads import Heads
 from compmod_jax.analysis.probes import ProbeNumber
 from compmod_jax.analysis.traces import Traces
@@ -34,6 +36,7 @@ ANALYSES: dict[str, Any] = {
   "ablate": Ablate,
   "traces": Traces,
   "probe": ProbeNumber,
+  "gates": Gates,
 }
 
 

@@ -187,4 +187,4 @@ class AnsweringModel(TrainedModel):
     self, texts: Sequence[Question], names: tuple[str, ...] | None
   ) -> tuple[dict[str, jax.Array], list[str]]:
     """Questions of one task with their answers as one padded batch."""
-    return self.task.batch(texts), ["tokens"]
+    return self.task.asked.batch(texts), ["tokens"]

@@ -3,7 +3,8 @@
     python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
 
 `--config PATH[:VARIANT]` names a file with `get_config(variant)`; `--config.FIELD=VALUE` overrides
-any field of it. The same command continues a run that was interrupted.
+any field of it. The same command continues a run that was interrupted. `--describe` shows the model
+and trains nothing.
 """
 
 import contextlib
@@ -24,14 +25,27 @@ class Args:
   """The experiment."""
   workdir: Path = Path("runs/default")
   """Folder of the run; made if it does not exist, continued if it does."""
+  describe: bool = False
+  """Print the model as a diagram, with parameters and FLOPs beside the plain model's, and end."""
 
 
 def main(argv: list[str]) -> None:
-  """Trains, evaluates and reports."""
+  """Trains, evaluates and reports; or describes the model."""
   with Preemption() as preemption:
     args = parse(Args, argv)
+    if args.describe:
+      show(args.config)
+      return
     command = shlex.join(["python", "-m", "train.main", *argv])
     train(args.config, args.workdir, preemption, command=command)
+
+
+def show(experiment: Experiment) -> None:
+  """Prints an experiment's model as a diagram; trains nothing and writes no workdir."""
+  from train import describe
+  from train.run import cache_folder
+
+  print(describe.page(experiment, cache_folder() / "tokenizers"))
 
 
 def train(

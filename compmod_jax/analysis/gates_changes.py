@@ -172,7 +172,7 @@ class Runner:
   def _run(self, params: Any, batch: Batch, change: Change) -> tuple[jax.Array, Any]:
     taps = Taps(capture=frozenset(self.widths), edits=edits_of(change))
     task: Any = copy.copy(self.task)
-    task._text = lambda *given: _told(self.task._text(*given), change.ids)
+    task.text = lambda *given: _told(self.task.text(*given), change.ids)
     logits = task.forward(params, batch, taps=taps)
     gates = {s: jnp.exp(g) if _logarithmic(s) else g for s, g in taps.captured.items()}
     return token_nll(logits, jnp.asarray(batch["tokens"])[:, 1:]), gates

@@ -16,7 +16,8 @@ from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.unified import task_token
 from compmod_jax.metrics import Statistics, loss_statistics
-from compmod_jax.tasks.answering import LABELLED, MULTIPLE_CHOICE, Answering
+from compmod_jax.tasks.answer_scores import LABELLED
+from compmod_jax.tasks.answering import MULTIPLE_CHOICE, Answering
 from compmod_jax.tasks.base import Batch
 
 _LEAST = 10  # fewer texts of a task are no ground for an interval

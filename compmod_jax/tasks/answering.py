@@ -2,26 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax import errors, qa_scores
-from compmod_jax.data.parts import part_numbers
-from compmod_jax.data.qa.batches import (
-  blocks_of,
-  edges_of,
-  eval_batches,
-  train_batches,
-  whole_batch,
-)
-from compmod_jax.data.qa.coded import Coded, Coder, code
-from compmod_jax.data.qa.example import Question
-from compmod_jax.data.qa.mixed import name_of
-from compmod_jax.data.qa.mixing import Mixture
+from compmod_jax import errors
+from compmod_jax.data.qa.batches import blocks_of
+from compmod_jax.data.qa.coded import Coder
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term, cross_entropy
@@ -30,6 +20,7 @@ from compmod_jax.models.nemot_config import OUTPUT, NemotConfig
 from compmod_jax.models.text import Text, TextOutput
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import competing, modulated
+from compmod_jax.tasks.answer_scores import scores, source_text
 from compmod_jax.tasks.answerer import Answerer
 from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.base import (
@@ -42,6 +33,7 @@ from compmod_jax.tasks.base import (
   Status,
   silent,
 )
+from compmod_jax.tasks.question_batches import QuestionBatches
 from compmod_jax.tasks.text_tokenizer import FILE
 from compmod_jax.tasks.translator import mean_entropy
 
@@ -61,6 +53,7 @@ class Answering(OfSplits):
     model: the decoder.
     tokenizer: from text to tokens.
     coder: from questions to tokens.
+    asked: the questions of every split.
     edits: site -> change of that activation, wherever the model runs.
   """
 
@@ -80,7 +73,8 @@ class Answering(OfSplits):
     self._tagged = isinstance(model, NemotConfig) and model.highlighting != "off"
     self.coder = Coder(tokenizer, config.length, config.truncate, tagged=self._tagged)
     self.model = modulated.build(model, tokenizer.vocab_size, tokenizer.pad)
-    self._coded = dict[str, Coded]()
+    tasks = model.tasks if isinstance(model, NemotConfig) else None
+    self.asked = QuestionBatches(config, self.coder, tasks)
     self._sums = jax.jit(self._answer_sums)
 
   def edited(self, edits: Mapping[str, Edit]) -> "Answering":
@@ -93,7 +87,7 @@ class Answering(OfSplits):
 
   def _with(self, config: AnsweringConfig, edits: Mapping[str, Edit]) -> "Answering":
     new = Answering(config, self.model.config, self.tokenizer, edits)
-    new._coded = self._coded  # what is edited or searched for changes no token
+    new.asked = self.asked  # what is edited or searched for changes no token
     return new
 
   # Words.
@@ -135,23 +129,6 @@ class Answering(OfSplits):
     """The tokenizer, serialised."""
     return {FILE: self.tokenizer.to_bytes()}
 
-  def coded(self, split: str) -> Coded:
-    """The questions of a split as tokens, each with its answer.
-
-    Raises:
-      UserError: an unknown split, missing data, or a task for which the model has no output set.
-    """
-    if split not in self._coded:
-      found = code(self.config.questions(split), self.coder)
-      model = self.model.config
-      for task in sorted(set(found.task.tolist())):
-        if isinstance(model, NemotConfig):
-          errors.check_choice(
-            f"task {task!r}, which the questions of {split} need,", task, model.tasks
-          )
-      self._coded[split] = found
-    return self._coded[split]
-
   def check_data(self) -> None:
     """Loads every split that will be scored, so that what is missing is told before training."""
     for split in self.split_names():
@@ -159,72 +136,21 @@ class Answering(OfSplits):
 
   def data_notes(self) -> list[str]:
     """How many training questions there are, and what was cut or left out of them."""
-    coded = self.coded("train")
+    coded = self.asked["train"]
     return [
       f"{len(coded):,} training questions; {coded.truncated:,} passages cut,"
       f" {len(coded.too_long):,} questions left out as too long"
     ]
 
-  @functools.cached_property
-  def edges(self) -> tuple[int, ...]:
-    """Padded lengths of training batches."""
-    return edges_of(self.coded("train"), self.config.buckets, self.config.length)
-
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
   ) -> tuple[Any, int]:
     """An endless iterator over training batches, and how many make an epoch."""
-    coded, share = self.coded("train"), self.config.small_share
-    if part != "all":
-      coded = coded.select(part_numbers(part, len(coded), small_share=share, seed=seed))
-    mixture = Mixture(
-      coded.task,
-      coded.source,
-      coded.tokens.lengths,
-      rows=self.config.batch_questions,
-      multiple=multiple,
-      seed=seed,
-    )
-    iterator = train_batches(
-      coded,
-      mixture,
-      edges=self.edges,
-      pad=self.tokenizer.pad,
-      process=process,
-      processes=processes,
-    )
-    return iterator, mixture.per_epoch
+    return self.asked.train_batches(part, seed, multiple, process, processes)
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Batches of one task each in which every question of a split is once."""
-    return eval_batches(
-      self.coded(split),
-      rows=self.config.batch_questions,
-      edges=self._lengths,
-      pad=self.tokenizer.pad,
-      multiple=multiple,
-    )
-
-  def batch(self, questions: Sequence[Question]) -> dict[str, jax.Array]:
-    """Questions of one task, with their answers, as one batch in their order.
-
-    Raises:
-      UserError: they are of several tasks, or one does not fit without its passage.
-    """
-    coded = code([questions], self.coder)
-    errors.check(
-      not coded.too_long,
-      f"{len(coded.too_long)} questions have more than {self.config.length} tokens without their"
-      " passage; leave them out.",
-    )
-    made = whole_batch(coded, self.tokenizer.pad)
-    return {name: jnp.asarray(value) for name, value in made.items()}
-
-  @property
-  def _lengths(self) -> tuple[int, ...]:
-    """Padded lengths in evaluation: quarters of the longest, as no training data are at hand."""
-    longest = self.config.length
-    return tuple(sorted({-(-longest * part // 32) * 8 for part in (1, 2, 3)} | {longest}))
+    return self.asked.eval_batches(split, multiple)
 
   def example(self) -> dict[str, jax.Array]:
     """A batch with a row for every task of the model, to trace it with."""
@@ -252,7 +178,7 @@ class Answering(OfSplits):
   def init(self, rng: jax.Array) -> Any:
     """Fresh parameters, boxed with the logical names of their dimensions."""
     batch = self.example()
-    text = self._text(batch, batch["tokens"])
+    text = self.text(batch, batch["tokens"])
     return self.model.init(rng, text, blocks_of(batch), vanilla_logits=True)["params"]
 
   def init_carry(self) -> tuple[()]:
@@ -266,7 +192,7 @@ class Answering(OfSplits):
     away = [task for task in tasks if task not in there]
     return tuple(name for t in away for name in (f"{OUTPUT}_{t}", f"{OUTPUT}_norm_{t}"))
 
-  def _text(self, batch: Batch, tokens: jax.Array) -> Text:
+  def text(self, batch: Batch, tokens: jax.Array) -> Text:
     """What the model is given."""
     config = self.model.config
     if not isinstance(config, NemotConfig):
@@ -294,7 +220,7 @@ class Answering(OfSplits):
       vanilla = {"vanilla_logits": True, "vanilla_positions": vanilla_positions}
     out: TextOutput = self.model.apply(  # pyright: ignore[reportAssignmentType]
       {"params": params},
-      self._text(batch, jnp.asarray(batch["tokens"])[:, :-1]),
+      self.text(batch, jnp.asarray(batch["tokens"])[:, :-1]),
       blocks_of(batch),
       **vanilla,
       deterministic=rng is None,
@@ -354,8 +280,8 @@ class Answering(OfSplits):
 
   def _answer_positions(self, batch: Batch) -> jax.Array:
     """Distinct positions [rows, places] among which are all that predict answers."""
-    coded, last = self.coded("train"), batch["tokens"].shape[1] - 2
-    most = min(int(np.max(coded.tokens.lengths - coded.answer)), last + 1)
+    last = batch["tokens"].shape[1] - 2
+    most = min(self.asked.longest_answer, last + 1)
     start = jnp.clip(jnp.asarray(batch["answer"])[:, None] - 1, 0, last + 1 - most)
     return start + jnp.arange(most)[None]
 
@@ -416,14 +342,14 @@ class Answering(OfSplits):
       sums += np.asarray(jax.device_get(self._sums(params, sharing.place(batch))), np.float64)
       status(f"loss on {split}", number + 1, len(batches))
     nll, correct, tokens = (float(x) for x in sums)
-    coded = self.coded(split)
+    coded = self.asked[split]
     values: dict[str, Any] = {
       "sentences": len(coded) + len(coded.too_long),
       "truncated": coded.truncated,
       "loss": nll / tokens,
       "accuracy": correct / tokens,
     }
-    questions, sets = self._chosen(split, decode)
+    questions, sets = self.asked.chosen(split, decode)
     if not questions:
       return Evaluation(values, [], [], [])
     answers = self.answerer(
@@ -434,15 +360,6 @@ class Answering(OfSplits):
     sources = [source_text(question) for question in questions]
     return Evaluation(values, outputs, [question.answer for question in questions], sources)
 
-  def _chosen(self, split: str, decode: bool | int) -> tuple[list[Question], list[str]]:
-    """The questions of a split that are answered, and the name of each one's set."""
-    parts = zip(self.config.data.sets(split), self.config.questions(split), strict=True)
-    places = [(name_of(data), items, i) for (data, _), items in parts for i in range(len(items))]
-    if decode is not True and int(decode) < len(places):
-      order = np.random.default_rng(0).permutation(len(places))[: int(decode)]
-      places = [places[i] for i in np.sort(order).tolist()]
-    return [items[i] for _, items, i in places], [name for name, _, _ in places]
-
   @functools.cached_property
   def answerer(self) -> Answerer:
     """Answers questions; see `Answerer`."""
@@ -452,8 +369,8 @@ class Answering(OfSplits):
       self.model,
       self.coder,
       room,
-      self._text,
-      edges=tuple(sorted({min(edge, longest) for edge in self._lengths})),
+      self.text,
+      edges=tuple(sorted({min(edge, longest) for edge in self.asked.lengths})),
       rows=self.config.batch_questions,
       edits=self.edits,
     )
@@ -462,52 +379,3 @@ class Answering(OfSplits):
     labels, (answer, _) = jnp.asarray(batch["tokens"])[:, 1:], self._counted(batch)
     losses = cross_entropy(self.forward(params, batch), labels, answer)
     return losses.nll, losses.correct, losses.count
-
-
-def scores(
-  questions: Sequence[Question], sets: Sequence[str], outputs: Sequence[str]
-) -> dict[str, float]:
-  """Scores of answers: over all, by set where there are several, and by format and facts.
-
-  Returns:
-    `score`, `malformed`; what `qa_scores.score` gives, over all questions and for each set as
-    `SET/...`; and where questions tell how many facts they need, `exact_match/FORMAT/FACTS`. All 0
-    to 100.
-  """
-  found, means = qa_scores.score(questions, outputs), list[float]()
-  names = list(dict.fromkeys(sets))
-  for name in names:
-    mine = [i for i, one in enumerate(sets) if one == name]
-    its, made = [questions[i] for i in mine], [outputs[i] for i in mine]
-    means.append(100 * float(np.mean(qa_scores.question_scores(its, made))))
-    if len(names) > 1:
-      own = {"score": means[-1], **qa_scores.score(its, made)}
-      found |= {f"{name}/{key}": value for key, value in own.items()}
-  found["score"] = float(np.mean(means))
-  labelled = [(q, o) for q, o in zip(questions, outputs, strict=True) if q.format in LABELLED]
-  if labelled:
-    found["malformed"] = 100 * float(np.mean([qa_scores.is_malformed(q, o) for q, o in labelled]))
-  return found | by_facts(questions, outputs)
-
-
-LABELLED = ("multiple_choice", "yes_no")
-
-
-def by_facts(questions: Sequence[Question], outputs: Sequence[str]) -> dict[str, float]:
-  """Exact match by format and number of facts, 0 to 100, where questions tell that number."""
-  cells: dict[str, list[float]] = {}
-  for question, output in zip(questions, outputs, strict=True):
-    if "facts" in question.info:
-      right = (
-        float(output == question.answer)
-        if question.format in LABELLED
-        else qa_scores.exact_match(output, question.answers)
-      )
-      cells.setdefault(f"exact_match/{question.format}/{question.info['facts']}", []).append(right)
-  return {name: 100 * float(np.mean(values)) for name, values in sorted(cells.items())}
-
-
-def source_text(question: Question) -> str:
-  """A question as one line of text, for reports."""
-  options = [f"({n}) {option}" for n, option in enumerate(question.options, 1)]
-  return " ".join([part for part in (question.passage, question.question) if part] + options)

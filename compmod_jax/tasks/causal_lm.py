@@ -122,9 +122,10 @@ class CausalLM(OverBlocks):
   def init(self, rng: jax.Array) -> Any:
     """Fresh parameters, boxed with the logical names of their dimensions."""
     tokens = self.example()["tokens"][:, :-1]
-    return self.model.init(rng, self._text(tokens), [(modulated.LM, 1)])["params"]
+    return self.model.init(rng, self.text(tokens), [(modulated.LM, 1)])["params"]
 
-  def _text(self, tokens: jax.Array) -> Text:
+  def text(self, tokens: jax.Array) -> Text:
+    """What the model is given."""
     config, auxiliary, segments = self.model.config, None, None
     if isinstance(config, NemotConfig):
       ids = jnp.asarray(config.auxiliary_ids("dec", modulated.LM), jnp.int32)
@@ -144,7 +145,7 @@ class CausalLM(OverBlocks):
   ) -> jax.Array:
     out: TextOutput = self.model.apply(  # pyright: ignore[reportAssignmentType]
       {"params": params},
-      self._text(tokens),
+      self.text(tokens),
       [(modulated.LM, len(tokens))],
       deterministic=rng is None,
       taps=taps.editing(self.edits),

@@ -21,7 +21,8 @@ from compmod_jax.losses import objective
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.sites import OFF
-from compmod_jax.tasks.answering import Answering, by_facts, scores
+from compmod_jax.tasks.answer_scores import by_facts, scores
+from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.base import Context
 from train.step import init_state, make_step

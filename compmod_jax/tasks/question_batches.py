@@ -1,0 +1,120 @@
+"""The questions of a task's data: read, turned into tokens once, and batched."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compmod_jax import errors
+from compmod_jax.data.parts import part_numbers
+from compmod_jax.data.qa.batches import edges_of, eval_batches, train_batches, whole_batch
+from compmod_jax.data.qa.coded import Coded, Coder, code
+from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.mixed import name_of
+from compmod_jax.data.qa.mixing import Mixture
+from compmod_jax.tasks.answering_config import AnsweringConfig
+from compmod_jax.tasks.base import Batch
+
+
+class QuestionBatches:
+  """Every split's questions as batches.
+
+  Attributes:
+    config: the task's configuration.
+    coder: from questions to tokens.
+    tasks: what the model can be asked; None where a model has one output for all.
+  """
+
+  def __init__(self, config: AnsweringConfig, coder: Coder, tasks: tuple[str, ...] | None):
+    self.config, self.coder, self.tasks = config, coder, tasks
+    self._coded = dict[str, Coded]()
+
+  def __getitem__(self, split: str) -> Coded:
+    """The questions of a split as tokens, each with its answer.
+
+    Raises:
+      UserError: an unknown split, missing data, or a task for which the model has no output set.
+    """
+    if split not in self._coded:
+      found = code(self.config.questions(split), self.coder)
+      for task in sorted(set(found.task.tolist())) if self.tasks is not None else ():
+        needed = f"task {task!r}, which the questions of {split} need,"
+        errors.check_choice(needed, task, self.tasks or ())
+      self._coded[split] = found
+    return self._coded[split]
+
+  @functools.cached_property
+  def longest_answer(self) -> int:
+    """Tokens of the longest training answer, its end included."""
+    coded = self["train"]
+    return int(np.max(coded.tokens.lengths - coded.answer))
+
+  @functools.cached_property
+  def lengths(self) -> tuple[int, ...]:
+    """Padded lengths in evaluation: quarters of the longest, as no training data are at hand."""
+    longest = self.config.length
+    return tuple(sorted({-(-longest * part // 32) * 8 for part in (1, 2, 3)} | {longest}))
+
+  def train_batches(
+    self, part: str, seed: int, multiple: int, process: int, processes: int
+  ) -> tuple[Any, int]:
+    """An endless iterator over training batches, and how many make an epoch."""
+    whole, config = self["train"], self.config
+    coded = whole
+    if part != "all":
+      share = config.small_share
+      coded = whole.select(part_numbers(part, len(whole), small_share=share, seed=seed))
+    mixture = Mixture(
+      coded.task,
+      coded.source,
+      coded.tokens.lengths,
+      rows=config.batch_questions,
+      multiple=multiple,
+      seed=seed,
+    )
+    iterator = train_batches(
+      coded,
+      mixture,
+      edges=edges_of(whole, config.buckets, config.length),
+      pad=self.coder.tokenizer.pad,
+      process=process,
+      processes=processes,
+    )
+    return iterator, mixture.per_epoch
+
+  def eval_batches(self, split: str, multiple: int) -> Iterator[Batch]:
+    """Batches of one task each in which every question of a split is once."""
+    return eval_batches(
+      self[split],
+      rows=self.config.batch_questions,
+      edges=self.lengths,
+      pad=self.coder.tokenizer.pad,
+      multiple=multiple,
+    )
+
+  def batch(self, questions: Sequence[Question]) -> dict[str, jax.Array]:
+    """Questions of one task, with their answers, as one batch in their order.
+
+    Raises:
+      UserError: they are of several tasks, or one does not fit without its passage.
+    """
+    coded = code([questions], self.coder)
+    errors.check(
+      not coded.too_long,
+      f"{len(coded.too_long)} questions have more than {self.config.length} tokens without their"
+      " passage; leave them out.",
+    )
+    made = whole_batch(coded, self.coder.tokenizer.pad)
+    return {name: jnp.asarray(value) for name, value in made.items()}
+
+  def chosen(self, split: str, count: bool | int) -> tuple[list[Question], list[str]]:
+    """Questions of a split, all or so many drawn once and for all, and the name of each's set."""
+    parts = zip(self.config.data.sets(split), self.config.questions(split), strict=True)
+    places = [(name_of(data), items, i) for (data, _), items in parts for i in range(len(items))]
+    if count is not True and int(count) < len(places):
+      order = np.random.default_rng(0).permutation(len(places))[: int(count)]
+      places = [places[i] for i in np.sort(order).tolist()]
+    return [items[i] for _, items, i in places], [name for name, _, _ in places]

@@ -2,36 +2,18 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from train.optimizer import OptimizerConfig
 
-
-class Sizes(Protocol):
-  """Sizes of the model and of what it reads."""
-
-  layers: int
-  dim: int
-  heads: int
-  vocab: int
-  length: int
-  new: int
-
-  def batch(self) -> dict[str, np.ndarray]:
-    """Blocks, each a token longer than what the model reads."""
-    ...
-
-  def prompts(self, rows: int) -> np.ndarray:
-    """Prompts [rows, length] without padding."""
-    ...
+if TYPE_CHECKING:
+  from benchmarks.nemot import Case
 
 
 class Theirs(NamedTuple):
   """Hugging Face's model, and the same calls."""
 
-  case: Sizes
+  case: "Case"
   model: Any
   optimizer: OptimizerConfig
   pad: int
@@ -93,7 +75,7 @@ class Theirs(NamedTuple):
     return run
 
 
-def random_gpt2(case: Sizes, *, positions: int, empty: int) -> Any:
+def random_gpt2(case: "Case", *, positions: int, empty: int) -> Any:
   """A GPT-2 with random weights; the vector of the token `empty` is zero."""
   import torch
   from transformers import GPT2Config, GPT2LMHeadModel

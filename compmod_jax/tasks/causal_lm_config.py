@@ -10,6 +10,7 @@ from compmod_jax.data.documents import GrammarDocuments
 from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.tasks.block_settings import check_blocks
 from compmod_jax.tasks.text_tokenizer import DocumentData, text_tokenizer
 
 if TYPE_CHECKING:
@@ -39,24 +40,11 @@ class CausalLMConfig:
   """Share of the training blocks in the small part, for phases that train on a part."""
 
   def __post_init__(self):
-    errors.check(self.length >= 2, f"task.length is {self.length}; it must be at least 2.")
-    errors.check(
-      self.batch_tokens >= self.length and self.batch_tokens % self.length == 0,
-      f"task.batch_tokens is {self.batch_tokens}; it must be a multiple of task.length ="
-      f" {self.length}.",
-    )
-    errors.check(
-      self.tokenizer_documents >= 1,
-      f"task.tokenizer_documents is {self.tokenizer_documents}; it must be at least 1.",
-    )
+    check_blocks(self)
     errors.check(
       0 <= self.stride < self.length,
       f"task.stride is {self.stride}; give 1 to {self.length - 1} tokens (task.length - 1), or 0"
       " for the whole length.",
-    )
-    errors.check(
-      0 < self.small_share < 1,
-      f"task.small_share is {self.small_share}; it must lie between 0 and 1.",
     )
 
   def build(

@@ -224,6 +224,7 @@ def test_a_task_drops_heads_in_training_alone_by_the_progress_of_the_run(tmp_pat
   np.testing.assert_allclose(objective(0.5, 1), calm, rtol=1e-6)  # where V touches 0
 
 
+@pytest.mark.slow
 def test_micro_batches_drop_heads_of_their_own(tmp_path):
   experiment = make_experiment(write_data(tmp_path / "data"))
   config = dataclasses.replace(experiment.model, dropout=0.0, drophead=V, remat=True)

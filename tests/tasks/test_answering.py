@@ -142,21 +142,19 @@ def test_losses_are_means_over_the_right_tokens(made):
   task, params = made
   batch = first_batch(task)
   terms, _, _ = task.loss(params, (), batch, STILL)
-  everywhere = jnp.broadcast_to(jnp.arange(batch["tokens"].shape[1] - 1)[None], labels_shape(batch))
+  places = jnp.arange(batch["tokens"].shape[1] - 1)[None]
+  everywhere = jnp.broadcast_to(places, labels_shape(batch))
   run = task._run(params, batch, OFF, None, everywhere)
-  sums = {name: [0.0, 0] for name in ("answer", "sequence", "vanilla")}
+  heads = {"answer": run.logits, "sequence": run.logits, "vanilla": run.vanilla}
+  nats = {name: -np.asarray(jax.nn.log_softmax(logits)) for name, logits in heads.items()}
+  sums = {name: [0.0, 0] for name in heads}
   for row, ids in enumerate(np.asarray(batch["tokens"]).tolist()):
     length, start = sum(token != task.tokenizer.pad for token in ids), int(batch["answer"][row])
     for place in range(1, length):
-      for name, logits in (
-        ("sequence", run.logits),
-        ("answer", run.logits),
-        ("vanilla", run.vanilla),
-      ):
-        wanted = place == start or (place > start and row >= 2)
-        if name == "sequence" or wanted:
-          nll = -jax.nn.log_softmax(logits[row, place - 1])[ids[place]]
-          sums[name] = [sums[name][0] + float(nll), sums[name][1] + 1]
+      for name in heads:
+        if name == "sequence" or place == start or (place > start and row >= 2):
+          nll = float(nats[name][row, place - 1, ids[place]])
+          sums[name] = [sums[name][0] + nll, sums[name][1] + 1]
   for name, (nll, count) in sums.items():
     assert float(terms[name].value()) == pytest.approx(nll / count, rel=1e-5)
   expected = sum(w * sums[n][0] / sums[n][1] for n, w in task.objective().items())

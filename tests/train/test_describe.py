@@ -24,9 +24,9 @@ from compmod_jax.models.lstm_lm_config import LstmConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.models.transformer import PLACES, TransformerConfig
-from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.language_model_config import LanguageModelConfig
+from compmod_jax.tasks.question_batches import QuestionBatches
 from compmod_jax.tasks.translation_config import TranslationConfig
 from train import describe, diagram, flops, main
 from train.diagram_parts import shapes_of
@@ -339,7 +339,7 @@ def test_answering_is_counted_without_its_questions_and_what_is_left_out_is_told
   monkeypatch.chdir(ROOT)
   experiment = load_config("configs/everything.py")
   task = built(experiment.task, shallow(experiment.model))
-  monkeypatch.setattr(Answering, "coded", lambda *_: pytest.fail("questions were read"))
+  monkeypatch.setattr(QuestionBatches, "__getitem__", lambda *_: pytest.fail("questions were read"))
   one = task, describe.abstract_parameters(task)
   text = " ".join(describe.comparison(one, one))
   assert re.search(r"MFLOPs a token, training +[\d.]+ ", text)

@@ -262,6 +262,7 @@ def small_disk(tmp_path):
   subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_more_room_continues_it(place, small_disk):
   disk, resize = small_disk
   workdir = disk / "run"

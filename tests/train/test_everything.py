@@ -64,7 +64,7 @@ def files():
   return tiny(()).task.build(tiny(()).model).files()
 
 
-FAST = (("experts", "gate"), ("gate", "recoding"))
+FAST = (("gate", "recoding"),)
 PAIRS = [
   pytest.param(pair, marks=() if pair in FAST else pytest.mark.slow, id="+".join(pair))
   for pair in itertools.combinations(MECHANISMS, 2)

@@ -155,6 +155,7 @@ def test_running_a_finished_run_again_trains_nothing_and_tells_the_same_numbers(
   assert steps_saved(workdir) == steps_saved(place.reference)
 
 
+@pytest.mark.slow
 def test_training_stops_early_when_evaluations_get_no_better(place, tmp_path):
   options = ("patience=1", "evaluate_every=2", "evaluate_sentences=30", "checkpoint_every=0")
   options = tuple(f"--config.{option}" for option in options)

@@ -26,6 +26,9 @@ ROWS, TIME, WIDTH = 8, 5, 3
 class Toy:
   """A small model with a mean over tokens, a term that is none, a carry and random numbers."""
 
+  def idle(self, batch: Any) -> tuple[str, ...]:
+    return ()
+
   def loss(self, params: Any, carry: Any, batch: Any, context: Context) -> Any:
     mask, x = batch["mask"], batch["x"]
     hidden = jnp.tanh(jnp.einsum("btd,dh->bth", x, params["body"]["kernel"]))

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from compmod_jax import errors
 from compmod_jax.data.qa.batches import blocks_of
@@ -32,6 +31,7 @@ from compmod_jax.tasks.base import (
   Sharing,
   Status,
   silent,
+  total_losses,
 )
 from compmod_jax.tasks.question_batches import QuestionBatches
 from compmod_jax.tasks.text_tokenizer import FILE
@@ -337,11 +337,8 @@ class Answering(OfSplits):
       decode: answer all questions, n of them drawn once and for all, or none.
       status: shows progress.
     """
-    sums, batches = np.zeros(3), list(self.eval_batches(split, multiple=sharing.multiple))
-    for number, batch in enumerate(batches):
-      sums += np.asarray(jax.device_get(self._sums(params, sharing.place(batch))), np.float64)
-      status(f"loss on {split}", number + 1, len(batches))
-    nll, correct, tokens = (float(x) for x in sums)
+    batches = self.eval_batches(split, multiple=sharing.multiple)
+    nll, correct, tokens = total_losses(self._sums, params, batches, split, sharing, status)
     coded = self.asked[split]
     values: dict[str, Any] = {
       "sentences": len(coded) + len(coded.too_long),

@@ -80,6 +80,31 @@ class Evaluation(NamedTuple):
   sources: list[str]
 
 
+def total_losses(
+  score: Callable[[Any, Batch], Any],
+  params: Any,
+  batches: Iterable[Batch],
+  split: str,
+  sharing: Sharing,
+  status: Status,
+) -> list[float]:
+  """What a jitted function puts out for every batch of a split, summed in double precision.
+
+  Args:
+    score: from parameters and a batch to numbers, such as sums of losses and counts.
+    params: the model's parameters.
+    batches: of the split.
+    split: its name, for the display.
+    sharing: how batches are laid over devices.
+    status: shows progress.
+  """
+  found, whole = [], list(batches)
+  for number, batch in enumerate(whole):
+    found.append(np.asarray(jax.device_get(score(params, sharing.place(batch))), np.float64))
+    status(f"loss on {split}", number + 1, len(whole))
+  return np.sum(found, axis=0).tolist()
+
+
 def lower_is_better(metric: str) -> bool:
   """Whether a smaller value of a score is the better one: of losses and perplexities, no other."""
   return metric == "loss" or metric.endswith("perplexity")

@@ -26,6 +26,7 @@ from compmod_jax.tasks.base import (
   Sharing,
   Status,
   silent,
+  total_losses,
 )
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.over_blocks import OverBlocks
@@ -193,13 +194,8 @@ class CausalLM(OverBlocks):
       decode: of no importance: nothing is put out.
       status: shows progress.
     """
-    batches = list(self.eval_batches(split, multiple=sharing.multiple))
-    sums = np.zeros(3)
-    for number, batch in enumerate(batches):
-      found = jax.device_get(self._scores(params, sharing.place(batch)))
-      sums += np.asarray(found, np.float64)
-      status(f"loss on {split}", number + 1, len(batches))
-    nll, correct, tokens = (float(x) for x in sums)
+    batches = self.eval_batches(split, multiple=sharing.multiple)
+    nll, correct, tokens = total_losses(self._scores, params, batches, split, sharing, status)
     words = sum(len(text.split()) + 1 for text in self.config.data.load(split))
     values = {
       "tokens": int(tokens),

@@ -11,30 +11,16 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples
 from compmod_jax.data.parts import part_numbers
 from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.tasks.block_settings import BlockSettings
 from compmod_jax.tasks.text_tokenizer import DocumentData
 
 
-class BlocksConfig(Protocol):
+class BlocksConfig(BlockSettings, Protocol):
   """What blocks need to know of a task's configuration."""
 
   @property
   def data(self) -> DocumentData:
     """Where documents come from."""
-    ...
-
-  @property
-  def length(self) -> int:
-    """Tokens of a block, the start token included."""
-    ...
-
-  @property
-  def batch_tokens(self) -> int:
-    """Tokens of a global batch, a multiple of `length`."""
-    ...
-
-  @property
-  def small_share(self) -> float:
-    """Share of the training blocks in the small part."""
     ...
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from compmod_jax import errors, metrics
 from compmod_jax.data import pipeline
@@ -31,6 +30,7 @@ from compmod_jax.tasks.base import (
   Sharing,
   Status,
   silent,
+  total_losses,
 )
 from compmod_jax.tasks.translation_config import SOURCE_FILE, TARGET_FILE, TranslationConfig
 from compmod_jax.tasks.translator import Translator, mean_entropy
@@ -272,12 +272,8 @@ class Translation(OfSplits):
       status: shows progress.
     """
     pairs, examples = self.splits[split], self.examples(split)
-    sums = np.zeros(3)
-    batches = list(self.eval_batches(split, multiple=sharing.multiple))
-    for i, batch in enumerate(batches):
-      sums += np.asarray(jax.device_get(self._token_losses(params, sharing.place(batch))))
-      status(f"loss on {split}", i + 1, len(batches))
-    nll, correct, tokens = (float(x) for x in sums)
+    batches = self.eval_batches(split, multiple=sharing.multiple)
+    nll, correct, tokens = total_losses(self._token_losses, params, batches, split, sharing, status)
     scored = [pairs.target[int(i)] for i in examples.index]
     words = metrics.count_words(scored) + len(scored)
     perplexity = metrics.perplexity(nll, int(tokens), words)

@@ -1,0 +1,161 @@
+"""Models that answer questions, and decoders on any text, through Python and the programs."""
+
+import dataclasses
+import io
+import json
+import sys
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+import compmod_jax
+from compmod_jax.data.documents import GrammarDocuments
+from compmod_jax.data.grammar import GrammarData
+from compmod_jax.data.qa.example import FORMATS
+from compmod_jax.data.qa.mixed import Mixed
+from compmod_jax.data.qa.typed import typed_question
+from compmod_jax.data.worlds import WorldsData
+from compmod_jax.errors import UserError
+from compmod_jax.interop.model_folder import save_model_folder
+from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.serialise import to_json
+from compmod_jax.tasks.answer_scores import scores
+from compmod_jax.tasks.answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.modulated import parameters
+from train import check_data, evaluate, predict, run
+from train.tables.registry import table
+
+pytestmark = pytest.mark.usefixtures("one_device")
+WORLDS = WorldsData(train=24, valid=12, test=12, shifted=12)
+QUESTIONS = AnsweringConfig(data=Mixed((WORLDS,)), batch_questions=4, length=96, answer_length=4)
+SIZES = {"dim": 16, "heads": 2, "ffn_dim": 16, "dropout": 0.0, "max_length": 96}
+MODEL = NemotConfig(**SIZES, vanilla_layers=1, modulatory_layers=1, output_layers=1)
+LINES = ["Anna is here. | Where is Anna?", "", "Who? (1) Ben (2) Anna", '{"question": 3}']
+
+
+def save(folder, task, model):
+  """A model folder with random parameters."""
+  built = task.build(model)
+  params = jax.tree.map(np.asarray, nn.unbox(built.init(jax.random.key(0))))
+  meta = {"task": to_json(task, TaskConfig), "model": to_json(model, ModelConfig)}
+  save_model_folder(folder, params=params, files=built.files(), meta=meta)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory):
+  model = dataclasses.replace(MODEL, tasks=("mqa", "gqa"))
+  tokenizer = dataclasses.replace(QUESTIONS.tokenizer, vocab_size=160)
+  task = dataclasses.replace(QUESTIONS, tokenizer=tokenizer)
+  return save(tmp_path_factory.mktemp("answering") / "model", task, model)
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory):
+  data = GrammarDocuments(GrammarData(train=60, valid=10, test=10, shifted=10))
+  tokenizer = dataclasses.replace(QUESTIONS.tokenizer, vocab_size=160)
+  task = CausalLMConfig(data=data, tokenizer=tokenizer, length=33, batch_tokens=33 * 4)
+  return save(tmp_path_factory.mktemp("language") / "model", task, MODEL)
+
+
+@pytest.fixture(autouse=True)
+def no_compilation_cache(monkeypatch):
+  monkeypatch.setattr(run, "use_compile_cache", lambda: None)
+
+
+def test_every_line_has_its_answer(answering, monkeypatch, capsys):
+  model = compmod_jax.load(answering)
+  asked = [typed_question(LINES[0]), typed_question(LINES[2])]
+  first, second = model.answer(asked)
+  assert [best[0].text for best in model.task.answerer(model.params, asked, model.task.decode)] == [
+    first,
+    second,
+  ]
+  monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
+  predict.main(["--workdir", str(answering), "--quiet"])
+  out, err = capsys.readouterr()
+  assert out.split("\n")[:-1] == [first, "", second, ""]
+  assert "line 4: " in err
+  assert "line 2" not in err
+
+
+def test_gates_are_captured_for_questions_of_one_task(answering):
+  model = compmod_jax.load(answering)
+  asked = [typed_question(LINES[0]), typed_question("Who is it?")]
+  gate = model.capture(asked, ["gate"])["gate"]
+  assert gate.shape[0] == 2
+  assert ((gate > 0) & (gate < 1)).all()
+  with pytest.raises(UserError, match="2 tasks"):
+    model.capture([asked[0], typed_question(LINES[2])])
+
+
+def test_a_decoder_is_scored_on_any_text(language, tmp_path, capsys):
+  text = "The dog sleeps ."
+  (tmp_path / "short.txt").write_text(text + "\n")
+  (tmp_path / "long.txt").write_text(" ".join([text] * 20) + "\n")
+  scored = compmod_jax.load(language).score([text])[0]
+
+  def found(*options):
+    out = tmp_path / "out.json"
+    files = [str(tmp_path / name) for name in ("short.txt", "long.txt")]
+    command = ["--workdir", str(language), "--quiet", "--json", str(out)]
+    evaluate.main([*command, *options, "--files", *files])
+    return {row["split"]: row for row in json.loads(out.read_text())["splits"]}
+
+  plain, sliding = found(), found("--stride", "4")
+  for rows in (plain, sliding):
+    assert rows["short.txt"]["tokens"] == len(scored.nll)
+    assert rows["short.txt"]["loss"] == pytest.approx(scored.total / len(scored.nll), rel=1e-5)
+  assert plain["long.txt"]["tokens"] == sliding["long.txt"]["tokens"]
+  assert plain["long.txt"]["loss"] != pytest.approx(sliding["long.txt"]["loss"], rel=1e-4)
+  assert "short.txt" in capsys.readouterr().out
+
+
+def test_what_cannot_be_scored_on_files_is_told(answering, language, tmp_path):
+  with pytest.raises(UserError, match="there is no file"):
+    evaluate.main(["--workdir", str(language), "--files", str(tmp_path / "none.txt")])
+  (tmp_path / "some.txt").write_text("text\n")
+  with pytest.raises(UserError, match="something else than running"):
+    evaluate.main(["--workdir", str(answering), "--files", str(tmp_path / "some.txt")])
+  with pytest.raises(UserError, match="--stride is for decoders"):
+    evaluate.main(["--workdir", str(answering), "--stride", "4"])
+
+
+def test_questions_are_checked_by_the_program(capsys):
+  sizes = {"train": 24, "valid": 12, "test": 12, "shifted": 12}
+  options = [f"--config.task.data.seeds.0.{name}={size}" for name, size in sizes.items()]
+  assert check_data.main(["--config", "configs/nemot_qa.py", *options]) == 0
+  out = capsys.readouterr().out
+  assert all(f"worlds {split}" in out for split in WORLDS.splits())
+
+
+def test_tables_of_modulation_compare_what_is_scored():
+  general = table("nemot-3.7", "tiny", 4)
+  questions = [WORLDS.question("valid", i) for i in range(12)]
+  known = scores(questions, ["worlds"] * 12, [question.answer for question in questions])
+  mine = [column for column in general.columns if column.split == "test"]
+  assert {column.value for column in mine} <= set(known)
+  assert len(mine) == 1 + 3 * len(FORMATS)
+  assert {column.split for column in general.columns} - {"test"} == {"facts", "names", "length"}
+  models = {name: row.experiment.model for name, row in general.rows.items()}
+  assert models["gate off"] == dataclasses.replace(models["NeMoT"], gate="off")
+  vocab = 600
+  assert parameters(models["decoder"], vocab) == pytest.approx(
+    parameters(models["NeMoT"], vocab), rel=0.02
+  )
+  strategies = table("nemot-3.10", "tiny", 4)
+  changed = {
+    name: (row.experiment.model.option_interaction, row.experiment.model.highlighting)
+    for name, row in strategies.rows.items()
+  }
+  assert changed == {
+    "none": (False, "off"),
+    "AOI": (True, "off"),
+    "highlighting": (False, "vanilla"),
+    "highlighting, embedding": (False, "embedding"),
+    "AOI and highlighting": (True, "vanilla"),
+  }

@@ -72,6 +72,11 @@ def encoder(config: EncoderConfig | NemotConfig, vocab: int, pad: int) -> Encode
 def check_running_text(config: NemotConfig) -> None:
   """Raises a `UserError` unless a model can read text without questions."""
   errors.check_choice(f"task {LM!r}, which language modelling needs,", LM, config.tasks)
+  errors.check(
+    config.tasks == (LM,),
+    f"model.tasks is {', '.join(config.tasks)}, but running text trains the output set of {LM}"
+    f" alone. Set tasks to {LM}; a model of more tasks can start from the trained one (start).",
+  )
   reads = config.option_interaction or config.highlighting != "off"
   errors.check(
     not reads,

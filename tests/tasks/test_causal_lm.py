@@ -155,6 +155,8 @@ def test_what_does_not_fit_is_told(folder):
     config(folder, length=18, batch_tokens=36).build(NEMOT)
   with pytest.raises(UserError, match="which language modelling"):
     config(folder).build(dataclasses.replace(NEMOT, tasks=("gqa",)))
+  with pytest.raises(UserError, match="trains the output set of lm alone"):
+    config(folder).build(dataclasses.replace(NEMOT, tasks=("lm", "gqa")))
   with pytest.raises(UserError, match="Switch them off"):
     config(folder).build(dataclasses.replace(NEMOT, highlighting="vanilla"))
   with pytest.raises(UserError, match="1 to 8 tokens"):

@@ -19,7 +19,7 @@ from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from train import describe, nonfinite
 from train.checkpoint import Checkpointer
 from train.log import Log, Step
-from train.optimizer import lower_rate
+from train.optimizer import lower_rate, stands_still
 from train.preemption import Preemption
 from train.run import Run, encode_files
 from train.step import TrainState, make_step, trainable_mask
@@ -254,10 +254,12 @@ class Loop:
     self.writer.write("eval", step, {"split": "valid", "epoch": epoch, **result.values})
     if self.run.heads is not None:
       self.writer.write("heads", step, {"epoch": epoch, **self.run.heads(self.state.weights)})
-    better = self._keep(result.values[self.run.task.metric])
+    optimizer, score = self.experiment.optimizer, result.values[self.run.task.metric]
+    sign = -1 if lower_is_better(self.run.task.metric) else 1
+    still = stands_still(optimizer, sign * score, history.best and sign * history.best)
+    self._keep(score, better=history.best is None or sign * score > sign * history.best)
     history.evaluated = step
-    optimizer = self.experiment.optimizer
-    if optimizer.schedule == "plateau" and not better:
+    if still:
       with self.preemption.lock:
         opt_state = lower_rate(self.state.opt_state, optimizer.plateau_divisor)
         self.state = self.state.replace(opt_state=opt_state)
@@ -266,11 +268,9 @@ class Loop:
       self.writer.say(f"stopping: {history.stopped}")
     self.save()
 
-  def _keep(self, score: float) -> bool:
-    """Writes the evaluated model; where it is the best so far, as that, and says so."""
+  def _keep(self, score: float, *, better: bool) -> None:
+    """Writes the evaluated model, and where it is the best so far, as that."""
     history, models = self.history, self.run.workdir / "models"
-    sign = -1 if lower_is_better(self.run.task.metric) else 1
-    better = history.best is None or sign * score > sign * history.best
     if better:
       history.best, history.best_step, history.stale = score, history.step, 0
       self._save_model(models / "best", score)
@@ -281,7 +281,6 @@ class Loop:
       kept = sorted(models.glob("step-*"))
       for folder in kept[: -self.experiment.keep_models]:
         shutil.rmtree(folder)
-    return better
 
   def _save_model(self, folder: Any, score: float) -> None:
     meta = {

@@ -28,6 +28,9 @@ class OptimizerConfig:
   by `plateau_divisor` after every evaluation that is not the best so far."""
   plateau_divisor: float = 4.0
   """What the rate is divided by (plateau)."""
+  plateau_improvement: float = 0.0
+  """An evaluation whose score is better than the best by this fraction of it or less counts as not
+  better (plateau)."""
   warmup_steps: int = 4000
   """Steps over which the rate rises linearly from 0."""
   final_fraction: float = 0.0
@@ -76,6 +79,11 @@ class OptimizerConfig:
       errors.check(
         0 <= value < 1, f"optimizer.{field} is {value}; it must be at least 0 and below 1."
       )
+    errors.check(
+      0 <= self.plateau_improvement < 1,
+      f"optimizer.plateau_improvement is {self.plateau_improvement}; it is a fraction of the best"
+      " score, at least 0 and below 1.",
+    )
     errors.check(
       self.plateau_divisor > 1,
       f"optimizer.plateau_divisor is {self.plateau_divisor}; it must be over 1, or the rate would"
@@ -194,6 +202,19 @@ def lower_rate(opt_state: Any, divisor: float) -> Any:
     return Plateau(part.factor / divisor) if isinstance(part, Plateau) else part
 
   return jax.tree.map(one, opt_state, is_leaf=lambda part: isinstance(part, Plateau))
+
+
+def stands_still(config: OptimizerConfig, score: float, best: float | None) -> bool:
+  """Whether a score, better or not, is too close to the best before it; for the schedule `plateau`.
+
+  Args:
+    config: the configuration.
+    score: the new score, where less is better the negated one.
+    best: the best before, negated in the same way; None before the first.
+  """
+  if config.schedule != "plateau" or best is None:
+    return False
+  return score <= best + config.plateau_improvement * abs(best)
 
 
 def plateau_factor(opt_state: Any) -> jax.Array | float:

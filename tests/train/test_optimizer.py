@@ -18,6 +18,7 @@ from train.optimizer import (
   lower_rate,
   make_optimizer,
   plateau_factor,
+  stands_still,
 )
 
 PEAK, WARMUP, TOTAL = 0.01, 10, 50
@@ -78,6 +79,30 @@ def test_a_plateau_divides_every_update_after_it_and_nothing_else_does():
   assert plateau_factor(other) == 1.0
   with pytest.raises(UserError, match="plateau_divisor is 1"):
     OptimizerConfig(plateau_divisor=1.0)
+
+
+@pytest.mark.parametrize(
+  ("fraction", "score", "best", "expected"),
+  [
+    (0.0, -101.0, -100.0, True),  # a perplexity that rose
+    (0.0, -100.0, -100.0, True),
+    (0.0, -99.9, -100.0, False),
+    (0.03, -97.5, -100.0, True),  # a gain of 2.5 %
+    (0.03, -96.5, -100.0, False),
+    (0.03, 51.0, 50.0, True),  # accuracies rise
+    (0.03, 52.0, 50.0, False),
+    (0.03, -1.0, None, False),  # nothing to compare with
+  ],
+)
+def test_a_plateau_is_a_gain_too_small(fraction, score, best, expected):
+  config = OptimizerConfig(name="sgd", schedule="plateau", plateau_improvement=fraction)
+  assert stands_still(config, score, best) is expected
+  assert not stands_still(dataclasses.replace(config, schedule="constant"), score, best)
+
+
+def test_a_fraction_of_improvement_lies_below_1():
+  with pytest.raises(UserError, match=r"plateau_improvement is 1\.0; it is a fraction"):
+    OptimizerConfig(plateau_improvement=1.0)
 
 
 def test_constant_stays_at_its_peak():

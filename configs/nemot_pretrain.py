@@ -2,7 +2,8 @@
 
 Run:      python -m train.main --config configs/nemot_pretrain.py --workdir runs/nemot_pretrain
 Variants: (none)  small where COMPMOD_DATA is set, else grammar
-          small   $COMPMOD_DATA/lm_public_domain and c4_sample: half an hour on 2 CPU cores
+          small   $COMPMOD_DATA/lm_public_domain and c4_sample: half an hour on 2 CPU cores; scored
+                  on ptb and wikitext2_part, too, which it is not trained on
           grammar English sentences of the project's own grammar: needs no data, 5 minutes
           paper   the thesis's model (12 + 12 + 3 layers) and recipe, your files of C4 (many GPUs)
 Baseline: NAME-decoder: a decoder shaped as GPT-2 with as many parameters;
@@ -20,6 +21,7 @@ from compmod_jax.data.documents import GrammarDocuments, TextDocuments
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.qa.coded import TRAINED_TOKENS
 from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.unseen import Unseen, WithUnseen
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
@@ -66,11 +68,17 @@ def small() -> Experiment:
   return Experiment(
     name="NeMoT on public domain text and C4",
     task=CausalLMConfig(
-      data=TextDocuments(
-        folder="$COMPMOD_DATA",
-        train=("lm_public_domain/*", "c4_sample/*train*"),
-        valid=("c4_sample/*validation*",),
-        unit="file",
+      data=WithUnseen(
+        TextDocuments(
+          folder="$COMPMOD_DATA",
+          train=("lm_public_domain/*", "c4_sample/*train*"),
+          valid=("c4_sample/*validation*",),
+          unit="file",
+        ),
+        unseen=(
+          _lines("ptb", "$COMPMOD_DATA/ptb", "ptb.valid*"),
+          _lines("wikitext2", "$COMPMOD_DATA/wikitext2_part", "wiki.valid*"),
+        ),
       ),
       tokenizer=TokenizerConfig(vocab_size=4000, special_tokens=TRAINED_TOKENS),
       length=129,
@@ -94,6 +102,10 @@ def small() -> Experiment:
     evaluate_every=500,
     time_limit_minutes=30,
   )
+
+
+def _lines(name: str, folder: str, files: str) -> Unseen:
+  return Unseen(name, TextDocuments(folder=folder, valid=(files,), unit="line"))
 
 
 def grammar() -> Experiment:

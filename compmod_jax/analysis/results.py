@@ -53,6 +53,12 @@ class SplitResult(TypedDict, total=False):
   abstractive_rouge_l: float | None
   malformed: float | None
   """0 to 100: per cent of labels and yes/no answers that are none."""
+  entropy_before: float | None
+  """Mean entropy of a step of the search in nats, before the state was recoded."""
+  entropy: float | None
+  """The same afterwards."""
+  sentences_per_second: float | None
+  """Of the whole evaluation: loss, search and compilation."""
   signature: str | None
   """sacreBLEU's signature of `bleu`."""
   chrf_signature: str | None
@@ -110,7 +116,8 @@ METRICS = {
   "chrf": "chrF", "exact_match": "exact match", "score": "score",
   "multiple_choice_accuracy": "multiple-choice accuracy", "yes_no_accuracy": "yes/no accuracy",
   "extractive_f1": "extractive F1", "abstractive_rouge_l": "abstractive ROUGE-L",
-  "malformed": "malformed answers",
+  "malformed": "malformed answers", "entropy_before": "entropy before recoding",
+  "entropy": "entropy", "sentences_per_second": "sentences per second",
 }  # fmt: skip
 HEADINGS = {
   "split": "split", "sentences": "sentences", "tokens": "tokens", "loss": "loss",
@@ -118,7 +125,8 @@ HEADINGS = {
   "perplexity": "ppl/token", "word_perplexity": "ppl/word", "accuracy": "accuracy", "bleu": "BLEU",
   "interval": "95 % interval", "chrf": "chrF", "exact_match": "exact match", "score": "score",
   "multiple_choice_accuracy": "choice", "yes_no_accuracy": "yes/no", "extractive_f1": "extr. F1",
-  "abstractive_rouge_l": "ROUGE-L", "malformed": "malformed",
+  "abstractive_rouge_l": "ROUGE-L", "malformed": "malformed", "entropy_before": "entropy before",
+  "entropy": "entropy", "sentences_per_second": "sentences/s",
 }  # fmt: skip
 
 
@@ -228,7 +236,7 @@ def number(metric: str, value: float) -> str:
     return "inf" if value > 0 else "-inf" if value < 0 else "nan"
   if metric == "exact_match":
     return f"{value:.2f} %"
-  if metric in ("loss", "unigram", "accuracy"):
+  if metric in ("loss", "unigram", "accuracy", "entropy_before", "entropy"):
     return f"{value:.4f}"
   if "perplexity" in metric:
     return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.3e}"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from compmod_jax.data.documents import GrammarDocuments, TextDocuments, TfdsDocuments
 from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig, cached_tokenizer
+from compmod_jax.data.unseen import WithUnseen
 from compmod_jax.errors import check
 
-DocumentData = GrammarDocuments | TextDocuments | TfdsDocuments
+DocumentData = GrammarDocuments | TextDocuments | TfdsDocuments | WithUnseen
 FILE = "text.tokenizer"
 
 

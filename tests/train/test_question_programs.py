@@ -125,6 +125,9 @@ def test_what_cannot_be_scored_on_files_is_told(answering, language, tmp_path):
     evaluate.main(["--workdir", str(answering), "--stride", "4"])
 
 
+STARTS = ("scratch", "general")  # of fine-tuning at the small scale
+
+
 def test_questions_are_checked_by_the_program(capsys):
   sizes = {"train": 24, "valid": 12, "test": 12, "shifted": 12}
   options = [f"--config.task.data.seeds.0.{name}={size}" for name, size in sizes.items()]
@@ -159,3 +162,30 @@ def test_tables_of_modulation_compare_what_is_scored():
     "highlighting, embedding": (False, "embedding"),
     "AOI and highlighting": (True, "vanilla"),
   }
+
+
+def test_zero_shot_tables_compare_text_that_is_not_trained_on():
+  tiny, small = (table("nemot-3.1", scale, 4) for scale in ("tiny", "small"))
+  assert {column.split for column in small.columns} == {"valid", "ptb", "wikitext2"}
+  assert {"attractor", "length"} < {column.split for column in tiny.columns}
+  for name, expected in (("NeMoT", 36.24), ("decoder", 65.85), ("gate off", None)):
+    assert small.rows[name].published.get("PPL ptb") == expected
+  with pytest.raises(UserError, match="--scale is 'ptb'"):
+    table("nemot-3.1", "ptb", 4)
+
+
+def test_tables_of_single_sets_train_on_one_each():
+  alone = table("nemot-3.4", "small", 4)
+  assert {name.split(",")[0] for name in alone.rows} == {"race_middle", "boolq", "fairytaleqa"}
+  tuned = table("nemot-3.9", "small", 4)
+  assert list(tuned.rows) == [f"{s}, from {f}" for s in ("mctest", "siqa") for f in STARTS]
+  for name, row in (*alone.rows.items(), *tuned.rows.items()):
+    (data,) = row.experiment.task.data.seeds
+    assert name.startswith(f"{data.name}, ")
+    assert not row.experiment.task.data.unseen
+  starts = {name: row.experiment.start for name, row in tuned.rows.items()}
+  assert set(starts.values()) == {"", "runs/nemot_general"}
+  assert starts["siqa, from general"] == "runs/nemot_general"
+  published = table("nemot-3.9", "paper", 4).rows["mctest, from general"]
+  assert published.published == {"score valid": 51.25, "score test": 56.07}
+  assert table("nemot-3.4", "paper", 4).rows["race, decoder"].published["score test"] == 64.19

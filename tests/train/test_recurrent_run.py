@@ -61,7 +61,7 @@ def test_small_gains_divide_the_rate_where_they_count_as_none(experiment, tmp_pa
   optimizer = dataclasses.replace(experiment.optimizer, plateau_improvement=0.9)
   train(dataclasses.replace(experiment, optimizer=optimizer), tmp_path / "run", report=False)
   rates = {line["learning_rate"] for line in metrics_of(tmp_path / "run", "train")}
-  assert sorted(rates) == pytest.approx([5.0, 20.0])  # after the second epoch; the first is the best
+  assert sorted(rates) == pytest.approx([5.0, 20.0])  # the first epoch is the best
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits_states_included(experiment, workdir, tmp_path):

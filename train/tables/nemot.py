@@ -2,14 +2,16 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compmod_jax.analysis.grid import Column
 from compmod_jax.data.qa.example import FORMATS
-from compmod_jax.data.qa.mixed import name_of
+from compmod_jax.data.qa.mixed import Mixed, name_of
+from compmod_jax.data.qa.sets import QASet
 from compmod_jax.errors import check_choice
 from compmod_jax.tasks.answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from train.experiment import Experiment, load_config
 from train.tables.spec import Row, Spec, with_model
 
@@ -21,6 +23,7 @@ SCALES = {
 _VARIANTS = {"tiny": "worlds", "small": "general", "paper": "paper"}
 _NEMOT, _OFF, _DECODER = "NeMoT", "gate off", "decoder"
 _SHIFTED = ("facts", "names", "length")
+_ALONE_COLUMNS = (Column("score test", "test", "score"), Column("score valid", "valid", "score"))
 # Table 3.7 and 3.8: NeMoT and GPT-2 Medium, our names of the columns.
 _PUBLISHED = {
   "arc test": (38.53, 37.88),
@@ -34,6 +37,105 @@ _PUBLISHED = {
   "siqa unseen": (28.25, 24.92),
   "winogrande unseen": (36.94, 17.36),
 }
+
+
+# Table 3.1: NeMoT with windows of its length, and GPT-2 Small as its own paper has it.
+_ZERO_SHOT = {"PPL wikitext2": (36.91, 29.41), "PPL ptb": (36.24, 65.85)}
+# Table 3.4: NeMoT and GPT-2 Medium, fine-tuned on one set.
+_ALONE = {
+  "race": {"score valid": (60.02, 67.22), "score test": (57.94, 64.19)},
+  "squad2": {"score valid": (67.29, 69.85)},
+  "boolq": {"score valid": (77.13, 78.72)},
+  "narrativeqa": {"score test": (41.19, 24.08)},
+}
+# Table 3.9: NeMoT from the pre-trained model, and from the general one.
+_TUNED = {
+  "commonsenseqa": {"score valid": (33.74, 31.29)},
+  "piqa": {"score valid": (59.63, 55.50)},
+  "mctest": {"score valid": (43.75, 51.25), "score test": (44.05, 56.07)},
+  "winogrande": {"score valid": (59.98, 57.22)},
+}
+GENERAL = "runs/nemot_general"
+_PRETRAINING = {
+  "tiny": ("grammar", "English sentences of the project's grammar, on a CPU"),
+  "small": (
+    "small",
+    "public domain text and a part of C4, half an hour a run on a CPU",
+  ),
+  "paper": ("paper", "C4 at the thesis's size, on many GPUs"),
+}
+
+
+def zero_shot(scale: str) -> Spec:
+  """Table 3.1: perplexity of text that no model was trained on.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  check_choice("--scale", scale, _PRETRAINING)
+  variant, data = _PRETRAINING[scale]
+  name = f"configs/nemot_pretrain.py:{variant}"
+  base, decoder = (
+    # A run that its clock stops is another run on another machine.
+    dataclasses.replace(load_config(f"{name}{suffix}"), time_limit_minutes=0.0)
+    for suffix in ("", "-decoder")
+  )
+  assert isinstance(base.task, CausalLMConfig)
+  splits = base.task.data.splits()
+  columns = tuple(
+    Column(f"PPL {split}", split, "perplexity", lower=True) for split in splits if split != "train"
+  )
+  published = [{c: pair[i] for c, pair in _ZERO_SHOT.items()} for i in range(2)]
+  rows = {
+    _DECODER: Row(decoder, published[1]),
+    _OFF: Row(with_model(base, gate="off")),
+    _NEMOT: Row(base, published[0]),
+  }
+  title = (
+    "Zero-shot perplexity per token (Knowles 2022, Table 3.1; published with other tokens, GPT-2's"
+    " as its own paper has it)"
+  )
+  return Spec(title, data, rows, _DECODER, columns)
+
+
+def alone(scale: str) -> Spec:
+  """Table 3.4: models for one set each.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  models = {_DECODER: _experiment(scale, "-decoder"), _NEMOT: _experiment(scale)}
+  rows = {}
+  for data in _sets(models[_NEMOT], ("race_middle", "boolq", "fairytaleqa", *_ALONE)):
+    for number, (model, base) in enumerate(reversed(models.items())):
+      figures = {c: pair[number] for c, pair in _ALONE.get(data.name, {}).items()}
+      rows[f"{data.name}, {model}"] = Row(_on(base, data), figures)
+  title = "One set alone (Knowles 2022, Table 3.4: fine-tuned)"
+  return Spec(title, SCALES[scale], rows, next(iter(rows)), _ALONE_COLUMNS)
+
+
+def tuned(scale: str) -> Spec:
+  """Table 3.9: fine-tuned on one set, from where the general model starts or from that model.
+
+  The general model has to be there, in the workdir `GENERAL`.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  base, rows = _experiment(scale), {}
+  starts = {"pre-trained" if base.start else "scratch": base.start, "general": GENERAL}
+  for data in _sets(base, ("mctest", "siqa", *_TUNED)):
+    figures = _TUNED.get(data.name, {})
+    for number, (start, folder) in enumerate(starts.items()):
+      experiment = dataclasses.replace(_on(base, data), start=folder)
+      rows[f"{data.name}, from {start}"] = Row(
+        experiment, {c: pair[number] for c, pair in figures.items()}
+      )
+  title = (
+    "Fine-tuned on one set, from the general model or not (Knowles 2022, Table 3.9); that one is"
+    f" `python -m train.main --config configs/nemot_qa.py:{_VARIANTS[scale]} --workdir {GENERAL}`"
+  )
+  return Spec(title, SCALES[scale], rows, next(iter(rows)), _ALONE_COLUMNS)
 
 
 def general(scale: str) -> Spec:
@@ -73,6 +175,20 @@ def strategies(scale: str) -> Spec:
   made = {name: Row(with_model(base, **changes)) for name, changes in rows.items()}
   title = "Reading strategies, from scratch (Knowles 2022, Table 3.10: fine-tuned)"
   return Spec(title, SCALES[scale], made, "none", _columns(base))
+
+
+def _sets(base: Experiment, names: Sequence[str]) -> list[QASet]:
+  """The sets of these names that can be had at the scale and trained on."""
+  assert isinstance(base.task, AnsweringConfig)
+  data = base.task.data
+  found = {name_of(one): one for one in (*data.seeds, *data.unseen)}
+  return [one for name in names if isinstance(one := found.get(name), QASet) and one.train]
+
+
+def _on(base: Experiment, data: QASet) -> Experiment:
+  """The experiment on one set."""
+  task = dataclasses.replace(base.task, data=Mixed(seeds=(data,)))
+  return dataclasses.replace(base, name=f"{base.name}, {data.name} alone", task=task)
 
 
 def _experiment(scale: str, suffix: str = "") -> Experiment:

@@ -22,7 +22,10 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "recoding-5.4": lambda scale, heads: recoding.dropout(scale),
   "recoding-5.5": lambda scale, heads: recoding.dynamic(scale),
   "recoding-5.6": lambda scale, heads: recoding.ablation(scale),
+  "nemot-3.1": lambda scale, heads: nemot.zero_shot(scale),
+  "nemot-3.4": lambda scale, heads: nemot.alone(scale),
   "nemot-3.7": lambda scale, heads: nemot.general(scale),
+  "nemot-3.9": lambda scale, heads: nemot.tuned(scale),
   "nemot-3.10": lambda scale, heads: nemot.strategies(scale),
 }
 

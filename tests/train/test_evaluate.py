@@ -53,6 +53,8 @@ def test_the_numbers_are_those_of_training_to_the_last_bit(workdir, program):
   for row in record["splits"]:
     for name, value in trained[row["split"]].values.items():
       assert row[name] == value, (row["split"], name)
+    assert row["sentences_per_second"] > 0
+    trained[row["split"]].values["sentences_per_second"] = row["sentences_per_second"]
   rows = [finish.split_result(split, result) for split, result in trained.items()]
   assert table({"name": "", "splits": rows}) in printed
   assert trained["valid"].values["dropped"] == 1

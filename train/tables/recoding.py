@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from compmod_jax.analysis.grid import Column
+from compmod_jax.data.documents import GrammarDocuments
 from compmod_jax.errors import check_choice
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
-from train.experiment import Experiment, load_config
+from compmod_jax.tasks.language_model_config import LanguageModelConfig
+from train.experiment import Experiment, Phase, load_config
 from train.tables.spec import Row, Spec, with_model
 
 SCALES = {
-  "tiny": "the English sentences of the project's grammar, on a CPU",
+  "tiny": "10,000 English sentences of the project's grammar, 5 epochs, on a CPU",
   "ptb": "the Penn Treebank in Mikolov's split, 2 layers of 200 units and 10 epochs",
   "paper": "the Penn Treebank in Mikolov's split, 2 layers of 650 units and 8 epochs",
 }
@@ -34,7 +36,18 @@ def language(scale: str, **recoding: Any) -> Experiment:
   base = load_config(f"configs/lm_recoding.py{_VARIANTS[scale]}")
   # A run that its clock stops is another run on another machine.
   base = dataclasses.replace(base, time_limit_minutes=0.0)
+  if scale == "tiny":
+    base = _short(base)
   return with_model(base, recoding=RecodingConfig(**recoding))
+
+
+def _short(base: Experiment) -> Experiment:
+  """The experiment on the grammar, small enough for dozens of runs."""
+  assert isinstance(base.task, LanguageModelConfig)
+  assert isinstance(base.task.data, GrammarDocuments)
+  grammar = dataclasses.replace(base.task.data.grammar, train=10_000)
+  task = dataclasses.replace(base.task, data=GrammarDocuments(grammar))
+  return dataclasses.replace(base, task=task, phases=(Phase(epochs=5),))
 
 
 def _spec(

@@ -43,8 +43,8 @@ class Args:
   """Trains the rows of a published table and sets it beside the original."""
 
   table: Annotated[str, tyro.conf.Positional]
-  """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding-5.1, -5.2, -5.4, -5.5, -5.6,
-  nemot-3.1, -3.4, -3.7, -3.9 or -3.10."""
+  """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding (its signals), recoding-5.1, -5.2,
+  -5.4, -5.5, -5.6, nemot-3.1, -3.4, -3.7, -3.9 or -3.10."""
   scale: str = "tiny"
   """Data and model: tiny, paper; tatoeba, public_domain, ptb or small, as the table has it."""
   heads: int = 4

@@ -198,6 +198,18 @@ def test_drophead_is_compared_with_and_without_schedule_and_with_twice_the_heads
   assert (big.model.dim, big.task.data.source_language) == (1024, "en")
 
 
+def test_every_error_signal_is_compared_with_a_constant_and_a_learned_step():
+  spec = table("recoding", "ptb", 4)
+  found = [row.experiment.model.recoding for row in spec.rows.values()]
+  signals = ("surprisal", "argmax", "nll", "mc_dropout", "ensemble")
+  expected = [(signal, step) for signal in signals for step in ("constant", "learned")]
+  assert [(one.signal, one.step) for one in found] == [("none", "constant"), *expected]
+  assert spec.rows["ensemble, learned"].published == {"PPL test": 142.20}
+  assert {one.samples for one in found[1:]} == {3}
+  paper = table("recoding-5.6", "paper", 4).rows["MC dropout, constant, removed at test"]
+  assert (paper.experiment.model.recoding.samples, paper.experiment.model.dim) == (15, 650)
+
+
 def test_a_scale_that_a_table_does_not_have_is_refused():
   with pytest.raises(UserError, match="public_domain"):
     table("roberta", "tatoeba", 4)

@@ -17,6 +17,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "5.4": lambda scale, heads: ways(scale),
   "roberta": lambda scale, heads: roberta(scale),
   "drophead": lambda scale, heads: drophead(scale),
+  "recoding": lambda scale, heads: recoding.signals(scale),
   "recoding-5.1": lambda scale, heads: recoding.step_sizes(scale),
   "recoding-5.2": lambda scale, heads: recoding.samples(scale),
   "recoding-5.4": lambda scale, heads: recoding.dropout(scale),

@@ -8,7 +8,7 @@ from compmod_jax.data.worlds.lexicon import CLASSES
 from compmod_jax.data.worlds.plots import Plot, Stuck
 from compmod_jax.data.worlds.queries import Query, Value, evaluate, supporting, words_in
 from compmod_jax.data.worlds.relations import RELATIONS, matched, same
-from compmod_jax.data.worlds.stories import Random, draw_cast, pick, several, tell
+from compmod_jax.data.worlds.stories import Cast, Random, draw_cast, pick, several, tell
 from compmod_jax.data.worlds.world import Event, World
 
 _DEEP = ("place", "friend", "colour", "material", "giver", "possession")
@@ -48,7 +48,7 @@ _STORIES = 40  # that a kind of question is tried on before another one is drawn
 _CHOICES = 4  # words that could be the answer, which is one of them, if not for the story
 _LONGEST_LIST = 3
 # Of stories may end with a planned event: more, and the last sentence alone would tell too often.
-_LATE = 0.2
+_LATE = 0.08
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,31 +93,31 @@ class Draft:
   options: tuple[str, ...] = ()
 
 
-def draw(random: Random, names: Sequence[str], plan: Plan) -> Draft:
+def draw(random: Random, words: Cast, plan: Plan) -> Draft:
   """A question as planned, with a story of its own.
 
   Args:
     random: draws from [0, 1).
-    names: of persons.
+    words: of every class, for stories to choose from.
     plan: what it should be like.
   """
   while True:
     kind = pick(random, KINDS[plan.format][plan.facts])
     for _ in range(_STORIES):
       try:
-        draft = _attempt(random, names, plan, kind)
+        draft = _attempt(random, words, plan, kind)
       except Stuck:
         continue
       if draft is not None:
         return draft
 
 
-def _attempt(random: Random, names: Sequence[str], plan: Plan, kind: str) -> Draft | None:
+def _attempt(random: Random, words: Cast, plan: Plan, kind: str) -> Draft | None:
   """A question of a kind, unless the rest of the story made it another one than was planned."""
   outer, _, inner = kind.rpartition(" ")
   low, high = plan.sentences
   count = low + int((high - low + 1) * random())
-  cast = draw_cast(random, names, count)
+  cast = draw_cast(random, words, count)
   plot = Plot(random, cast)
   query = _planned(plot, plan, inner)
   _add_decoys(plot, plan, query)

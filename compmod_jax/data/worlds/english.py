@@ -77,9 +77,9 @@ def with_article(word: str) -> str:
   return f"the {word}" if CLASSES.get(word) in ("place", "thing") else word
 
 
-def sentence(random: Random, event: Event) -> str:
-  """The event in one of its ways."""
-  return pick(random, SENTENCES[event[0]]).format(*event)
+def sentence(random: Random, event: Event, ways: int) -> str:
+  """The event in one of the first so many ways to tell it."""
+  return pick(random, SENTENCES[event[0]][:ways]).format(*event)
 
 
 def phrase(query: Query) -> str:
@@ -91,13 +91,13 @@ def phrase(query: Query) -> str:
   return _PHRASES[query[0]].format(part[1] if bare else phrase(part))
 
 
-def question(random: Random, query: Query) -> str:
-  """The question after a query's value, in one of its ways."""
+def question(random: Random, query: Query, ways: int) -> str:
+  """The question after a query's value, in one of the first so many ways to put it."""
   kind, parts = query[0], query[1:]
   if kind in ("count", "sentence", "equal"):
     inner = parts[0]
     kind, parts = f"{kind} {inner[0]}", (*inner[1:], *parts[1:])
-  return _capital(pick(random, _QUESTIONS[kind]).format(*map(phrase, parts)))
+  return _capital(pick(random, _QUESTIONS[kind][:ways]).format(*map(phrase, parts)))
 
 
 def answers(query: Query, value: Value) -> tuple[str, ...]:

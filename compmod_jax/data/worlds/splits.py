@@ -10,8 +10,15 @@ from typing import overload
 from compmod_jax.data.qa.example import FORMATS, Question, Questions
 from compmod_jax.data.worlds import english
 from compmod_jax.data.worlds.drafts import Draft, Plan, draw
-from compmod_jax.data.worlds.lexicon import NAMES, NEW_NAMES
-from compmod_jax.data.worlds.stories import Random
+from compmod_jax.data.worlds.lexicon import (
+  COLOURS,
+  MATERIALS,
+  NAMES,
+  NEW_NAMES,
+  PLACES,
+  THINGS,
+)
+from compmod_jax.data.worlds.stories import Cast, Random
 from compmod_jax.data.worlds.world import Event
 from compmod_jax.errors import check, check_choice
 
@@ -20,6 +27,7 @@ FACTS = 3  # that a training question needs at most
 UNTOLD = 5  # one extractive question in so many has no answer
 _OWN = ("test", "valid", "facts")  # splits whose stories training must not have by chance
 _PARTS = 10
+_FEWEST = 8
 _CYCLE = len(FORMATS) * FACTS
 
 
@@ -31,7 +39,7 @@ class WorldsData:
   best friends. Answers follow from what is told, in one to three facts: sentences without any one
   of which another answer would follow, or none. What is not told did not happen.
 
-  Question i of a split depends on `seed`, the split's name, i, `shortest` and `longest` alone.
+  Question i of a split depends on the split's name, i, and all fields but the sizes of splits.
   `train`, `valid` and `test` have one distribution: any twelve questions in a row, from a multiple
   of twelve on, have each of the four formats with each of one, two and three facts. Yes/no
   questions are answered yes in one such turn and no in the next, options are 2, 3 and 4 by turns,
@@ -66,6 +74,11 @@ class WorldsData:
   """sentences of the shortest story in training; what a question needs can make stories longer"""
   longest: int = 8
   """sentences of the longest story in training"""
+  words: int = 12
+  """words of every class (persons, places, things, colours, materials), at most: few are learned
+  sooner"""
+  ways: int = 1
+  """ways to tell an event and to put a question, at most"""
 
   def __post_init__(self) -> None:
     for field in ("train", "valid", "test", "shifted"):
@@ -76,6 +89,11 @@ class WorldsData:
       f"longest is {self.longest}; it must be from 8, which the questions of most facts need, to"
       " 16, which the words suffice for: choose a number in that range.",
     )
+    check(
+      self.words >= _FEWEST,
+      f"words is {self.words}; long stories have {_FEWEST} of a class: give {_FEWEST} or more.",
+    )
+    check(self.ways >= 1, f"ways is {self.ways}; give 1 or more.")
     check(
       3 <= self.shortest <= self.longest,
       f"shortest is {self.shortest}; it must be from 3 to longest, which is {self.longest}: change"
@@ -136,11 +154,13 @@ class WorldsData:
     draws = random.Random(int.from_bytes(digest, "big")).random
     plan = self._plan(split, index)
     names = NEW_NAMES if split == "names" else NAMES
+    lists = (names, PLACES, THINGS, COLOURS, MATERIALS)
+    words = Cast(*(of_class[: self.words] for of_class in lists))
     while True:
-      draft = draw(draws, names, plan)
-      passage = _passage(draws, split, draft.events)
+      draft = draw(draws, words, plan)
+      passage = _passage(draws, split, draft.events, self.ways)
       if passage is not None:
-        return _question(draws, plan, draft, passage), draft
+        return _question(draws, plan, draft, passage, self.ways), draft
 
   def _plan(self, split: str, index: int) -> Plan:
     """What the question at a place is like."""
@@ -157,15 +177,15 @@ class WorldsData:
     )
 
 
-def _passage(draws: Random, split: str, events: Sequence[Event]) -> str | None:
+def _passage(draws: Random, split: str, events: Sequence[Event], ways: int) -> str | None:
   """The story in words that belong to the split; None if hardly any do."""
-  sentences = [english.sentence(draws, event) for event in events]
+  sentences = [english.sentence(draws, event, ways) for event in events]
   hashes = [zlib.crc32(sentence.encode()) for sentence in sentences]
-  for _ in range(20 * _PARTS):
+  for _ in range(20 * _PARTS if ways > 1 else 1):
     if _belongs(split, sum(hashes) % _PARTS):
       return " ".join(sentences)
     i = int(draws() * len(events))
-    sentences[i] = english.sentence(draws, events[i])
+    sentences[i] = english.sentence(draws, events[i], ways)
     hashes[i] = zlib.crc32(sentences[i].encode())
   return None
 
@@ -177,14 +197,14 @@ def _belongs(split: str, part: int) -> bool:
   return split not in _OWN or part == _OWN.index(split)
 
 
-def _question(draws: Random, plan: Plan, draft: Draft, passage: str) -> Question:
+def _question(draws: Random, plan: Plan, draft: Draft, passage: str, ways: int) -> Question:
   """The question in English."""
   answers: tuple[str, ...] = ()
   if draft.value is not None and not draft.options:
     answers = english.answers(draft.query, draft.value)
   return Question(
     format=plan.format,
-    question=english.question(draws, draft.query),
+    question=english.question(draws, draft.query, ways),
     passage=passage,
     options=tuple(map(english.with_article, draft.options)),
     answers=answers,

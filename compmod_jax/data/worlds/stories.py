@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from compmod_jax.data.worlds.lexicon import COLOURS, MATERIALS, PLACES, THINGS
 from compmod_jax.data.worlds.world import NOBODY, Event, World
 
 Random = Callable[[], float]  # draws from [0, 1)
@@ -48,7 +47,7 @@ def several(random: Random, items: Sequence[Any], count: int) -> list[Any]:
 
 
 class Cast(NamedTuple):
-  """Who and what a story is about, each list in random order."""
+  """Who and what a story is about, or can be; each list of a story's cast in random order."""
 
   person: Sequence[str]
   place: Sequence[str]
@@ -57,13 +56,10 @@ class Cast(NamedTuple):
   material: Sequence[str]
 
 
-def draw_cast(random: Random, names: Sequence[str], count: int) -> Cast:
-  """A cast for so many events: five of each class, more of them in long stories."""
+def draw_cast(random: Random, words: Cast, count: int) -> Cast:
+  """A cast for so many events: five of each class of words, more of them in long stories."""
   size = max(5, count // 2)
-  return Cast(*(several(random, words, min(size, len(words))) for words in (names, *_WORDS)))
-
-
-_WORDS = (PLACES, THINGS, COLOURS, MATERIALS)
+  return Cast(*(several(random, of_class, min(size, len(of_class))) for of_class in words))
 
 
 def tell(

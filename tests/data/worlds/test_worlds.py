@@ -12,7 +12,8 @@ from compmod_jax.data.worlds import WorldsData, tags
 from compmod_jax.data.worlds.lexicon import CLASSES, NAMES, NEW_NAMES, VOCABULARY
 from compmod_jax.errors import UserError
 
-DATA = WorldsData(train=4_800, valid=600, test=1_200, shifted=600)
+EVERY = {"words": 99, "ways": 9}  # word, and every way to put it
+DATA = WorldsData(train=4_800, valid=600, test=1_200, shifted=600, **EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_no_passage_is_in_two_splits(loaded):
 
 
 def test_other_seeds_share_no_passage_with_other_splits(loaded):
-  other = {q.passage for q in WorldsData(seed=1, train=1_200).load("train").items}
+  other = {q.passage for q in WorldsData(seed=1, train=1_200, **EVERY).load("train").items}
   for split in ("valid", "test", "facts"):
     assert not other & {q.passage for q in loaded[split]}
   assert len(other & {q.passage for q in loaded["train"]}) < 5
@@ -87,9 +88,9 @@ def test_question_i_is_the_same_drawn_alone_or_with_others(loaded):
   for split, questions in loaded.items():
     for i in (0, 7, len(questions) - 1):
       assert DATA.question(split, i) == questions[i]
-  larger = WorldsData(train=20, valid=9, test=5_000, shifted=1)
+  larger = WorldsData(train=20, valid=9, test=5_000, shifted=1, **EVERY)
   assert larger.load("test").items[1_100] == loaded["test"][1_100]
-  assert WorldsData(seed=1).question("test", 5) != loaded["test"][5]
+  assert WorldsData(seed=1, **EVERY).question("test", 5) != loaded["test"][5]
 
 
 def test_questions_are_made_when_they_are_looked_at():
@@ -203,6 +204,8 @@ def test_the_description_names_sizes_and_seed():
     (lambda: WorldsData(shortest=2), "shortest is 2"),
     (lambda: WorldsData(shortest=9), "longest, which is 8"),
     (lambda: WorldsData(longest=7), "longest is 7"),
+    (lambda: WorldsData(words=7), "words is 7"),
+    (lambda: WorldsData(ways=0), "ways is 0"),
     (lambda: WorldsData(longest=17), "longest is 17"),
     (lambda: WorldsData().load("dev"), "split is 'dev'"),
     (lambda: WorldsData().question("dev", 0), "split is 'dev'"),
@@ -213,6 +216,26 @@ def test_the_description_names_sizes_and_seed():
 def test_mistakes_are_told(make, says):
   with pytest.raises(UserError, match=says):
     make()
+
+
+def test_few_words_of_a_class_and_one_way_to_put_things_are_the_default():
+  data = WorldsData(train=1_200, valid=12, test=12, shifted=240)
+  found = {split: data.load(split).items[:] for split in ("train", "names")}
+  for split, questions in found.items():
+    told = {word for q in questions for text in texts(q) for word in words(text)}
+    classes = Counter(CLASSES[word] for word in told & set(CLASSES))
+    expected = {"person": 12, "place": 12, "thing": 12, "colour": 10, "material": 10}
+    assert classes == expected, split
+  verbs = {word for q in found["train"] for word in words(q.passage)}
+  assert {"walked", "grabbed", "bought", "consists"} & verbs == set()
+  assert {"went", "took", "sent", "made"} <= verbs
+
+
+@pytest.mark.parametrize("number", [8, 9, 12, 20])
+def test_new_names_have_the_letters_of_training(number):
+  data = WorldsData(train=600, valid=1, test=1, shifted=12, words=number)
+  known = set("".join(t for q in data.load("train").items for t in texts(q)))
+  assert set("".join(NEW_NAMES[:number])) <= known
 
 
 def test_the_shortest_and_longest_stories_can_be_set():

@@ -12,7 +12,7 @@ from compmod_jax.data.worlds.lexicon import CLASSES
 from compmod_jax.data.worlds.queries import evaluate, words_in
 from compmod_jax.data.worlds.world import World
 
-DATA = WorldsData(train=1_800, valid=1, test=1, shifted=600)
+DATA = WorldsData(train=1_800, valid=1, test=1, shifted=600, words=99, ways=9)
 
 
 @pytest.fixture(scope="module")

@@ -27,16 +27,16 @@ KINDS: dict[Format, dict[int, tuple[str, ...]]] = {
   "extractive": _SPANS,
   "yes_no": {1: _TRUTHS, **dict.fromkeys((2, 3, 4), (*_TRUTHS, "same"))},
   "abstractive": {
-    1: (*_COUNTS, *_SENTENCES * 2, *("describe",) * 6),
-    2: (*_COUNTS, *_SENTENCES, "describe", "describe", *_LISTS),
-    3: (*_COUNTS, *_SENTENCES[:2], "describe", "describe", *_LISTS),
+    1: (*_COUNTS, *_SENTENCES * 2, *("describe",) * 6, *("told",) * 5),
+    2: (*_COUNTS, *_SENTENCES, "describe", "describe", *_LISTS, *("told",) * 4),
+    3: (*_COUNTS, *_SENTENCES[:2], "describe", "describe", *_LISTS, *("told",) * 4),
     4: (*_SENTENCES[:2], "describe", "describe", "things"),
   },
 }
 """format -> number of facts -> kinds of questions, each as likely as it is often listed"""
 
 _TOPICS = {
-  "person": ("holder", "friend", "giver", "occupant", "persons"),
+  "person": ("holder", "friend", "giver", "occupant", "persons", "told"),
   "place": ("place", "before", "visited", "same"),
   "thing": ("possession", "inside", "things"),
   "colour": ("colour", "describe"),
@@ -160,7 +160,7 @@ def _add_decoys(plot: Plot, plan: Plan, query: Query) -> None:
   kind = query[0]
   if kind == "describe":
     plot.rival()
-  elif kind in _LISTS:
+  elif kind in (*_LISTS, "told"):
     plot.decoys(_TOPIC_OF[kind], 2)
   elif kind in _TOPIC_OF and kind != "same":
     topic = _TOPIC_OF[kind]
@@ -179,7 +179,7 @@ def _asked(
   if query[0] in _LISTS:
     least = 2 if kind in _LISTS else 1
     return (query, ()) if least <= len(value) <= _LONGEST_LIST else None
-  if query[0] in ("equal", "same", "describe"):
+  if query[0] in ("equal", "same", "describe", "told"):
     return query, ()
   choices = _choices(query, world, _TOPIC_OF[query[0]])
   if value not in choices or len(choices) < max(_CHOICES, plan.options):

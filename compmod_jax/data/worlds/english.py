@@ -51,6 +51,7 @@ _QUESTIONS = {
   "count persons": ("How many people are in {}?",),
   "count visited": ("How many places did {} go to?",),
   "describe": ("Describe {}.", "What is {} like?"),
+  "told": ("What is told of {}?",),
   "sentence place": ("Say in a sentence where {} is.", "Where is {}? Answer in a sentence."),
   "sentence holder": ("Say in a sentence who has {}.", "Who has {}? Answer in a sentence."),
   "sentence possession": (

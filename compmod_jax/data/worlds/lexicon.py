@@ -31,7 +31,7 @@ _NUMERALS = "one two three"
 _OTHERS: dict[Tag, str] = {
   "noun": "colour friend material people person place places sentence thing things",
   "verb": """answer are bought carried consists describe did does dropped get go got grabbed has
-    have is left made picked put say sent sold took walked was went""",
+    have is left made picked put say sent sold told took walked was went""",
   "adjective": "best like many same",
   "adverb": "down how up where",
   "other": "a and as before by from in no of someone the to what which who whom yes",

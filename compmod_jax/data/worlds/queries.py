@@ -13,6 +13,7 @@ A query is a tuple of its kind and its parts, which are queries again down to wo
     things x, persons p, visited x  all that a person has, are in a place, or a person went to
     count q                         how many these are
     describe t                      a thing's colour and material
+    told x                          the events that a person or thing takes part in
     sentence q                      the value of q together with what q is asked of
     equal q r, same x y             yes or no: equal values; two persons or things in one place
 
@@ -87,6 +88,7 @@ _EVENTS = {
   "describe": ("colour", "material"),
   "friend": ("friend",),
   "giver": ("pass",),
+  "told": ("go", *_HAVING, "colour", "material", "friend"),
 }
 
 
@@ -152,6 +154,12 @@ def _sentence(query: Query, world: World) -> Value:
   return None if value is None else (one, value)
 
 
+def _told(query: Query, world: World) -> Value:
+  """The events that a person or a thing takes part in."""
+  one = evaluate(query[1], world)
+  return tuple(event for event in world.events if one in event[1:]) or None
+
+
 def _equal(query: Query, world: World) -> Value:
   one, other = evaluate(query[1], world), evaluate(query[2], world)
   if one is None or other is None:
@@ -192,6 +200,7 @@ _VALUES: dict[str, Callable[[Query, World], Value]] = {
   "visited": _listed("places_of"),
   "count": _count,
   "describe": _describe,
+  "told": _told,
   "sentence": _sentence,
   "equal": _equal,
   "same": _same,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from compmod_jax.data.worlds.plots import HELD, WAYS, Plot
 from compmod_jax.data.worlds.queries import Query
-from compmod_jax.data.worlds.stories import several
+from compmod_jax.data.worlds.stories import pick, several
 
 
 def place(plot: Plot, facts: int) -> Query:
@@ -130,6 +130,15 @@ def describe(plot: Plot, facts: int) -> Query:
   return "describe", described
 
 
+def told(plot: Plot, facts: int) -> Query:
+  """All that is told of a person."""
+  person = plot.new("person")
+  for _ in range(facts):
+    event = pick(plot.random, (("go", "place"), ("take", "thing"), ("friend", "person")))
+    plot.happen((event[0], person, plot.new(event[1])))
+  return "told", ("is", person)
+
+
 def same(plot: Plot, facts: int, right: bool) -> Query:
   """Whether two persons or things are in one place; `right`: they are."""
   where = plot.new("place")
@@ -171,5 +180,6 @@ RELATIONS: dict[str, Callable[[Plot, int], Query]] = {
     visited,
     persons,
     describe,
+    told,
   )
 }

@@ -158,9 +158,9 @@ class WorldsData:
     words = Cast(*(of_class[: self.words] for of_class in lists))
     while True:
       draft = draw(draws, words, plan)
-      passage = _passage(draws, split, draft.events, self.ways)
-      if passage is not None:
-        return _question(draws, plan, draft, passage, self.ways), draft
+      sentences = _passage(draws, split, draft.events, self.ways)
+      if sentences is not None:
+        return _question(draws, plan, draft, sentences, self.ways), draft
 
   def _plan(self, split: str, index: int) -> Plan:
     """What the question at a place is like."""
@@ -177,13 +177,13 @@ class WorldsData:
     )
 
 
-def _passage(draws: Random, split: str, events: Sequence[Event], ways: int) -> str | None:
-  """The story in words that belong to the split; None if hardly any do."""
+def _passage(draws: Random, split: str, events: Sequence[Event], ways: int) -> list[str] | None:
+  """The sentences of the story, in words that belong to the split; None if hardly any do."""
   sentences = [english.sentence(draws, event, ways) for event in events]
   hashes = [zlib.crc32(sentence.encode()) for sentence in sentences]
   for _ in range(20 * _PARTS if ways > 1 else 1):
     if _belongs(split, sum(hashes) % _PARTS):
-      return " ".join(sentences)
+      return sentences
     i = int(draws() * len(events))
     sentences[i] = english.sentence(draws, events[i], ways)
     hashes[i] = zlib.crc32(sentences[i].encode())
@@ -197,15 +197,19 @@ def _belongs(split: str, part: int) -> bool:
   return split not in _OWN or part == _OWN.index(split)
 
 
-def _question(draws: Random, plan: Plan, draft: Draft, passage: str, ways: int) -> Question:
+def _question(
+  draws: Random, plan: Plan, draft: Draft, sentences: Sequence[str], ways: int
+) -> Question:
   """The question in English."""
   answers: tuple[str, ...] = ()
-  if draft.value is not None and not draft.options:
+  if draft.kind == "told":
+    answers = (" ".join(sentences[i] for i in draft.supporting),)
+  elif draft.value is not None and not draft.options:
     answers = english.answers(draft.query, draft.value)
   return Question(
     format=plan.format,
     question=english.question(draws, draft.query, ways),
-    passage=passage,
+    passage=" ".join(sentences),
     options=tuple(map(english.with_article, draft.options)),
     answers=answers,
     label=1 + draft.options.index(draft.value) if draft.options else 0,

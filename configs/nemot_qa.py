@@ -42,28 +42,29 @@ def worlds() -> Experiment:
   return Experiment(
     name="NeMoT on worlds",
     task=AnsweringConfig(
-      data=Mixed(seeds=(WorldsData(train=200_000),)),
+      data=Mixed(seeds=(WorldsData(train=240_000, asked=6),)),
       tokenizer=dataclasses.replace(AnsweringConfig().tokenizer, vocab_size=600),
       length=192,
       answer_length=24,
-      batch_questions=64,
+      batch_questions=16,
+      turns=6,
     ),
     model=NemotConfig(
       tasks=("mqa", "gqa"),
       vanilla_layers=3,
       modulatory_layers=1,
       output_layers=1,
-      dim=128,
+      dim=64,
       heads=4,
-      ffn_dim=512,
+      ffn_dim=256,
       max_length=192,
       dropout=0.0,
     ),
     optimizer=OptimizerConfig(
-      learning_rate=1e-3, schedule="cosine", warmup_steps=400, clip=1.0, final_fraction=0.1
+      learning_rate=3e-3, schedule="cosine", warmup_steps=400, clip=1.0, final_fraction=0.1
     ),
-    phases=(Phase(steps=5000),),
-    evaluate_every=500,
+    phases=(Phase(steps=12_000),),
+    evaluate_every=2000,
     evaluate_sentences=480,
     time_limit_minutes=20,
   )
@@ -92,12 +93,14 @@ def general() -> Experiment:
     length=256,
     answer_length=32,
     batch_questions=16,
+    turns=1,
   )
   return dataclasses.replace(
     base,
     name="NeMoT for general question answering",
     task=task,
     model=dataclasses.replace(base.model, dim=192, ffn_dim=768, max_length=256, dropout=0.1),
+    optimizer=dataclasses.replace(base.optimizer, learning_rate=1e-3),
     phases=(Phase(steps=6000),),
     evaluate_every=1000,
     evaluate_sentences=300,
@@ -128,6 +131,7 @@ def paper() -> Experiment:
     length=768,
     answer_length=64,
     batch_questions=2,
+    turns=1,
   )
   return dataclasses.replace(
     base,

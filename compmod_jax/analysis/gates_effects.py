@@ -108,7 +108,7 @@ def answer_tokens(task: GatedTask, batch: Batch, read: Tokens) -> np.ndarray:
   """
   if not isinstance(task, Answering):
     return read.counted
-  first = np.asarray(batch["answer"])[:, None]
+  first = np.asarray(batch["answer"])[:, :1]
   places = np.arange(1, read.counted.shape[1] + 1)[None]
   ((name, _),) = blocks_of(batch)
   last = first if name == MULTIPLE_CHOICE else places

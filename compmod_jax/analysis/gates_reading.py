@@ -86,7 +86,7 @@ def kinds_of(task: Answering, batch: Batch) -> np.ndarray:
   """
   ids, special = np.asarray(batch["tokens"])[:, :-1], task.coder.special_ids
   places = np.arange(ids.shape[1])[None]
-  answer = np.asarray(batch["answer"])[:, None]
+  answer = np.asarray(batch["answer"])[:, :1]
   first, last = (np.asarray(batch["options"])[:, side, None] for side in (0, 1))
   marked = ids == special[QUESTION]
   question = np.where(marked.any(axis=1), marked.argmax(axis=1), 0)[:, None]

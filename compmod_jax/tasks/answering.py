@@ -69,6 +69,11 @@ class Answering(OfSplits):
       f"task.length is {config.length} but model.max_length is {model.max_length}; every token"
       " needs a position. Raise model.max_length.",
     )
+    errors.check(
+      config.turns == 1 or not getattr(model, "option_interaction", False),
+      f"task.turns is {config.turns} but model.option_interaction is on, which is for one question"
+      " a row. Set task.turns = 1.",
+    )
     self.config, self.tokenizer, self.edits = config, tokenizer, dict(edits or {})
     self._tagged = isinstance(model, NemotConfig) and model.highlighting != "off"
     self.coder = Coder(tokenizer, config.length, config.truncate, tagged=self._tagged)
@@ -108,7 +113,8 @@ class Answering(OfSplits):
 
   def describe_batches(self) -> str:
     """What a training batch holds, in a few words."""
-    return f"batches of {self.config.batch_questions} questions"
+    rows, turns = self.config.batch_questions, self.config.turns
+    return f"batches of {rows} questions" if turns == 1 else f"batches of {rows} passages"
 
   def describe_scores(self) -> str:
     """What score and loss are."""
@@ -138,7 +144,7 @@ class Answering(OfSplits):
     """How many training questions there are, and what was cut or left out of them."""
     coded = self.asked["train"]
     return [
-      f"{len(coded):,} training questions; {coded.truncated:,} passages cut,"
+      f"{(coded.answer > 0).sum():,} training questions; {coded.truncated:,} passages cut,"
       f" {len(coded.too_long):,} questions left out as too long"
     ]
 
@@ -163,7 +169,7 @@ class Answering(OfSplits):
     return {
       "tokens": tokens,
       "index": jnp.arange(len(tasks)),
-      "answer": zeros + 1,
+      "answer": zeros[:, None] + 1,
       "options": jnp.stack([zeros, zeros], axis=1),
       **columns,
     }
@@ -265,25 +271,26 @@ class Answering(OfSplits):
   def _counted(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Which tokens after the first count: those of answers, and those of the whole text.
 
-    Of answers in multiple choice it is the label alone. Over the whole text, what an option's
-    position predicts is left out where options see each other, as they see it.
+    Of answers in multiple choice it is the label alone, of others all up to the end token, which
+    nothing but an answer has. Over the whole text, what an option's position predicts is left out
+    where options see each other, as they see it.
     """
-    tokens, first = jnp.asarray(batch["tokens"]), jnp.asarray(batch["answer"])[:, None]
-    places = jnp.arange(1, tokens.shape[1])[None]
+    tokens, starts = jnp.asarray(batch["tokens"]), jnp.asarray(batch["answer"])
+    places = jnp.arange(1, tokens.shape[1])
     real = (tokens[:, 1:] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
     labels = [jnp.full((count, 1), task == MULTIPLE_CHOICE) for task, count in blocks_of(batch)]
-    last = jnp.where(jnp.concatenate(labels), first, tokens.shape[1])
-    answer = real & (places >= first) & (places <= last)
+    begins = jnp.any(places[None, :, None] == starts[:, None], axis=-1)
+    ends = tokens[:, 1:] == self.tokenizer.eos
+    inside = jnp.cumsum(begins, axis=1) > jnp.cumsum(ends, axis=1) - ends
+    answer = real & jnp.where(jnp.concatenate(labels), begins, inside)
     if getattr(self.model.config, "option_interaction", False):
       real = real & ~self._in_options(batch, tokens[:, :-1])
     return answer, real
 
-  def _answer_positions(self, batch: Batch) -> jax.Array:
+  def _answer_positions(self, answer: jax.Array) -> jax.Array:
     """Distinct positions [rows, places] among which are all that predict answers."""
-    last = batch["tokens"].shape[1] - 2
-    most = min(self.asked.longest_answer, last + 1)
-    start = jnp.clip(jnp.asarray(batch["answer"])[:, None] - 1, 0, last + 1 - most)
-    return start + jnp.arange(most)[None]
+    most = min(self.asked.longest_answer, answer.shape[1])
+    return jax.lax.top_k(answer.astype(jnp.int32), most)[1]
 
   def loss(
     self, params: Any, carry: Any, batch: Batch, context: Context
@@ -296,7 +303,7 @@ class Answering(OfSplits):
     config = modulated.for_tasks(self.model.config, blocks_of(batch))
     taps = modulated.loss_taps(config, context)
     labels, (answer, whole) = jnp.asarray(batch["tokens"])[:, 1:], self._counted(batch)
-    places = self._answer_positions(batch) if "vanilla" in wanted else None
+    places = self._answer_positions(answer) if "vanilla" in wanted else None
     out = self._run(params, batch, taps, rng, places)
 
     def rows(site: str) -> jax.Array:

@@ -38,7 +38,10 @@ class AnsweringConfig:
   answer_length: int = 24
   """Most tokens of an answer that is generated, the end token included."""
   batch_questions: int = 32
-  """Questions of a global batch."""
+  """Rows of a global batch: questions, or passages with several of them."""
+  turns: int = 1
+  """Training: most questions on one passage in a row of a batch; each sees those before it, with
+  their answers. Sets have to have the questions of a passage one after another."""
   buckets: int = 3
   """Padded lengths, at most; each is a shape to compile."""
   answer_weight: float = 1.0
@@ -53,7 +56,14 @@ class AnsweringConfig:
   """Share of the training questions in the small part, for phases that train on a part."""
 
   def __post_init__(self):
-    for field in ("tokenizer_questions", "length", "answer_length", "batch_questions", "buckets"):
+    for field in (
+      "tokenizer_questions",
+      "length",
+      "answer_length",
+      "batch_questions",
+      "turns",
+      "buckets",
+    ):
       value = getattr(self, field)
       errors.check(value >= 1, f"task.{field} is {value}; it must be at least 1.")
     for field in ("answer_weight", "sequence_weight", "vanilla_weight"):

@@ -39,7 +39,8 @@ class QuestionBatches:
       UserError: an unknown split, missing data, or a task for which the model has no output set.
     """
     if split not in self._coded:
-      found = code(self.config.questions(split), self.coder)
+      turns = self.config.turns if split == "train" else 1
+      found = code(self.config.questions(split), self.coder, turns=turns)
       for task in sorted(set(found.task.tolist())) if self.tasks is not None else ():
         needed = f"task {task!r}, which the questions of {split} need,"
         errors.check_choice(needed, task, self.tasks or ())
@@ -48,9 +49,8 @@ class QuestionBatches:
 
   @functools.cached_property
   def longest_answer(self) -> int:
-    """Tokens of the longest training answer, its end included."""
-    coded = self["train"]
-    return int(np.max(coded.tokens.lengths - coded.answer))
+    """Most tokens of the answers of a training row, their ends included."""
+    return int(np.max(self["train"].answered))
 
   @functools.cached_property
   def lengths(self) -> tuple[int, ...]:

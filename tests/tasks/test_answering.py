@@ -105,7 +105,7 @@ def test_batches_are_laid_out_by_task(made):
     question = questions[number]
     assert (question.format == "multiple_choice") == (row < 2)
     ids = [token for token in batch["tokens"][row].tolist() if token != task.tokenizer.pad]
-    answer = ids[int(batch["answer"][row]) : -1]
+    answer = ids[int(batch["answer"][row, 0]) : -1]
     assert task.tokenizer.decode(answer).strip() == question.answer
     assert ids[-1] == task.tokenizer.eos
 
@@ -149,7 +149,7 @@ def test_losses_are_means_over_the_right_tokens(made):
   nats = {name: -np.asarray(jax.nn.log_softmax(logits)) for name, logits in heads.items()}
   sums = {name: [0.0, 0] for name in heads}
   for row, ids in enumerate(np.asarray(batch["tokens"]).tolist()):
-    length, start = sum(token != task.tokenizer.pad for token in ids), int(batch["answer"][row])
+    length, start = sum(token != task.tokenizer.pad for token in ids), int(batch["answer"][row, 0])
     for place in range(1, length):
       for name in heads:
         if name == "sequence" or place == start or (place > start and row >= 2):

@@ -164,6 +164,8 @@ def strategies(scale: str) -> Spec:
     UserError: an unknown scale.
   """
   base = _experiment(scale)
+  # Options of one question see each other, so that every row holds one.
+  base = dataclasses.replace(base, task=dataclasses.replace(base.task, turns=1))
   both = {"option_interaction": True, "highlighting": "vanilla"}
   rows: Mapping[str, Mapping[str, Any]] = {
     "none": {},

@@ -9,7 +9,15 @@ import numpy as np
 from compmod_jax.data.examples import Ragged
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.tagger import Tagged
-from compmod_jax.data.qa.unified import END, SPECIAL_TOKENS, Encoded, TooLong, encode, segments
+from compmod_jax.data.qa.unified import (
+  END,
+  QUESTION,
+  SPECIAL_TOKENS,
+  Encoded,
+  TooLong,
+  encode,
+  segments,
+)
 from compmod_jax.data.vocabulary import Tokenizer
 from compmod_jax.errors import check
 
@@ -119,7 +127,8 @@ class Coded:
 
   Attributes:
     tokens: ids of every question and its answer; of prompts, up to before `<sep>`.
-    answer: where the answer starts, int32 [n].
+    answer: where the answers start, int32 [n, turns]; 0 where there are fewer.
+    answered: tokens of all its answers together, their ends included, int32 [n].
     options: first position of the options and the one after their last, int32 [n, 2].
     tags: number of the part of speech of every token, -1 for none; absent if there are no tags.
     task: name of the task, str [n].
@@ -131,6 +140,7 @@ class Coded:
 
   tokens: Ragged
   answer: np.ndarray
+  answered: np.ndarray
   options: np.ndarray
   task: np.ndarray
   source: np.ndarray
@@ -157,10 +167,12 @@ class Coded:
 
 
 _CHUNK = 4096
-COLUMNS = ("answer", "options", "task", "source", "index")
+COLUMNS = ("answer", "answered", "options", "task", "source", "index")
 
 
-def code(sets: Sequence[Sequence[Question]], coder: Coder, room: int | None = None) -> Coded:
+def code(
+  sets: Sequence[Sequence[Question]], coder: Coder, room: int | None = None, turns: int = 1
+) -> Coded:
   """The questions of all sets as tokens, one set after the other.
 
   Args:
@@ -168,15 +180,19 @@ def code(sets: Sequence[Sequence[Question]], coder: Coder, room: int | None = No
     coder: from a question to tokens.
     room: for generating: the rows are prompts, and this many places are kept for the answer. Their
       last token, `<sep>`, is left out: decoding starts with it.
+    turns: most questions of a row, which has its passage once. Questions that stand one after
+      another, of one task and on one passage, share a row as long as they fit.
   """
-  found, source, index, too_long = list[Encoded](), list[int](), list[int](), list[int]()
-  number = 0
+  found, source, index, too_long = list[_Row](), list[int](), list[int](), list[int]()
+  number, query = 0, coder.special_ids[QUESTION]
   for place, questions in enumerate(sets):
+    row = None
     for encoded in coder.many(questions, room):
       if encoded is None:
         too_long.append(number)
-      else:
-        found.append(encoded)
+      elif row is None or not row.take(encoded, query, turns, coder.length):
+        row = _Row(encoded)
+        found.append(row)
         source.append(place)
         index.append(number)
       number += 1
@@ -184,15 +200,53 @@ def code(sets: Sequence[Sequence[Question]], coder: Coder, room: int | None = No
   def sequences(values: Iterable[Any]) -> Ragged:
     return Ragged([value if room is None else value[:-1] for value in values])
 
-  tags = [one.tags for one in found if one.tags is not None]
+  tags = [row.tags() for row in found if row.first.tags is not None]
+  answer = np.zeros((len(found), turns), np.int32)
+  for starts, row in zip(answer, found, strict=True):
+    starts[: len(row.starts)] = row.starts
   return Coded(
-    tokens=sequences(one.ids for one in found),
+    tokens=sequences(row.ids() for row in found),
     tags=sequences(tags) if tags else None,
-    answer=np.array([one.answer_start for one in found], np.int32),
-    options=np.array([one.options for one in found], np.int32).reshape(-1, 2),
-    task=np.array([one.task.strip("<>") for one in found], str),
+    answer=answer,
+    answered=np.array([row.answered for row in found], np.int32),
+    options=np.array([row.first.options for row in found], np.int32).reshape(-1, 2),
+    task=np.array([row.first.task.strip("<>") for row in found], str),
     source=np.array(source, np.int32),
     index=np.array(index, np.int32),
-    truncated=sum(one.truncated for one in found),
+    truncated=sum(row.first.truncated for row in found),
     too_long=tuple(too_long),
   )
+
+
+class _Row:
+  """A question as tokens, and others on its passage, each from `<q>` on, after it."""
+
+  def __init__(self, first: Encoded):
+    self.first = first
+    self.starts = [first.answer_start]
+    self.answered = len(first.ids) - first.answer_start
+    self._length = len(first.ids)
+    self._more = list[tuple[Encoded, int]]()
+
+  def take(self, other: Encoded, query: int, turns: int, length: int) -> bool:
+    """Adds another question if it may stand here; whether it does."""
+    if len(self.starts) == turns or other.task != self.first.task:
+      return False
+    start = int(np.argmax(other.ids == query))
+    same = start > 0 and np.array_equal(other.ids[: start + 1], self.first.ids[: start + 1])
+    if not same or self._length + len(other.ids) - start > length:
+      return False
+    self.starts.append(self._length + other.answer_start - start)
+    self.answered += len(other.ids) - other.answer_start
+    self._length += len(other.ids) - start
+    self._more.append((other, start))
+    return True
+
+  def ids(self) -> np.ndarray:
+    """The tokens of all questions."""
+    return np.concatenate([self.first.ids, *(other.ids[start:] for other, start in self._more)])
+
+  def tags(self) -> np.ndarray:
+    """The tags of all questions."""
+    parts = [self.first.tags, *(o.tags[start:] for o, start in self._more if o.tags is not None)]
+    return np.concatenate([part for part in parts if part is not None])

@@ -114,7 +114,7 @@ def draw(random: Random, words: Cast, plan: Plan) -> Draft:
 
 def _attempt(random: Random, words: Cast, plan: Plan, kind: str) -> Draft | None:
   """A question of a kind, unless the rest of the story made it another one than was planned."""
-  outer, _, inner = kind.rpartition(" ")
+  inner = kind.rpartition(" ")[2]
   low, high = plan.sentences
   count = low + int((high - low + 1) * random())
   cast = draw_cast(random, words, count)
@@ -129,9 +129,24 @@ def _attempt(random: Random, words: Cast, plan: Plan, kind: str) -> Draft | None
   world = tell(random, cast, topic, count + (not plan.told), plot.events(), late=late)
   if world is None:
     return None
+  draft = finished(random, plan, kind, query, world)
+  return draft if draft is None or plan.told else _untold(random, draft)
+
+
+def finished(random: Random, plan: Plan, kind: str, query: Query, world: World) -> Draft | None:
+  """The question after a query's value, unless in this world it is another one than was planned.
+
+  Args:
+    random: draws from [0, 1).
+    plan: what it should be like; whether the story holds the answer is left to the caller.
+    kind: of question, one of `KINDS`.
+    query: what is asked for, without what the kind puts around it (count, sentence).
+    world: after all events of the story.
+  """
   asked = _asked(random, plan, kind, query, world)
   if asked is None:
     return None
+  outer = kind.rpartition(" ")[0]
   query, options = asked
   query = (outer, query) if outer else query
   facts = supporting(query, world.events, plan.facts)
@@ -140,8 +155,7 @@ def _attempt(random: Random, words: Cast, plan: Plan, kind: str) -> Draft | None
   value = evaluate(query, world)
   if plan.format == "yes_no" and value != ("yes" if plan.right else "no"):
     return None
-  draft = Draft(kind, query, world.events, value, tuple(facts), options)
-  return draft if plan.told else _untold(random, draft)
+  return Draft(kind, query, world.events, value, tuple(facts), options)
 
 
 def _planned(plot: Plot, plan: Plan, kind: str) -> Query:

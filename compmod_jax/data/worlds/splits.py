@@ -1,8 +1,10 @@
 """The worlds as a data source: which question stands where, and which story in which split."""
 
 import dataclasses
+import functools
 import hashlib
 import random
+import re
 import zlib
 from collections.abc import Sequence
 from typing import overload
@@ -10,6 +12,7 @@ from typing import overload
 from compmod_jax.data.qa.example import FORMATS, Question, Questions
 from compmod_jax.data.worlds import english
 from compmod_jax.data.worlds.drafts import Draft, Plan, draw
+from compmod_jax.data.worlds.further import draw_further
 from compmod_jax.data.worlds.lexicon import (
   COLOURS,
   MATERIALS,
@@ -40,12 +43,12 @@ class WorldsData:
   of which another answer would follow, or none. What is not told did not happen.
 
   Question i of a split depends on the split's name, i, and all fields but the sizes of splits.
-  `train`, `valid` and `test` have one distribution: any twelve questions in a row, from a multiple
-  of twelve on, have each of the four formats with each of one, two and three facts. Yes/no
-  questions are answered yes in one such turn and no in the next, options are 2, 3 and 4 by turns,
-  and in each fifth turn extractive questions have no answer: one sentence that they need is left
-  out. A hash of the passage says which split may hold it, for every seed, so that no passage is in
-  two of them.
+  `valid`, `test` and the first questions on stories of `train` have one distribution: any twelve in
+  a row, from a multiple of twelve on, have each of the four formats with each of one, two and three
+  facts. Yes/no questions are answered yes in one such turn and no in the next, options are 2, 3 and
+  4 by turns, and in each fifth turn extractive questions have no answer: one sentence that they
+  need is left out. Further questions on a story (`asked`) have few facts more often. A hash of the
+  passage says which split may hold it, for every seed, so that no passage is in two of them.
 
   Answers cannot be told without reading: wrong options and denied answers are of the same story,
   which has at least four words that the answer could be, and where facts stand is drawn at random.
@@ -79,6 +82,9 @@ class WorldsData:
   sooner"""
   ways: int = 1
   """ways to tell an event and to put a question, at most"""
+  asked: int = 1
+  """training: questions on each story, one after another; those after the first are answered by any
+  sentences of it"""
 
   def __post_init__(self) -> None:
     for field in ("train", "valid", "test", "shifted"):
@@ -93,7 +99,9 @@ class WorldsData:
       self.words >= _FEWEST,
       f"words is {self.words}; long stories have {_FEWEST} of a class: give {_FEWEST} or more.",
     )
-    check(self.ways >= 1, f"ways is {self.ways}; give 1 or more.")
+    for field in ("ways", "asked"):
+      value = getattr(self, field)
+      check(value >= 1, f"{field} is {value}; give 1 or more.")
     check(
       3 <= self.shortest <= self.longest,
       f"shortest is {self.shortest}; it must be from 3 to longest, which is {self.longest}: change"
@@ -138,6 +146,33 @@ class WorldsData:
     """
     return self.drawn(split, index)[0]
 
+  def _further(self, story: int, number: int) -> tuple[Question, Draft]:
+    """A question on a training story after its first; the first again if none is found."""
+    question, first = _story(self, story)
+    draws = self._draws("train", f"{story}.{number}")
+    choices = question.format == "multiple_choice"
+    others = [name for name in FORMATS if name != "multiple_choice"]
+    plan = Plan(
+      format="multiple_choice" if choices else others[(story + number) % len(others)],
+      facts=1 + (story + number) % FACTS,
+      sentences=(self.shortest, self.longest),
+      options=2 + number % 3 if choices else 0,
+      right=draws() < 0.5,
+    )
+    for facts in dict.fromkeys((plan.facts, 2, 1)):
+      plan = dataclasses.replace(plan, facts=facts)
+      draft = draw_further(draws, plan, first.events)
+      if draft is not None:
+        sentences = re.findall(r"[^.]+\.", question.passage)
+        told = [sentence.strip() for sentence in sentences]
+        return _question(draws, plan, draft, told, self.ways), draft
+    return question, first
+
+  def _draws(self, split: str, name: str) -> Random:
+    """Draws from [0, 1) of a question's own."""
+    digest = hashlib.blake2b(f"{self.seed} {split} {name}".encode(), digest_size=8).digest()
+    return random.Random(int.from_bytes(digest, "big")).random
+
   def drawn(self, split: str, index: int) -> tuple[Question, Draft]:
     """A question and what it was before it was put in English, the events of its story included.
 
@@ -149,9 +184,14 @@ class WorldsData:
       0 <= index < size,
       f"index is {index}; the split {split} has {size:,} questions: choose 0 to {size - 1}.",
     )
-    name = f"{self.seed} {split} {index}"
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    draws = random.Random(int.from_bytes(digest, "big")).random
+    if split != "train":
+      return self._first(split, index)
+    story, number = divmod(index, self.asked)
+    return self._further(story, number) if number else _story(self, story)
+
+  def _first(self, split: str, index: int) -> tuple[Question, Draft]:
+    """The first question on a story."""
+    draws = self._draws(split, str(index))
     plan = self._plan(split, index)
     names = NEW_NAMES if split == "names" else NAMES
     lists = (names, PLACES, THINGS, COLOURS, MATERIALS)
@@ -175,6 +215,12 @@ class WorldsData:
       right=turn % 2 == 0,
       told=format != "extractive" or turn % UNTOLD > 0,
     )
+
+
+@functools.lru_cache(maxsize=8)
+def _story(data: WorldsData, number: int) -> tuple[Question, Draft]:
+  """A training story with its first question, kept for those that follow."""
+  return data._first("train", number)
 
 
 def _passage(draws: Random, split: str, events: Sequence[Event], ways: int) -> list[str] | None:
@@ -203,7 +249,8 @@ def _question(
   """The question in English."""
   answers: tuple[str, ...] = ()
   if draft.kind == "told":
-    answers = (" ".join(sentences[i] for i in draft.supporting),)
+    pairs = zip(sentences, draft.events, strict=True)
+    answers = (" ".join(told for told, event in pairs if event in draft.value),)
   elif draft.value is not None and not draft.options:
     answers = english.answers(draft.query, draft.value)
   return Question(

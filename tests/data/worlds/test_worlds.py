@@ -10,6 +10,8 @@ import pytest
 from compmod_jax.data.qa.example import FORMATS, Question
 from compmod_jax.data.worlds import WorldsData, tags
 from compmod_jax.data.worlds.lexicon import CLASSES, NAMES, NEW_NAMES, VOCABULARY
+from compmod_jax.data.worlds.queries import evaluate
+from compmod_jax.data.worlds.world import World
 from compmod_jax.errors import UserError
 
 EVERY = {"words": 99, "ways": 9}  # word, and every way to put it
@@ -206,6 +208,7 @@ def test_the_description_names_sizes_and_seed():
     (lambda: WorldsData(longest=7), "longest is 7"),
     (lambda: WorldsData(words=7), "words is 7"),
     (lambda: WorldsData(ways=0), "ways is 0"),
+    (lambda: WorldsData(asked=0), "asked is 0"),
     (lambda: WorldsData(longest=17), "longest is 17"),
     (lambda: WorldsData().load("dev"), "split is 'dev'"),
     (lambda: WorldsData().question("dev", 0), "split is 'dev'"),
@@ -246,3 +249,41 @@ def test_the_shortest_and_longest_stories_can_be_set():
     assert max(lengths) <= longest
     for split in data.splits()[3:]:
       assert len(data.load(split).items[:]) == 24
+
+
+def test_further_questions_are_about_the_story_of_the_first():
+  data = WorldsData(train=1_200, valid=1, test=1, shifted=1, asked=6)
+  alone = WorldsData(train=200, valid=1, test=1, shifted=1)
+  found = data.load("train").items[:]
+  assert found[::6] == alone.load("train").items[:]
+  for first in range(0, len(found), 6):
+    story = found[first : first + 6]
+    assert len({question.passage for question in story}) == 1
+    assert len({question.format == "multiple_choice" for question in story}) == 1
+  assert [data.question("train", i) for i in (1, 604, 1_199)] == [found[i] for i in (1, 604, 1_199)]
+  facts = Counter(question.info["facts"] for question in found)
+  assert min(facts[number] for number in (1, 2, 3)) > 150
+  different = sum(len({q.question for q in found[i : i + 6]}) for i in range(0, len(found), 6))
+  assert different > 0.8 * len(found)
+
+
+def test_further_questions_follow_from_the_sentences_that_they_name():
+  data = WorldsData(train=1_200, valid=1, test=1, shifted=1, asked=6)
+  for i in range(1_200):
+    question, draft = data.drawn("train", i)
+    if i % 6 and draft.value is not None:
+      needed = set(draft.supporting)
+      assert len(needed) == question.info["facts"]
+      assert evaluate(draft.query, World([draft.events[n] for n in needed])) == draft.value
+      for n in needed:
+        rest = [event for m, event in enumerate(draft.events) if m != n]
+        assert evaluate(draft.query, World(rest)) != draft.value
+
+
+def test_what_is_told_of_someone_is_all_sentences_about_them(loaded):
+  asked = [q for q in loaded["train"] if q.info["question_kind"] == "told"]
+  assert len(asked) > 100
+  for question in asked:
+    (name,) = set(words(question.question)) & set(NAMES)
+    about = [s.strip() for s in sentences(question.passage) if name in words(s)]
+    assert question.answers == (" ".join(about),)

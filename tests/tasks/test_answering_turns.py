@@ -1,0 +1,146 @@
+"""Several questions on one passage in a row of a training batch."""
+
+import dataclasses
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compmod_jax.data.qa.batches import blocks_of
+from compmod_jax.data.qa.coded import code
+from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.mixed import Mixed
+from compmod_jax.data.worlds import WorldsData
+from compmod_jax.errors import UserError
+from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.tasks.answering import Answering
+from compmod_jax.tasks.answering_config import AnsweringConfig
+from compmod_jax.tasks.base import Context
+
+WORLDS = WorldsData(train=96, valid=12, test=12, shifted=12, asked=4)
+CONFIG = AnsweringConfig(
+  data=Mixed((WORLDS,)), batch_questions=8, length=160, answer_length=6, turns=3
+)
+MODEL = NemotConfig(
+  tasks=("mqa", "gqa"),
+  **{"vanilla_layers": 1, "modulatory_layers": 1, "output_layers": 1, "dropout": 0.0},
+  **{"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 160},
+)
+STILL = Context(jax.random.key(0), jnp.int32(0), train=False)
+
+
+@pytest.fixture(scope="module")
+def task():
+  tokenizer = dataclasses.replace(CONFIG.tokenizer, vocab_size=200)
+  return dataclasses.replace(CONFIG, tokenizer=tokenizer).build(MODEL)
+
+
+@pytest.fixture(scope="module")
+def params(task):
+  return nn.unbox(task.init(jax.random.key(1)))
+
+
+@pytest.fixture(scope="module")
+def batch(task):
+  iterator, _ = task.train_batches(seed=0, multiple=1)
+  return {name: jnp.asarray(value) for name, value in next(iterator).items()}
+
+
+def asked_in(task, batch):
+  """The questions of every row, in order: those after the first stand behind it in the data."""
+  questions = task.config.questions("train")[0]
+  turns = (np.asarray(batch["answer"]) > 0).sum(axis=1).tolist()
+  return [
+    questions[number : number + count]
+    for number, count in zip(batch["index"].tolist(), turns, strict=True)
+  ]
+
+
+def test_a_row_has_its_passage_once_and_every_question_after_it(task, batch):
+  rows = asked_in(task, batch)
+  assert max(map(len, rows)) == 3
+  mark = task.coder.special_ids["<q>"]
+  for ids, questions in zip(batch["tokens"].tolist(), rows, strict=True):
+    assert len({question.passage for question in questions}) == 1
+    alone = [task.coder(question).ids.tolist() for question in questions]
+    expected = alone[0] + [t for ids in alone[1:] for t in ids[ids.index(mark) :]]
+    assert [token for token in ids if token != task.tokenizer.pad] == expected
+
+
+def test_answers_of_all_questions_count_and_nothing_else_does(task, batch):
+  counted, _ = task._counted(batch)
+  labels = np.asarray(batch["tokens"])[:, 1:]
+  tasks = [name for name, count in blocks_of(batch) for _ in range(count)]
+  for row, (name, questions) in enumerate(zip(tasks, asked_in(task, batch), strict=True)):
+    expected = []
+    for question in questions:
+      coded = task.coder(question)
+      end = coded.answer_start + 1 if name == "mqa" else None
+      expected += coded.ids[coded.answer_start : end].tolist()
+    assert labels[row][np.asarray(counted[row])].tolist() == expected
+
+
+def test_the_vanilla_head_is_read_wherever_an_answer_is_predicted(task, batch):
+  counted, _ = task._counted(batch)
+  places = np.asarray(task._answer_positions(counted))
+  assert all(len(set(row)) == len(row) for row in places.tolist())
+  assert np.take_along_axis(np.asarray(counted), places, axis=1).sum() == counted.sum()
+
+
+def test_the_first_question_of_a_row_is_read_as_if_it_stood_alone(task, params, batch):
+  logits = task.forward(params, batch)
+  tasks = [name for name, count in blocks_of(batch) for _ in range(count)]
+  for row, name in enumerate(tasks):
+    (question, *_), start = asked_in(task, batch)[row], int(batch["answer"][row, 0])
+    alone = task.forward(params, task.asked.batch([question]))
+    assert question.format == "multiple_choice" or name == "gqa"
+    np.testing.assert_allclose(logits[row, :start], alone[0, :start], atol=1e-5)
+
+
+def test_the_losses_are_means_over_the_answers_of_all_questions(task, params, batch):
+  terms, _, _ = task.loss(params, (), batch, STILL)
+  counted, _ = task._counted(batch)
+  log = jax.nn.log_softmax(task.forward(params, batch))
+  labels = np.asarray(batch["tokens"])[:, 1:]
+  nll = -np.take_along_axis(np.asarray(log), labels[..., None], axis=-1)[..., 0]
+  expected = nll[np.asarray(counted)].sum()
+  np.testing.assert_allclose(terms["answer"].sum, expected, rtol=1e-5)
+  assert terms["answer"].count == terms["vanilla"].count == counted.sum()
+
+
+def test_questions_share_a_row_only_if_task_and_passage_are_the_same_and_they_fit(task):
+  def ask(text: str, passage: str, choice: bool = False) -> Question:
+    if choice:
+      return Question("multiple_choice", text, passage, options=("a", "b"), label=1)
+    return Question("extractive", text, passage, answers=("a",))
+
+  first, other = "Anna took the ball.", "Anna took the cup."
+  questions = [
+    ask("Who?", first),
+    ask("What?", first),
+    ask("Who?", other),
+    ask("Who?", other, True),
+  ]
+  questions += [ask("Who?", ""), ask("What?", "")]
+  coded = code([questions, [ask("Where?", "")]], task.coder, turns=9)
+  assert [(row > 0).sum() for row in coded.answer] == [2, 1, 1, 1, 1, 1]
+  assert coded.index.tolist() == [0, 2, 3, 4, 5, 6]
+  assert coded.source.tolist() == [0] * 5 + [1]
+  many = code([[ask("Who?", first)] * 99], task.coder, turns=99)
+  assert max(many.tokens.lengths) <= task.config.length
+  assert sum((row > 0).sum() for row in many.answer) == 99
+
+
+def test_other_splits_have_a_question_a_row(task):
+  rows = list(itertools.chain(*(batch["answer"] for batch in task.eval_batches("valid"))))
+  assert all(row.shape == (1,) for row in rows)
+
+
+def test_options_that_see_each_other_need_a_question_a_row(task):
+  with pytest.raises(UserError, match=r"task\.turns is 3 but model\.option_interaction is on"):
+    Answering(task.config, dataclasses.replace(MODEL, option_interaction=True), task.tokenizer)
+  with pytest.raises(UserError, match="turns is 0"):
+    AnsweringConfig(turns=0)

@@ -21,7 +21,7 @@ from compmod_jax.data.worlds.lexicon import (
   PLACES,
   THINGS,
 )
-from compmod_jax.data.worlds.stories import Cast, Random
+from compmod_jax.data.worlds.stories import Cast, Random, pick
 from compmod_jax.data.worlds.world import Event
 from compmod_jax.errors import check, check_choice
 
@@ -146,33 +146,6 @@ class WorldsData:
     """
     return self.drawn(split, index)[0]
 
-  def _further(self, story: int, number: int) -> tuple[Question, Draft]:
-    """A question on a training story after its first; the first again if none is found."""
-    question, first = _story(self, story)
-    draws = self._draws("train", f"{story}.{number}")
-    choices = question.format == "multiple_choice"
-    others = [name for name in FORMATS if name != "multiple_choice"]
-    plan = Plan(
-      format="multiple_choice" if choices else others[(story + number) % len(others)],
-      facts=1 + (story + number) % FACTS,
-      sentences=(self.shortest, self.longest),
-      options=2 + number % 3 if choices else 0,
-      right=draws() < 0.5,
-    )
-    for facts in dict.fromkeys((plan.facts, 2, 1)):
-      plan = dataclasses.replace(plan, facts=facts)
-      draft = draw_further(draws, plan, first.events)
-      if draft is not None:
-        sentences = re.findall(r"[^.]+\.", question.passage)
-        told = [sentence.strip() for sentence in sentences]
-        return _question(draws, plan, draft, told, self.ways), draft
-    return question, first
-
-  def _draws(self, split: str, name: str) -> Random:
-    """Draws from [0, 1) of a question's own."""
-    digest = hashlib.blake2b(f"{self.seed} {split} {name}".encode(), digest_size=8).digest()
-    return random.Random(int.from_bytes(digest, "big")).random
-
   def drawn(self, split: str, index: int) -> tuple[Question, Draft]:
     """A question and what it was before it was put in English, the events of its story included.
 
@@ -188,6 +161,33 @@ class WorldsData:
       return self._first(split, index)
     story, number = divmod(index, self.asked)
     return self._further(story, number) if number else _story(self, story)
+
+  def _further(self, story: int, number: int) -> tuple[Question, Draft]:
+    """A question on a training story after its first; the first again if none is found."""
+    question, first = _story(self, story)
+    draws = self._draws("train", f"{story}.{number}")
+    choices = question.format == "multiple_choice"
+    # One task for all questions on a story.
+    formats = [name for name in FORMATS if (name == "multiple_choice") == choices]
+    plan = Plan(
+      format=pick(draws, formats),
+      facts=1 + int(FACTS * draws()),
+      sentences=(self.shortest, self.longest),
+      options=2 + number % 3 if choices else 0,
+      right=draws() < 0.5,
+    )
+    for facts in dict.fromkeys((plan.facts, 2, 1)):
+      plan = dataclasses.replace(plan, facts=facts)
+      draft = draw_further(draws, plan, first.events)
+      if draft is not None:
+        sentences = re.findall(r"[^. ][^.]*\.", question.passage)
+        return _question(draws, plan, draft, sentences, self.ways), draft
+    return question, first
+
+  def _draws(self, split: str, name: str) -> Random:
+    """Draws from [0, 1) of a question's own."""
+    digest = hashlib.blake2b(f"{self.seed} {split} {name}".encode(), digest_size=8).digest()
+    return random.Random(int.from_bytes(digest, "big")).random
 
   def _first(self, split: str, index: int) -> tuple[Question, Draft]:
     """The first question on a story."""

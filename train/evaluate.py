@@ -3,7 +3,8 @@
     python -m train.evaluate --workdir runs/nmt_cah --split test
 
 Prints perplexity per token and per word, BLEU with its 95 % bootstrap interval, chrF and exact
-match, with sacreBLEU's signatures. Without `--splits`, all splits but the training split.
+match, with sacreBLEU's signatures, the mean entropy of the predictions in nats and sentences a
+second. Without `--splits`, all splits but the training split.
 
 A language model is scored on any text, with its own tokenizer, in windows that begin every so many
 tokens:

@@ -256,8 +256,9 @@ class Loop:
       self.writer.write("heads", step, {"epoch": epoch, **self.run.heads(self.state.weights)})
     optimizer, score = self.experiment.optimizer, result.values[self.run.task.metric]
     sign = -1 if lower_is_better(self.run.task.metric) else 1
-    still = stands_still(optimizer, sign * score, history.best and sign * history.best)
-    self._keep(score, better=history.best is None or sign * score > sign * history.best)
+    best = None if history.best is None else sign * history.best
+    still = stands_still(optimizer, sign * score, best)
+    self._keep(score, better=best is None or sign * score > best)
     history.evaluated = step
     if still:
       with self.preemption.lock:

@@ -25,7 +25,7 @@ class OptimizerConfig:
   """Largest learning rate, reached at the end of the warm-up."""
   schedule: Schedule = "inverse_sqrt"
   """How the rate falls after the warm-up; cosine and linear end at the last step, plateau divides
-  by `plateau_divisor` after every evaluation that is not the best so far."""
+  by `plateau_divisor` after every evaluation that is not the best so far, or hardly."""
   plateau_divisor: float = 4.0
   """What the rate is divided by (plateau)."""
   plateau_improvement: float = 0.0
@@ -83,6 +83,11 @@ class OptimizerConfig:
       0 <= self.plateau_improvement < 1,
       f"optimizer.plateau_improvement is {self.plateau_improvement}; it is a fraction of the best"
       " score, at least 0 and below 1.",
+    )
+    errors.check(
+      self.plateau_improvement == 0 or self.schedule == "plateau",
+      f"optimizer.plateau_improvement is {self.plateau_improvement} but optimizer.schedule is"
+      f" {self.schedule!r}, which asks for no gain. Use plateau, or set plateau_improvement to 0.",
     )
     errors.check(
       self.plateau_divisor > 1,
@@ -214,7 +219,7 @@ def stands_still(config: OptimizerConfig, score: float, best: float | None) -> b
   """
   if config.schedule != "plateau" or best is None:
     return False
-  return score <= best + config.plateau_improvement * abs(best)
+  return not score > best + config.plateau_improvement * abs(best)  # a NaN is no gain
 
 
 def plateau_factor(opt_state: Any) -> jax.Array | float:

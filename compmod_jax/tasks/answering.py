@@ -142,7 +142,7 @@ class Answering(OfSplits):
 
   def data_notes(self) -> list[str]:
     """How many training questions there are, and what was cut or left out of them."""
-    coded = self.asked["train"]
+    coded = self.asked.rows
     return [
       f"{(coded.answer > 0).sum():,} training questions; {coded.truncated:,} passages cut,"
       f" {len(coded.too_long):,} questions left out as too long"

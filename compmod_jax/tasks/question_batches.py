@@ -39,8 +39,7 @@ class QuestionBatches:
       UserError: an unknown split, missing data, or a task for which the model has no output set.
     """
     if split not in self._coded:
-      turns = self.config.turns if split == "train" else 1
-      found = code(self.config.questions(split), self.coder, turns=turns)
+      found = code(self.config.questions(split), self.coder)
       for task in sorted(set(found.task.tolist())) if self.tasks is not None else ():
         needed = f"task {task!r}, which the questions of {split} need,"
         errors.check_choice(needed, task, self.tasks or ())
@@ -48,9 +47,15 @@ class QuestionBatches:
     return self._coded[split]
 
   @functools.cached_property
+  def rows(self) -> Coded:
+    """The training questions as batches have them, up to `config.turns` on one passage in a row."""
+    single, turns = self["train"], self.config.turns
+    return single if turns == 1 else code(self.config.questions("train"), self.coder, turns=turns)
+
+  @functools.cached_property
   def longest_answer(self) -> int:
     """Most tokens of the answers of a training row, their ends included."""
-    return int(np.max(self["train"].answered))
+    return int(np.max(self.rows.answered))
 
   @functools.cached_property
   def lengths(self) -> tuple[int, ...]:
@@ -62,7 +67,7 @@ class QuestionBatches:
     self, part: str, seed: int, multiple: int, process: int, processes: int
   ) -> tuple[Any, int]:
     """An endless iterator over training batches, and how many make an epoch."""
-    whole, config = self["train"], self.config
+    whole, config = self.rows, self.config
     coded = whole
     if part != "all":
       share = config.small_share

@@ -92,17 +92,20 @@ def test_a_plateau_divides_every_update_after_it_and_nothing_else_does():
     (0.03, 51.0, 50.0, True),  # accuracies rise
     (0.03, 52.0, 50.0, False),
     (0.03, -1.0, None, False),  # nothing to compare with
+    (0.03, float("nan"), -100.0, True),
   ],
 )
 def test_a_plateau_is_a_gain_too_small(fraction, score, best, expected):
   config = OptimizerConfig(name="sgd", schedule="plateau", plateau_improvement=fraction)
   assert stands_still(config, score, best) is expected
-  assert not stands_still(dataclasses.replace(config, schedule="constant"), score, best)
+  assert not stands_still(OptimizerConfig(schedule="constant"), score, best)
 
 
 def test_a_fraction_of_improvement_lies_below_1():
   with pytest.raises(UserError, match=r"plateau_improvement is 1\.0; it is a fraction"):
     OptimizerConfig(plateau_improvement=1.0)
+  with pytest.raises(UserError, match="'cosine', which asks for no gain"):
+    OptimizerConfig(plateau_improvement=0.1, schedule="cosine")
 
 
 def test_constant_stays_at_its_peak():

@@ -9,6 +9,9 @@ from compmod_jax.data.worlds.stories import Random, pick
 from compmod_jax.data.worlds.world import NOBODY, Event, World
 
 _TRIES = 60
+_CLASSES = ("person", "place", "thing", "colour", "material")
+_DEEP = ("person", "thing")
+"""classes that can be described by another thing or person in turn"""
 _ASKED_OF = {
   "friend": ("person",),
   "possession": ("person",),
@@ -50,9 +53,6 @@ def draw_further(random: Random, plan: Plan, events: Sequence[Event]) -> Draft |
     if draft is not None:
       return draft
   return None
-
-
-_CLASSES = ("person", "place", "thing", "colour", "material")
 
 
 def _query(
@@ -108,6 +108,3 @@ def _described(random: Random, word: str, depth: int, kind: str, world: World) -
   way, other = pick(random, ways)
   inner = _described(random, other, depth - 1 if CLASSES[other] in _DEEP else 0, kind, world)
   return None if inner is None else (way, inner)
-
-
-_DEEP = ("person", "thing")

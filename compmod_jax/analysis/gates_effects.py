@@ -17,7 +17,7 @@ from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.unified import task_token
 from compmod_jax.metrics import Statistics, loss_statistics
 from compmod_jax.tasks.answer_scores import LABELLED
-from compmod_jax.tasks.answering import MULTIPLE_CHOICE, Answering
+from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.base import Batch
 
 _LEAST = 10  # fewer texts of a task are no ground for an interval
@@ -108,11 +108,7 @@ def answer_tokens(task: GatedTask, batch: Batch, read: Tokens) -> np.ndarray:
   """
   if not isinstance(task, Answering):
     return read.counted
-  first = np.asarray(batch["answer"])[:, :1]
-  places = np.arange(1, read.counted.shape[1] + 1)[None]
-  ((name, _),) = blocks_of(batch)
-  last = first if name == MULTIPLE_CHOICE else places
-  return read.counted & (places >= first) & (places <= last)
+  return np.asarray(task.counted(batch)[0])
 
 
 def measure_losses(runner: Runner, variants: Sequence[Variant]) -> Losses:

@@ -268,8 +268,8 @@ class Answering(OfSplits):
     found = {name: weight for name, weight in found.items() if weight}
     return found | competing.objective(self.model.config)
 
-  def _counted(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Which tokens after the first count: those of answers, and those of the whole text.
+  def counted(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Which tokens after the first the losses are of, bool [batch, time]: of answers, of all text.
 
     Of answers in multiple choice it is the label alone, of others all up to the end token, which
     nothing but an answer has. Over the whole text, what an option's position predicts is left out
@@ -302,7 +302,7 @@ class Answering(OfSplits):
     wanted, rng = self.objective(), context.rng if context.train else None
     config = modulated.for_tasks(self.model.config, blocks_of(batch))
     taps = modulated.loss_taps(config, context)
-    labels, (answer, whole) = jnp.asarray(batch["tokens"])[:, 1:], self._counted(batch)
+    labels, (answer, whole) = jnp.asarray(batch["tokens"])[:, 1:], self.counted(batch)
     places = self._answer_positions(answer) if "vanilla" in wanted else None
     out = self._run(params, batch, taps, rng, places)
 
@@ -380,6 +380,6 @@ class Answering(OfSplits):
     )
 
   def _answer_sums(self, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
-    labels, (answer, _) = jnp.asarray(batch["tokens"])[:, 1:], self._counted(batch)
+    labels, (answer, _) = jnp.asarray(batch["tokens"])[:, 1:], self.counted(batch)
     losses = cross_entropy(self.forward(params, batch), labels, answer)
     return losses.nll, losses.correct, losses.count

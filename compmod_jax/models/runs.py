@@ -50,7 +50,7 @@ class Whole:
   Attributes:
     real: true where there is a token.
     causal: hide later positions.
-    segments: number of the document of every token.
+    segments: number of the segment of every token; see `Text`.
     deterministic: no dropout.
     masks: number of auxiliary positions -> mask, once it was needed.
   """

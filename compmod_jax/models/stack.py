@@ -124,7 +124,7 @@ def visible(
     causal: hide later positions.
     before: auxiliary positions in front of the text: all see them; where it is causal they see
       nothing else.
-    segments: number of the document of every token; tokens see those of their own document alone.
+    segments: number of the segment of every token, which sees its own and segment 0.
   """
   ones = jnp.ones
   batch, time = real.shape
@@ -135,7 +135,8 @@ def visible(
     seen = jnp.tril(ones((length, length), bool)).at[:, :before].set(True)
     mask = mask & seen[None, None]
   if segments is not None:
-    same = segments[:, :, None] == segments[:, None, :]
+    of_query, of_key = segments[:, :, None], segments[:, None, :]
+    same = (of_query == of_key) | (of_key == 0)
     same = jnp.pad(same, ((0, 0), (before, 0), (before, 0)), constant_values=True)
     mask = mask & same[:, None]
   return mask

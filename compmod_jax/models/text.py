@@ -20,8 +20,9 @@ class Text(NamedTuple):
   Attributes:
     tokens: padded at the end.
     auxiliary: ids of the auxiliary tokens, which say mode and task; none for models without.
-    segments: number of the document of every token, where several are packed into a row; positions
-      count from the start of each.
+    segments: number of the part of every token, ascending, where a row has several that do not see
+      each other, as packed documents; part 0 is one that all others see and go on from, each as if
+      it came next, as several questions do on one passage. Positions count accordingly.
     options: true at positions of answer options.
     tags: number of the part of speech of every token, -1 for none.
   """
@@ -71,7 +72,7 @@ def check_text(text: Text, blocks: Blocks, *, longest: int, steps: int = 0) -> N
 def embed(
   text: Text, embedding: Embedding, positions: PositionTable
 ) -> Float[Array, "batch time embed"]:
-  """Token vectors and those of their positions, each document's own.
+  """Token vectors and those of their positions.
 
   Source: Knowles 2022, equation 3.1.
   """
@@ -82,9 +83,11 @@ def embed(
 
 
 def _places(segments: Int[Array, "batch time"]) -> Int[Array, "batch time"]:
-  """The position of every token within its document, from 0."""
+  """The position of every token within its segment, which goes on from the end of segment 0."""
   numbers = jnp.broadcast_to(jnp.arange(segments.shape[1])[None], segments.shape)
   first = jnp.concatenate(
     [jnp.ones_like(segments[:, :1], bool), segments[:, 1:] != segments[:, :-1]], axis=1
   )
-  return numbers - jax.lax.cummax(jnp.where(first, numbers, 0), axis=1)
+  within = numbers - jax.lax.cummax(jnp.where(first, numbers, 0), axis=1)
+  common = jnp.sum(segments == 0, axis=1, keepdims=True)
+  return jnp.where(segments == 0, within, common + within)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from compmod_jax import errors
 from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.coded import Coder
+from compmod_jax.data.qa.unified import QUESTION
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term, cross_entropy
@@ -200,13 +201,16 @@ class Answering(OfSplits):
 
   def text(self, batch: Batch, tokens: jax.Array) -> Text:
     """What the model is given."""
-    config = self.model.config
+    config, segments = self.model.config, None
+    if batch["answer"].shape[1] > 1:  # the passage, and every question with its answer
+      mark = self.coder.special_ids[QUESTION]
+      segments = jnp.cumsum(tokens == mark, axis=1, dtype=jnp.int32)
     if not isinstance(config, NemotConfig):
-      return Text(tokens)
+      return Text(tokens, segments=segments)
     ids = [config.auxiliary_ids("dec", task) for task, n in blocks_of(batch) for _ in range(n)]
     options = self._in_options(batch, tokens) if config.option_interaction else None
     tags = jnp.asarray(batch["tags"])[:, : tokens.shape[1]] if self._tagged else None
-    return Text(tokens, jnp.asarray(ids, jnp.int32), None, options, tags)
+    return Text(tokens, jnp.asarray(ids, jnp.int32), segments, options, tags)
 
   def _in_options(self, batch: Batch, tokens: jax.Array) -> jax.Array:
     places, ends = jnp.arange(tokens.shape[1])[None], batch["options"]
@@ -272,12 +276,13 @@ class Answering(OfSplits):
     """Which tokens after the first the losses are of, bool [batch, time]: of answers, of all text.
 
     Of answers in multiple choice it is the label alone, of others all up to the end token, which
-    nothing but an answer has. Over the whole text, what an option's position predicts is left out
-    where options see each other, as they see it.
+    nothing but an answer has. Over the whole text, what follows an answer is left out, and what an
+    option's position predicts where options see each other, as they see it.
     """
     tokens, starts = jnp.asarray(batch["tokens"]), jnp.asarray(batch["answer"])
     places = jnp.arange(1, tokens.shape[1])
     real = (tokens[:, 1:] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
+    real &= tokens[:, :-1] != self.tokenizer.eos
     labels = [jnp.full((count, 1), task == MULTIPLE_CHOICE) for task, count in blocks_of(batch)]
     begins = jnp.any(places[None, :, None] == starts[:, None], axis=-1)
     ends = tokens[:, 1:] == self.tokenizer.eos

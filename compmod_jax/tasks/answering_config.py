@@ -40,8 +40,8 @@ class AnsweringConfig:
   batch_questions: int = 32
   """Rows of a global batch: questions, or passages with several of them."""
   turns: int = 1
-  """Training: most questions on one passage in a row of a batch; each sees those before it, with
-  their answers. Sets have to have the questions of a passage one after another."""
+  """Training: most questions on one passage in a row of a batch, each as if it stood alone. Sets
+  have to have the questions of a passage one after another."""
   buckets: int = 3
   """Padded lengths, at most; each is a shape to compile."""
   answer_weight: float = 1.0

@@ -132,7 +132,7 @@ class CausalLM(OverBlocks):
       ids = jnp.asarray(config.auxiliary_ids("dec", modulated.LM), jnp.int32)
       auxiliary = jnp.broadcast_to(ids[None], (len(tokens), len(ids)))
     if not self.config.joined:
-      segments = jnp.cumsum(tokens == self.tokenizer.eos, axis=1, dtype=jnp.int32)
+      segments = 1 + jnp.cumsum(tokens == self.tokenizer.eos, axis=1, dtype=jnp.int32)
     return Text(tokens, auxiliary, segments)
 
   def forward(

@@ -121,10 +121,23 @@ def test_in_encoder_mode_every_position_sees_the_whole_text_and_no_other(name):
 
 @pytest.mark.parametrize("name", ["early"])
 def test_documents_packed_into_a_row_do_not_see_each_other(name):
-  segments = jnp.asarray([[0, 0, 0, 1, 1, 1]] * ROWS)
+  segments = jnp.asarray([[1, 1, 1, 2, 2, 2]] * ROWS)
   expected = np.zeros((ROWS, TIME), bool)
   expected[0, 3:5] = True
   np.testing.assert_array_equal(dependence(name, (0, 4), segments=segments), expected)
+
+
+@pytest.mark.parametrize("name", ["plain", "first"])
+def test_every_segment_goes_on_from_the_common_one_as_if_it_came_next(name):
+  module, params = model(name)
+  given = text(module.config)
+  packed = given._replace(segments=jnp.asarray([[0, 0, 1, 1, 2, 2]] * ROWS))
+  apart = given._replace(tokens=jnp.concatenate([TOKENS[:, :2], TOKENS[:, 4:]], axis=1))
+  apply = jax.jit(module.apply, static_argnums=2)
+  found, second = (apply(params, one, BLOCKS).logits for one in (packed, apart))
+  first = apply(params, given, BLOCKS).logits
+  np.testing.assert_allclose(found[:, :4], first[:, :4], atol=1e-5)
+  np.testing.assert_allclose(found[:, 4:], second[:, 2:], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["plain", "first"])
@@ -132,7 +145,7 @@ def test_a_packed_document_is_predicted_as_it_is_by_itself(name):
   module, params = model(name)
   given = text(module.config)
   apart = Text(TOKENS[:, 3:], given.auxiliary)
-  packed = given._replace(segments=jnp.asarray([[0, 0, 0, 1, 1, 1]] * ROWS))
+  packed = given._replace(segments=jnp.asarray([[1, 1, 1, 2, 2, 2]] * ROWS))
   apply = jax.jit(module.apply, static_argnums=2)
   np.testing.assert_allclose(
     apply(params, packed, BLOCKS).logits[:, 3:],

@@ -15,6 +15,7 @@ from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.worlds import WorldsData
 from compmod_jax.errors import UserError
+from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.answering_config import AnsweringConfig
@@ -71,7 +72,7 @@ def test_a_row_has_its_passage_once_and_every_question_after_it(task, batch):
 
 
 def test_answers_of_all_questions_count_and_nothing_else_does(task, batch):
-  counted, _ = task._counted(batch)
+  counted, _ = task.counted(batch)
   labels = np.asarray(batch["tokens"])[:, 1:]
   tasks = [name for name, count in blocks_of(batch) for _ in range(count)]
   for row, (name, questions) in enumerate(zip(tasks, asked_in(task, batch), strict=True)):
@@ -84,25 +85,40 @@ def test_answers_of_all_questions_count_and_nothing_else_does(task, batch):
 
 
 def test_the_vanilla_head_is_read_wherever_an_answer_is_predicted(task, batch):
-  counted, _ = task._counted(batch)
+  counted, _ = task.counted(batch)
   places = np.asarray(task._answer_positions(counted))
   assert all(len(set(row)) == len(row) for row in places.tolist())
   assert np.take_along_axis(np.asarray(counted), places, axis=1).sum() == counted.sum()
 
 
-def test_the_first_question_of_a_row_is_read_as_if_it_stood_alone(task, params, batch):
+@pytest.mark.parametrize("kind", ["nemot", "decoder"])
+def test_every_question_of_a_row_is_read_as_if_it_stood_alone(task, batch, kind):
+  model = (
+    MODEL
+    if kind == "nemot"
+    else DecoderConfig(decoder_layers=1, dim=16, heads=2, ffn_dim=16, max_length=160, dropout=0.0)
+  )
+  task = Answering(task.config, model, task.tokenizer)
+  params = nn.unbox(task.init(jax.random.key(2)))
   logits = task.forward(params, batch)
-  tasks = [name for name, count in blocks_of(batch) for _ in range(count)]
-  for row, name in enumerate(tasks):
-    (question, *_), start = asked_in(task, batch)[row], int(batch["answer"][row, 0])
-    alone = task.forward(params, task.asked.batch([question]))
-    assert question.format == "multiple_choice" or name == "gqa"
-    np.testing.assert_allclose(logits[row, :start], alone[0, :start], atol=1e-5)
+  for row, questions in enumerate(asked_in(task, batch)):
+    starts = batch["answer"][row].tolist()
+    for question, start in zip(questions, starts, strict=False):
+      alone = task.asked.batch([question])
+      first, length = int(alone["answer"][0, 0]), alone["tokens"].shape[1]
+      np.testing.assert_array_equal(
+        batch["tokens"][row, start : start + length - first], alone["tokens"][0, first:]
+      )
+      np.testing.assert_allclose(
+        logits[row, start - 1 : start - 1 + length - first],
+        task.forward(params, alone)[0, first - 1 :],
+        atol=1e-5,
+      )
 
 
 def test_the_losses_are_means_over_the_answers_of_all_questions(task, params, batch):
   terms, _, _ = task.loss(params, (), batch, STILL)
-  counted, _ = task._counted(batch)
+  counted, _ = task.counted(batch)
   log = jax.nn.log_softmax(task.forward(params, batch))
   labels = np.asarray(batch["tokens"])[:, 1:]
   nll = -np.take_along_axis(np.asarray(log), labels[..., None], axis=-1)[..., 0]
@@ -132,6 +148,13 @@ def test_questions_share_a_row_only_if_task_and_passage_are_the_same_and_they_fi
   many = code([[ask("Who?", first)] * 99], task.coder, turns=99)
   assert max(many.tokens.lengths) <= task.config.length
   assert sum((row > 0).sum() for row in many.answer) == 99
+
+
+def test_what_follows_an_answer_in_its_row_does_not_count(task, batch):
+  _, whole = task.counted(batch)
+  after_end = np.asarray(batch["tokens"])[:, :-1] == task.tokenizer.eos
+  assert after_end.sum() > len(after_end)
+  assert not np.asarray(whole)[after_end].any()
 
 
 def test_other_splits_have_a_question_a_row(task):

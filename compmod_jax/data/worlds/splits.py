@@ -160,11 +160,12 @@ class WorldsData:
     if split != "train":
       return self._first(split, index)
     story, number = divmod(index, self.asked)
-    return self._further(story, number) if number else _story(self, story)
+    return _story(self, story)[number]
 
-  def _further(self, story: int, number: int) -> tuple[Question, Draft]:
-    """A question on a training story after its first; the first again if none is found."""
-    question, first = _story(self, story)
+  def _further(self, story: int, asked: Sequence[tuple[Question, Draft]]) -> tuple[Question, Draft]:
+    """A question on a training story after those asked; the first again if no other is found."""
+    (question, first), number = asked[0], len(asked)
+    before = {other.query for _, other in asked}
     draws = self._draws("train", f"{story}.{number}")
     choices = question.format == "multiple_choice"
     # One task for all questions on a story.
@@ -179,7 +180,7 @@ class WorldsData:
     for facts in dict.fromkeys((plan.facts, 2, 1)):
       plan = dataclasses.replace(plan, facts=facts)
       draft = draw_further(draws, plan, first.events)
-      if draft is not None:
+      if draft is not None and draft.query not in before:
         sentences = re.findall(r"[^. ][^.]*\.", question.passage)
         return _question(draws, plan, draft, sentences, self.ways), draft
     return question, first
@@ -218,9 +219,12 @@ class WorldsData:
 
 
 @functools.lru_cache(maxsize=8)
-def _story(data: WorldsData, number: int) -> tuple[Question, Draft]:
-  """A training story with its first question, kept for those that follow."""
-  return data._first("train", number)
+def _story(data: WorldsData, number: int) -> list[tuple[Question, Draft]]:
+  """All questions on a training story, kept as they are looked at one after another."""
+  found = [data._first("train", number)]
+  while len(found) < data.asked:
+    found.append(data._further(number, found))
+  return found
 
 
 def _passage(draws: Random, split: str, events: Sequence[Event], ways: int) -> list[str] | None:

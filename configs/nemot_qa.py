@@ -55,9 +55,10 @@ def worlds() -> Experiment:
       modulatory_layers=1,
       output_layers=1,
       dim=64,
-      heads=4,
+      heads=2,
       ffn_dim=256,
       max_length=192,
+      convolution=8,
       dropout=0.0,
     ),
     optimizer=OptimizerConfig(
@@ -99,7 +100,9 @@ def general() -> Experiment:
     base,
     name="NeMoT for general question answering",
     task=task,
-    model=dataclasses.replace(base.model, dim=192, ffn_dim=768, max_length=256, dropout=0.1),
+    model=dataclasses.replace(
+      base.model, dim=192, heads=4, ffn_dim=768, max_length=256, dropout=0.1, convolution=1
+    ),
     optimizer=dataclasses.replace(base.optimizer, learning_rate=1e-3),
     phases=(Phase(steps=6000),),
     evaluate_every=1000,

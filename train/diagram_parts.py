@@ -14,6 +14,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.convolution import ShortConvolution
 from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.layers.experts import Experts
 from compmod_jax.layers.feedforward import FeedForward
@@ -194,4 +195,5 @@ _WORDS: dict[type, Callable[[Any, _Shape], str]] = {
   Router: _router,
   nn.Dense: lambda module, shape: " -> ".join(f"{size:,}" for size in shape("kernel")),
   nn.LayerNorm: lambda module, shape: "layer normalisation",
+  ShortConvolution: lambda module, shape: f"causal convolution over {module.width} positions",
 }

@@ -87,13 +87,13 @@ def write_gpt2(folder: str | Path, model: Gpt2, *, eos: int | None = None) -> No
     UserError: the model has what their layout cannot hold, or the folder cannot be written.
   """
   config = model.config
-  plain = not config.compete and not config.expert_layers
+  plain = not config.compete and not config.expert_layers and config.convolution == 1
   check(
     plain and config.tied and config.positions == "learned" and not config.scale_embeddings,
-    f"model has compete = {config.compete}, expert_layers = {config.expert_layers}, tied ="
-    f" {config.tied}, positions = {config.positions!r} and scale_embeddings ="
-    f" {config.scale_embeddings}; GPT-2 has no competition, a tied output, learned positions and"
-    " embeddings that are not scaled. Export a model like that.",
+    f"model has compete = {config.compete}, expert_layers = {config.expert_layers}, convolution ="
+    f" {config.convolution}, tied = {config.tied}, positions = {config.positions!r} and"
+    f" scale_embeddings = {config.scale_embeddings}; GPT-2 has no competition and no convolution, a"
+    " tied output, learned positions and embeddings that are not scaled. Export a model like that.",
   )
   entries = (
     entry._replace(names=tuple(_PREFIX + name for name in entry.names))
@@ -154,6 +154,7 @@ def vanilla_sizes(config: DecoderConfig) -> dict[str, Any]:
     "max_length": config.max_length,
     "norm_epsilon": config.norm_epsilon,
     "vanilla_norm": True,
+    "convolution": config.convolution,
   }
 
 

@@ -13,7 +13,7 @@ from compmod_jax.layers.embedding import Embedding, Positions, PositionTable
 from compmod_jax.layers.feedforward import Activation
 from compmod_jax.models.runs import Newest, Prompt, Run, Whole, advance, empty_cache
 from compmod_jax.models.stack import Stack
-from compmod_jax.models.stack_config import StackConfig
+from compmod_jax.models.stack_config import TextStackConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
 from compmod_jax.models.transformer_layer import layer_norm
 from compmod_jax.rows import over_rows
@@ -25,7 +25,7 @@ _STDDEV = 0.02  # of fresh embeddings
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderConfig(StackConfig):
+class DecoderConfig(TextStackConfig):
   """Sizes and options of a decoder; the defaults are those of GPT-2 Small.
 
   Source: Radford et al. 2019, table 2.
@@ -152,10 +152,10 @@ class DecoderLM(nn.Module):
     """The cache with which decoding after prompts starts; see `Nemot.prefill`."""
     longest = self.config.max_length
     check_text(text, [(task, len(text.tokens))], longest=longest, steps=length)
-    real = text.tokens != self.pad
-    cache = empty_cache(real, [(self.decoder, 0)], beams=beams, length=length)
+    cache = empty_cache(text, self.pad, [(self.decoder, 0)], beams=beams, length=length)
     x = embed(text, self.embedding, self.positions)
-    Prompt(real, cache)(self.decoder, x, taps=taps.scope(DECODER))
+    run = Prompt(text.tokens != self.pad, text.segments, cache)
+    run(self.decoder, x, taps=taps.scope(DECODER))
     return cache
 
   def step(

@@ -144,12 +144,11 @@ class Nemot(nn.Module):
       UserError: as when the model is called; or prompt and steps together are too long.
     """
     self._check(text, [(task, len(text.tokens))], steps=length)
-    real = text.tokens != self.pad
     stacks = [(self.vanilla, 0), (self.output[task], 0)]
     if self.config.gate == "on":
       stacks.append((self.modulatory, self.config.before))
-    cache = empty_cache(real, stacks, beams=beams, length=length)
-    run = Prompt(real, cache)
+    cache = empty_cache(text, self.pad, stacks, beams=beams, length=length)
+    run = Prompt(text.tokens != self.pad, text.segments, cache)
     x, _, gates = self._modulated(run, self._embed(text), text, True, taps)
     run(self.output[task], x, gates=gates.get(OUTPUT), taps=taps.scope(f"{OUTPUT}_{task}"))
     return cache

@@ -8,7 +8,7 @@ from compmod_jax import errors
 from compmod_jax.layers.embedding import Positions
 from compmod_jax.layers.feedforward import Activation
 from compmod_jax.mechanisms.modulation import KINDS
-from compmod_jax.models.stack_config import StackConfig
+from compmod_jax.models.stack_config import TextStackConfig
 
 VANILLA, MODULATORY, OUTPUT = "vanilla", "modulatory", "output"
 MODES = ("enc", "dec")
@@ -17,7 +17,7 @@ _GATED_AT = {"attention": "self/heads_scaled", "logits": "self/heads_scaled", "f
 
 
 @dataclasses.dataclass(frozen=True)
-class NemotConfig(StackConfig):
+class NemotConfig(TextStackConfig):
   """Sizes and options of NeMoT; the defaults are the thesis's model with positions of its own.
 
   Source: Knowles 2022, chapter 3.

@@ -7,8 +7,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compmod_jax.layers.convolution import Near
 from compmod_jax.mechanisms.modulation import UNGATED, Gates
-from compmod_jax.models.stack_config import Norm, StackConfig
+from compmod_jax.models.stack_config import Norm, TextStackConfig
 from compmod_jax.models.transformer_layer import Layer, run_layer
 from compmod_jax.sites import OFF, Taps
 
@@ -27,7 +28,7 @@ class Stack(nn.Module):
     tied_key_value: whether keys are values, too.
   """
 
-  config: StackConfig
+  config: TextStackConfig
   side: str
   norm: Norm
   tied_key_value: bool = False
@@ -38,7 +39,12 @@ class Stack(nn.Module):
     ((place, _),) = c.attention(self.side)
     self.layer = [
       Layer(
-        c, self.norm, place, tied_key_value=self.tied_key_value, experts=c.experts_in(self.side, i)
+        c,
+        self.norm,
+        place,
+        tied_key_value=self.tied_key_value,
+        experts=c.experts_in(self.side, i),
+        convolution=c.convolution,
       )
       for i in range(c.layers(self.side))
     ]
@@ -47,6 +53,7 @@ class Stack(nn.Module):
     self,
     x: Float[Array, "batch time embed"],
     mask: Bool[Array, "#batch 1 #time time"],
+    near: Bool[Array, "#batch time before"] | None = None,
     *,
     start: int = 0,
     stop: int | None = None,
@@ -58,7 +65,7 @@ class Stack(nn.Module):
     for i in range(start, self._stop(stop)):
       x = run_layer(
         self.layer[i],
-        *(x, mask, None, None, (gates or {}).get(i, UNGATED)),
+        *(x, mask, None, None, (gates or {}).get(i, UNGATED), near),
         remat=self.config.remat,
         deterministic=deterministic,
         taps=taps.scope(f"layer_{i}"),
@@ -74,6 +81,7 @@ class Stack(nn.Module):
     x: Float[Array, "batch time embed"],
     cache: StackCache,
     mask: Bool[Array, "#batch 1 #time time"],
+    near: Bool[Array, "#batch time before"] | None = None,
     *,
     start: int = 0,
     stop: int | None = None,
@@ -84,7 +92,7 @@ class Stack(nn.Module):
     cache = dict(cache)
     for i in range(start, self._stop(stop)):
       inner, gate = taps.scope(f"layer_{i}"), (gates or {}).get(i, UNGATED)
-      x, cache[str(i)] = self.layer[i].prefill(x, cache[str(i)], mask, gate, taps=inner)
+      x, cache[str(i)] = self.layer[i].prefill(x, cache[str(i)], mask, gate, near, taps=inner)
     return x, cache
 
   def step(
@@ -93,6 +101,7 @@ class Stack(nn.Module):
     cache: StackCache,
     place: Array,
     past: Bool[Array, "batch 1 #beams keys"],
+    near: Near | None = None,
     *,
     start: int = 0,
     stop: int | None = None,
@@ -103,7 +112,9 @@ class Stack(nn.Module):
     cache = dict(cache)
     for i in range(start, self._stop(stop)):
       inner, gate = taps.scope(f"layer_{i}"), (gates or {}).get(i, UNGATED)
-      x, cache[str(i)] = self.layer[i].step(x, cache[str(i)], place, past, None, gate, taps=inner)
+      x, cache[str(i)] = self.layer[i].step(
+        x, cache[str(i)], place, past, None, gate, near, taps=inner
+      )
     return x, cache
 
   def _stop(self, stop: int | None) -> int:

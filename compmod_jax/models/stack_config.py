@@ -187,3 +187,19 @@ class StackConfig:
     heads = f"heads compete in {places} attention" if places else "plain attention"
     where = " and ".join(name.replace("_", " layer ") for name in self.expert_layers)
     return f"{heads}, {self.experts.count} experts in the {where}" if where else heads
+
+
+@dataclasses.dataclass(frozen=True)
+class TextStackConfig(StackConfig):
+  """What models over whole texts have besides."""
+
+  convolution: int = 1
+  """Width of a causal convolution of each channel by itself before self-attention; 1: none. With
+  one that spans a sentence, lookups are learned from far fewer examples."""
+
+  def __post_init__(self):
+    super().__post_init__()
+    errors.check(
+      self.convolution >= 1,
+      f"model.convolution is {self.convolution}; it is a width in positions, 1 for none.",
+    )

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.convolution import Near, ShortConvolution, add_inputs
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.feedforward import FeedForward
@@ -92,6 +93,7 @@ class Layer(nn.Module):
     causal: whether self-attention hides later positions.
     tied_key_value: whether self-attention's keys are its values, too.
     experts: its competing feed-forward networks, in place of a single one.
+    convolution: width of the convolution before self-attention; 1 for none.
   """
 
   config: StackConfig
@@ -101,6 +103,7 @@ class Layer(nn.Module):
   causal: bool = False
   tied_key_value: bool = False
   experts: ExpertsConfig | None = None
+  convolution: int = 1
 
   def setup(self):
     """Makes the sub-layers and their frames."""
@@ -114,6 +117,8 @@ class Layer(nn.Module):
       tied_key_value=self.tied_key_value,
       **sizes,
     )
+    if self.convolution > 1:
+      self.mix = ShortConvolution(self.convolution, c.dim, dtype)
     frame = self.norm, c.dropout, dtype, c.norm_epsilon
     self.self_residual = Residual(*frame)
     if self.cross:
@@ -135,13 +140,15 @@ class Layer(nn.Module):
     memory: Float[Array, "batch keys embed"] | None = None,
     memory_mask: Bool[Array, "batch 1 1 keys"] | None = None,
     gates: Gates = UNGATED,
+    near: Bool[Array, "#batch time before"] | None = None,
     *,
     deterministic: bool = True,
     taps: Taps = OFF,
   ) -> Float[Array, "batch time embed"]:
     """The layer at every position; gates say how much of what it computes passes."""
+    read = self.self_residual.before(x)
     update = self.self_attention(
-      self.self_residual.before(x),
+      read if near is None else self.mix(read, near),
       mask=mask,
       bias=attention_bias(gates.logits),
       causal=self.causal,
@@ -162,7 +169,9 @@ class Layer(nn.Module):
 
   def empty_cache(self, batch: int, keys: int, memory: jax.Array | None = None) -> dict[str, Any]:
     """What decoding step by step keeps of this layer; see `Attention.empty_cache`."""
-    cache = {"self": self.self_attention.empty_cache(batch, keys)}
+    cache: dict[str, Any] = {"self": self.self_attention.empty_cache(batch, keys)}
+    if self.convolution > 1:
+      cache["mix"] = self.mix.empty_cache(batch, keys)
     return (
       cache if memory is None else {**cache, "cross": self.cross_attention.memory_cache(memory)}
     )
@@ -173,12 +182,17 @@ class Layer(nn.Module):
     cache: dict[str, Any],
     mask: Bool[Array, "#batch 1 #time time"] | None,
     gates: Gates = UNGATED,
+    near: Bool[Array, "#batch time before"] | None = None,
     *,
     taps: Taps = OFF,
   ) -> tuple[Float[Array, "batch time embed"], dict[str, Any]]:
     """The layer at the positions of a prompt, and the cache that holds them."""
+    read = self.self_residual.before(x)
+    if near is not None:
+      cache = {**cache, "mix": add_inputs(cache["mix"], read, 0)}
+      read = self.mix(read, near)
     update, own = self.self_attention.prefill(
-      self.self_residual.before(x),
+      read,
       cache["self"],
       mask=mask,
       bias=attention_bias(gates.logits),
@@ -199,6 +213,7 @@ class Layer(nn.Module):
     past: Bool[Array, "batch 1 #beams past"],
     memory_mask: Bool[Array, "batch 1 1 keys"] | None = None,
     gates: Gates = UNGATED,
+    near: Near | None = None,
     *,
     taps: Taps = OFF,
   ) -> tuple[Float[Array, "batch beams embed"], dict[str, Any]]:
@@ -208,8 +223,11 @@ class Layer(nn.Module):
       place = (jnp.int32(0), jnp.int32(0), start, jnp.int32(0))
       cache["gates"] = jax.lax.dynamic_update_slice(cache["gates"], gates.logits[:, None], place)
       bias = attention_bias(cache["gates"][:, 0])
+    read = self.self_residual.before(x)
+    if near is not None:
+      read, cache["mix"] = self.mix.step(read, cache["mix"], start, near)
     update, cache["self"] = self.self_attention.step_self(
-      self.self_residual.before(x), cache["self"], past, start, bias=bias, taps=taps.scope("self")
+      read, cache["self"], past, start, bias=bias, taps=taps.scope("self")
     )
     x = self.self_residual.after(x, modulate(update, gates.attention), True)
     if memory_mask is not None:

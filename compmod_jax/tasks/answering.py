@@ -202,7 +202,8 @@ class Answering(OfSplits):
   def text(self, batch: Batch, tokens: jax.Array) -> Text:
     """What the model is given."""
     config, segments = self.model.config, None
-    if batch["answer"].shape[1] > 1:  # the passage, and every question with its answer
+    if batch["answer"].shape[1] > 1 or config.convolution > 1:
+      # The passage, and every question with its answer, into which no convolution carries it over.
       mark = self.coder.special_ids[QUESTION]
       segments = jnp.cumsum(tokens == mark, axis=1, dtype=jnp.int32)
     if not isinstance(config, NemotConfig):

@@ -14,7 +14,7 @@ from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
 from compmod_jax.models.encoder import Encoder, EncoderConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.nemot_config import MODULATORY, OUTPUT
-from compmod_jax.models.stack_config import StackConfig
+from compmod_jax.models.stack_config import TextStackConfig
 from compmod_jax.models.text import Blocks, Text
 from compmod_jax.sites import OFF, Taps
 from compmod_jax.tasks import competing
@@ -146,7 +146,8 @@ def matching_decoder(config: NemotConfig, vocab: int) -> DecoderConfig:
     UserError: the two differ by more than 2 %.
   """
   wanted = parameters(config, vocab)
-  shared = {field.name for field in dataclasses.fields(StackConfig)} - {"compete", "expert_layers"}
+  fields = {field.name for field in dataclasses.fields(TextStackConfig)}
+  shared = fields - {"compete", "expert_layers"}
   found = DecoderConfig(
     **{name: getattr(config, name) for name in shared},
     decoder_layers=1,

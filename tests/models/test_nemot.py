@@ -45,6 +45,7 @@ OPTIONS = {
   },
   "first": {"read_after": 0, "gate_places": ("vanilla_0/logits", "vanilla_1/ffn")},
   "off": {"gate": "off"},
+  "convolved": {"convolution": 3, "read_after": 1},
 }
 CONFIGS = {name: dataclasses.replace(SMALL, **fields) for name, fields in OPTIONS.items()}
 ROWS, TIME = 3, 6
@@ -119,7 +120,7 @@ def test_in_encoder_mode_every_position_sees_the_whole_text_and_no_other(name):
   np.testing.assert_array_equal(dependence(name, (2, 1), causal=False), expected)
 
 
-@pytest.mark.parametrize("name", ["early"])
+@pytest.mark.parametrize("name", ["early", "convolved"])
 def test_documents_packed_into_a_row_do_not_see_each_other(name):
   segments = jnp.asarray([[1, 1, 1, 2, 2, 2]] * ROWS)
   expected = np.zeros((ROWS, TIME), bool)
@@ -140,7 +141,7 @@ def test_every_segment_goes_on_from_the_common_one_as_if_it_came_next(name):
   np.testing.assert_allclose(found[:, 4:], second[:, 2:], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["plain", "first"])
+@pytest.mark.parametrize("name", ["plain", "first", "convolved"])
 def test_a_packed_document_is_predicted_as_it_is_by_itself(name):
   module, params = model(name)
   given = text(module.config)
@@ -323,6 +324,22 @@ def test_decoding_step_by_step_equals_the_whole_text(name):
         expected[row, count : count + length],
         atol=2e-5,
       )
+
+
+def test_a_convolution_follows_hypotheses_that_change_places_and_stops_at_segments():
+  module, params = model("convolved")
+  aux = auxiliary(module.config, tasks=("mqa",) * ROWS)
+  segments = jnp.asarray([[0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1]])
+  prompt = Text(TOKENS[:, :4], aux, segments[:, :4])
+  steps = np.random.default_rng(2).integers(4, VOCAB, (ROWS, 2, 2))
+  cache = module.apply(params, prompt, "mqa", beams=2, length=2, method="prefill")
+  _, cache = module.apply(params, cache, jnp.asarray(steps[..., 0]), "mqa", method="step")
+  swapped = {**cache, "ancestry": cache["ancestry"][:, ::-1]}
+  logits, _ = module.apply(params, swapped, jnp.asarray(steps[..., 1]), "mqa", method="step")
+  for beam in range(2):
+    tokens = TOKENS.at[:, 4].set(steps[:, 1 - beam, 0]).at[:, 5].set(steps[:, beam, 1])
+    expected = module.apply(params, Text(tokens, aux, segments), [("mqa", ROWS)]).logits[:, 5]
+    np.testing.assert_allclose(logits[:, beam], expected, atol=2e-5)
 
 
 # Sizes.

@@ -91,13 +91,12 @@ def test_the_vanilla_head_is_read_wherever_an_answer_is_predicted(task, batch):
   assert np.take_along_axis(np.asarray(counted), places, axis=1).sum() == counted.sum()
 
 
-@pytest.mark.parametrize("kind", ["nemot", "decoder"])
+@pytest.mark.parametrize("kind", ["nemot", "convolved", "decoder"])
 def test_every_question_of_a_row_is_read_as_if_it_stood_alone(task, batch, kind):
-  model = (
-    MODEL
-    if kind == "nemot"
-    else DecoderConfig(decoder_layers=1, dim=16, heads=2, ffn_dim=16, max_length=160, dropout=0.0)
-  )
+  model = dataclasses.replace(MODEL, convolution=4 if kind == "convolved" else 1)
+  if kind == "decoder":
+    sizes = {"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 160}
+    model = DecoderConfig(decoder_layers=1, convolution=4, dropout=0.0, **sizes)
   task = Answering(task.config, model, task.tokenizer)
   params = nn.unbox(task.init(jax.random.key(2)))
   logits = task.forward(params, batch)

@@ -30,6 +30,7 @@ def using(mechanisms: set[str]) -> Experiment:
   base = load_config("configs/nemot_qa.py:worlds")
   model = dataclasses.replace(
     base.model,
+    heads=4,
     compete=("vanilla_self", "output_self") if "heads" in mechanisms else (),
     expert_layers=("vanilla",) if "experts" in mechanisms else (),
     experts=ExpertsConfig(count=4, matched=True),

@@ -14,7 +14,7 @@ import dataclasses
 from compmod_jax import errors
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.sets import DEVELOPMENT_SETS, QASet
-from compmod_jax.data.worlds import WorldsData
+from compmod_jax.data.worlds import FEW_KINDS, WorldsData
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.modulated import matching_decoder
@@ -42,7 +42,7 @@ def worlds() -> Experiment:
   return Experiment(
     name="NeMoT on worlds",
     task=AnsweringConfig(
-      data=Mixed(seeds=(WorldsData(train=240_000, asked=6),)),
+      data=Mixed(seeds=(WorldsData(train=240_000, asked=6, kinds=FEW_KINDS),)),
       tokenizer=dataclasses.replace(AnsweringConfig().tokenizer, vocab_size=600),
       length=192,
       answer_length=24,

@@ -214,8 +214,12 @@ def test_a_set_without_a_task_in_the_batch_does_not_move(made):
 
 @pytest.mark.parametrize(
   "model",
-  [MODEL, DecoderConfig(decoder_layers=1, tied=False, dim=16, heads=2, ffn_dim=16, max_length=128)],
-  ids=["nemot", "decoder"],
+  [
+    MODEL,
+    dataclasses.replace(MODEL, convolution=4),
+    DecoderConfig(decoder_layers=1, tied=False, dim=16, heads=2, ffn_dim=16, max_length=128),
+  ],
+  ids=["nemot", "convolved", "decoder"],
 )
 def test_generated_answers_are_the_most_probable_tokens(model, tokenizer):
   task = Answering(TINY, model, tokenizer)
@@ -232,7 +236,7 @@ def test_generated_answers_are_the_most_probable_tokens(model, tokenizer):
       padded[0, : len(ids)] = ids
       options = jnp.asarray([coded.options], jnp.int32)
       batch = {"tokens": jnp.asarray(padded), "index": jnp.zeros(1, jnp.int32), "options": options}
-      logits = forward(params, {**batch, "answer": options[:, 0], f"rows/{kind}": options[:, 0]})
+      logits = forward(params, {**batch, "answer": options[:, :1], f"rows/{kind}": options[:, 0]})
       best = logits[0, len(ids) - 1].at[tokenizer.pad].set(-jnp.inf)
       assert token == int(jnp.argmax(best))
       ids.append(token)

@@ -100,8 +100,9 @@ def test_every_question_of_a_row_is_read_as_if_it_stood_alone(task, batch, kind)
   task = Answering(task.config, model, task.tokenizer)
   params = nn.unbox(task.init(jax.random.key(2)))
   logits = task.forward(params, batch)
-  for row, questions in enumerate(asked_in(task, batch)):
-    starts = batch["answer"][row].tolist()
+  rows = asked_in(task, batch)
+  for row in (0, len(rows) - 1):  # one of each task
+    questions, starts = rows[row], batch["answer"][row].tolist()
     for question, start in zip(questions, starts, strict=False):
       alone = task.asked.batch([question])
       first, length = int(alone["answer"][0, 0]), alone["tokens"].shape[1]

@@ -8,32 +8,9 @@ from compmod_jax.data.worlds.lexicon import CLASSES
 from compmod_jax.data.worlds.plots import Plot, Stuck
 from compmod_jax.data.worlds.queries import Query, Value, evaluate, supporting, words_in
 from compmod_jax.data.worlds.relations import RELATIONS, matched, same
+from compmod_jax.data.worlds.repertoire import LISTS, Repertoire
 from compmod_jax.data.worlds.stories import Cast, Random, draw_cast, pick, several, tell
 from compmod_jax.data.worlds.world import Event, World
-
-_DEEP = ("place", "friend", "colour", "material", "giver", "possession")
-_SPANS = {
-  1: (*_DEEP, "holder", "occupant", "inside"),
-  2: (*_DEEP, "holder", "inside", "before"),
-  3: (*_DEEP, "before"),
-  4: (*_DEEP, "before"),
-}
-_TRUTHS = ("place", "holder", "friend", "colour", "material", "giver")
-_COUNTS = ("count things", "count persons", "count visited")
-_SENTENCES = ("sentence place", "sentence possession", "sentence holder")
-_LISTS = ("things", "persons", "visited")
-KINDS: dict[Format, dict[int, tuple[str, ...]]] = {
-  "multiple_choice": _SPANS,
-  "extractive": _SPANS,
-  "yes_no": {1: _TRUTHS, **dict.fromkeys((2, 3, 4), (*_TRUTHS, "same"))},
-  "abstractive": {
-    1: (*_COUNTS, *_SENTENCES * 2, *("describe",) * 6, *("told",) * 5),
-    2: (*_COUNTS, *_SENTENCES, "describe", "describe", *_LISTS, *("told",) * 4),
-    3: (*_COUNTS, *_SENTENCES[:2], "describe", "describe", *_LISTS, *("told",) * 4),
-    4: (*_SENTENCES[:2], "describe", "describe", "things"),
-  },
-}
-"""format -> number of facts -> kinds of questions, each as likely as it is often listed"""
 
 _TOPICS = {
   "person": ("holder", "friend", "giver", "occupant", "persons", "told"),
@@ -93,32 +70,35 @@ class Draft:
   options: tuple[str, ...] = ()
 
 
-def draw(random: Random, words: Cast, plan: Plan) -> Draft:
+def draw(random: Random, words: Cast, plan: Plan, repertoire: Repertoire) -> Draft:
   """A question as planned, with a story of its own.
 
   Args:
     random: draws from [0, 1).
     words: of every class, for stories to choose from.
     plan: what it should be like.
+    repertoire: what may be asked for.
   """
   while True:
-    kind = pick(random, KINDS[plan.format][plan.facts])
+    kind = pick(random, repertoire.asked(plan.format, plan.facts))
     for _ in range(_STORIES):
       try:
-        draft = _attempt(random, words, plan, kind)
+        draft = _attempt(random, words, plan, kind, repertoire)
       except Stuck:
         continue
       if draft is not None:
         return draft
 
 
-def _attempt(random: Random, words: Cast, plan: Plan, kind: str) -> Draft | None:
+def _attempt(
+  random: Random, words: Cast, plan: Plan, kind: str, repertoire: Repertoire
+) -> Draft | None:
   """A question of a kind, unless the rest of the story made it another one than was planned."""
   inner = kind.rpartition(" ")[2]
   low, high = plan.sentences
   count = low + int((high - low + 1) * random())
   cast = draw_cast(random, words, count)
-  plot = Plot(random, cast)
+  plot = Plot(random, cast, repertoire)
   query = _planned(plot, plan, inner)
   _add_decoys(plot, plan, query)
   count = max(count, len(plot.timed) + 1)
@@ -126,7 +106,8 @@ def _attempt(random: Random, words: Cast, plan: Plan, kind: str) -> Draft | None
     return None
   late = random() < _LATE
   topic = _TOPIC_OF[inner]
-  world = tell(random, cast, topic, count + (not plan.told), plot.events(), late=late)
+  count += not plan.told
+  world = tell(random, cast, topic, count, plot.events(), late=late, kinds=repertoire.events)
   if world is None:
     return None
   draft = finished(random, plan, kind, query, world)
@@ -139,7 +120,7 @@ def finished(random: Random, plan: Plan, kind: str, query: Query, world: World) 
   Args:
     random: draws from [0, 1).
     plan: what it should be like; whether the story holds the answer is left to the caller.
-    kind: of question, one of `KINDS`.
+    kind: of question, one of `repertoire.KINDS`.
     query: what is asked for, without what the kind puts around it (count, sentence).
     world: after all events of the story.
   """
@@ -174,7 +155,7 @@ def _add_decoys(plot: Plot, plan: Plan, query: Query) -> None:
   kind = query[0]
   if kind == "describe":
     plot.rival()
-  elif kind in (*_LISTS, "told"):
+  elif kind in (*LISTS, "told"):
     plot.decoys(_TOPIC_OF[kind], 2)
   elif kind in _TOPIC_OF and kind != "same":
     topic = _TOPIC_OF[kind]
@@ -190,8 +171,8 @@ def _asked(
   value = evaluate(query, world)
   if value is None:
     return None
-  if query[0] in _LISTS:
-    least = 2 if kind in _LISTS else 1
+  if query[0] in LISTS:
+    least = 2 if kind in LISTS else 1
     return (query, ()) if least <= len(value) <= _LONGEST_LIST else None
   if query[0] in ("equal", "same", "describe", "told"):
     return query, ()

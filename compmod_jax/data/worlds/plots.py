@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from compmod_jax.data.worlds.queries import Query
+from compmod_jax.data.worlds.repertoire import Repertoire
 from compmod_jax.data.worlds.stories import Cast, Random, pick
 from compmod_jax.data.worlds.world import Event
 
@@ -27,11 +28,13 @@ class Plot:
   Args:
     random: draws from [0, 1).
     cast: of the story.
+    repertoire: what may be asked for.
   """
 
-  def __init__(self, random: Random, cast: Cast):
+  def __init__(self, random: Random, cast: Cast, repertoire: Repertoire):
     self.random = random
     self.cast = cast
+    self.repertoire = repertoire
     self.free = {kind: list(words) for kind, words in cast._asdict().items()}
     self.timed: list[tuple[float, Event]] = []
 
@@ -71,14 +74,17 @@ class Plot:
     if facts == 0:
       return person, ("is", person)
     way = self.random()
-    if way < 0.6 or facts > 2:  # a thing that they have takes no more than one
+    can = self.repertoire.describes
+    if (way < 0.6 or facts > 2) and can("friend"):  # a thing that they have takes no more than one
       other, described = self.person(facts - 1)
       self.happen(("friend", other, person))
       return person, ("friend", described)
-    if way < 0.7 and facts == 1:
+    if way < 0.7 and facts == 1 and can("occupant"):
       place = self.new("place")
       self.happen(("go", person, place))
       return person, ("occupant", ("is", place))
+    if facts > 2 or not can("holder"):
+      raise Stuck
     thing, described = self.thing(facts - 1, HELD)
     self.happen(self.getting(person, thing))
     return person, ("holder", described)
@@ -97,7 +103,8 @@ class Plot:
     thing = self.new("thing")
     if facts == 0:
       return thing, ("is", thing)
-    fitting = [way for way in ways if facts <= _MOST[way]]
+    can = self.repertoire.describes
+    fitting = [way for way in ways if facts <= _MOST[way] and can(way)]
     if not fitting:
       raise Stuck
     way = pick(self.random, fitting)
@@ -117,17 +124,20 @@ class Plot:
   def getting(self, person: str, thing: str) -> Event:
     """The person takes the thing or gets it from someone."""
     others = [other for other in self.free["person"] if other != person]
-    if others and self.random() < 0.4:
+    if others and "pass" in self.repertoire.events and self.random() < 0.4:
       return "pass", pick(self.random, others), person, thing
     return "take", person, thing
 
   def put(self, thing: str, place: str, facts: int) -> None:
     """The thing comes to be in a place, by one event or two."""
+    happens = self.repertoire.events
     if facts == 1:
+      if "leave" not in happens:
+        raise Stuck
       self.happen(("leave", thing, place))
       return
     person = self.new("person")
-    if self.random() < 0.35:
+    if "drop" in happens and self.random() < 0.35:
       self.happen(("go", person, place), ("drop", person, thing))
     else:
       self.happen(("go", person, place))
@@ -154,7 +164,7 @@ class Plot:
         self.happen(("take", self.anyone(), word))
       elif kind != "place":
         self.happen((kind, self.new("thing"), word))
-      elif self.random() < 0.25 and self.free["thing"]:
+      elif "leave" in self.repertoire.events and self.random() < 0.25 and self.free["thing"]:
         self.happen(("leave", self.new("thing"), word))
       else:
         self.happen(("go", self.anyone(), word))

@@ -21,6 +21,7 @@ from compmod_jax.data.worlds.lexicon import (
   PLACES,
   THINGS,
 )
+from compmod_jax.data.worlds.repertoire import ALL, Repertoire
 from compmod_jax.data.worlds.stories import Cast, Random, pick
 from compmod_jax.data.worlds.world import Event
 from compmod_jax.errors import check, check_choice
@@ -60,7 +61,7 @@ class WorldsData:
 
   Annotations (`Question.info`): `facts`, their number, where there is no answer the number that it
   would need; `supporting`, the numbers of their sentences in the passage, from 0 (empty without an
-  answer); `question_kind`, what is asked for, one of `drafts.KINDS`.
+  answer); `question_kind`, what is asked for, one of `repertoire.KINDS`.
   """
 
   train: int = 100_000
@@ -82,6 +83,9 @@ class WorldsData:
   sooner"""
   ways: int = 1
   """ways to tell an event and to put a question, at most"""
+  kinds: tuple[str, ...] = ()
+  """kinds of questions, of `repertoire.ALL`; none: all. Nothing happens in stories, and nothing is
+  described, but what they are about"""
   asked: int = 1
   """training: questions on each story, one after another; those after the first are answered by any
   sentences of it"""
@@ -99,6 +103,14 @@ class WorldsData:
       self.words >= _FEWEST,
       f"words is {self.words}; long stories have {_FEWEST} of a class: give {_FEWEST} or more.",
     )
+    for kind in self.kinds:
+      check_choice("kinds", kind, ALL)
+    lacking = self._repertoire.lacking(FACTS + 1)
+    check(
+      not lacking,
+      f"kinds is {self.kinds}, which leaves nothing to ask for in {lacking[:1]} (format, facts);"
+      " add one that worlds.repertoire.KINDS has there.",
+    )
     for field in ("ways", "asked"):
       value = getattr(self, field)
       check(value >= 1, f"{field} is {value}; give 1 or more.")
@@ -107,6 +119,10 @@ class WorldsData:
       f"shortest is {self.shortest}; it must be from 3 to longest, which is {self.longest}: change"
       " either.",
     )
+
+  @property
+  def _repertoire(self) -> Repertoire:
+    return _repertoire(self.kinds)
 
   def splits(self) -> tuple[str, ...]:
     """Names for `load`."""
@@ -123,10 +139,11 @@ class WorldsData:
 
   def describe(self) -> str:
     """What the data are, in a sentence."""
+    kinds = f", {len(self.kinds)} of {len(ALL)} kinds" if self.kinds else ""
     return (
       f"Questions about simulated worlds in four formats, of 1 to {FACTS} facts, stories of"
-      f" {self.shortest} to {self.longest} sentences: {self.train:,} for training, {self.valid:,}"
-      f" for validation, {self.test:,} for tests and {self.shifted:,} in each of"
+      f" {self.shortest} to {self.longest} sentences{kinds}: {self.train:,} for training,"
+      f" {self.valid:,} for validation, {self.test:,} for tests and {self.shifted:,} in each of"
       f" {', '.join(SPLITS[3:])} (seed {self.seed})."
     )
 
@@ -179,7 +196,7 @@ class WorldsData:
     )
     for facts in dict.fromkeys((plan.facts, 2, 1)):
       plan = dataclasses.replace(plan, facts=facts)
-      draft = draw_further(draws, plan, first.events)
+      draft = draw_further(draws, plan, first.events, self._repertoire)
       if draft is not None and draft.query not in before:
         sentences = re.findall(r"[^. ][^.]*\.", question.passage)
         return _question(draws, plan, draft, sentences, self.ways), draft
@@ -198,7 +215,7 @@ class WorldsData:
     lists = (names, PLACES, THINGS, COLOURS, MATERIALS)
     words = Cast(*(of_class[: self.words] for of_class in lists))
     while True:
-      draft = draw(draws, words, plan)
+      draft = draw(draws, words, plan, self._repertoire)
       sentences = _passage(draws, split, draft.events, self.ways)
       if sentences is not None:
         return _question(draws, plan, draft, sentences, self.ways), draft
@@ -216,6 +233,11 @@ class WorldsData:
       right=turn % 2 == 0,
       told=format != "extractive" or turn % UNTOLD > 0,
     )
+
+
+@functools.cache
+def _repertoire(kinds: tuple[str, ...]) -> Repertoire:
+  return Repertoire(kinds or ALL)
 
 
 @functools.lru_cache(maxsize=8)

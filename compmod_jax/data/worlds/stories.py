@@ -1,6 +1,6 @@
 """Stories: a cast, and events that could happen one after the other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from compmod_jax.data.worlds.world import NOBODY, Event, World
@@ -63,7 +63,14 @@ def draw_cast(random: Random, words: Cast, count: int) -> Cast:
 
 
 def tell(
-  random: Random, cast: Cast, topic: str, count: int, planned: Sequence[Event], *, late: bool
+  random: Random,
+  cast: Cast,
+  topic: str,
+  count: int,
+  planned: Sequence[Event],
+  *,
+  late: bool,
+  kinds: Container[str],
 ) -> World | None:
   """A story of so many events, the planned ones among others that are drawn.
 
@@ -74,13 +81,14 @@ def tell(
     count: number of events, more than are planned.
     planned: events that happen in this order, at any time; no others tell the same before them.
     late: whether the last event may be a planned one.
+    kinds: of events that may happen besides.
 
   Returns:
     The world at the end, with its events; None if a planned one did not fit in.
   """
   events: list[Event] = []
   world = World(events)
-  kinds = _KINDS[topic]
+  likely = [kind for kind in _KINDS[topic] if kind in kinds]
   reserved = {(_STATE.get(event[0]), event[_THEME.get(event[0], 1)]) for event in planned}
   rest = len(planned)
   early = not late
@@ -93,7 +101,7 @@ def tell(
     else:
       event = None
       while event is None:
-        event = _PROPOSALS[pick(random, kinds)](random, cast, world, reserved)
+        event = _PROPOSALS[pick(random, likely)](random, cast, world, reserved)
     events.append(event)
     world.happen(event)
   return world

@@ -209,6 +209,11 @@ def test_the_description_names_sizes_and_seed():
     (lambda: WorldsData(words=7), "words is 7"),
     (lambda: WorldsData(ways=0), "ways is 0"),
     (lambda: WorldsData(asked=0), "asked is 0"),
+    (lambda: WorldsData(kinds=("where",)), "kinds is 'where'"),
+    (
+      lambda: WorldsData(kinds=("place", "told")),
+      "to ask for in .*'abstractive', 4",
+    ),
     (lambda: WorldsData(longest=17), "longest is 17"),
     (lambda: WorldsData().load("dev"), "split is 'dev'"),
     (lambda: WorldsData().question("dev", 0), "split is 'dev'"),

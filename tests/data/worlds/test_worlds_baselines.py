@@ -3,16 +3,17 @@
 import pytest
 
 from compmod_jax.data.qa.baselines import scores
-from compmod_jax.data.worlds import CLASSES, WorldsData
+from compmod_jax.data.worlds import CLASSES, FEW_KINDS, WorldsData
 
 POINTS = 0.05  # that a baseline may have above chance
 BLIND = ("majority", "question only", "last sentence")
 
 
-@pytest.fixture(scope="module")
-def found():
+@pytest.fixture(scope="module", params=["all", "few"])
+def found(request):
   """Enough test questions for a standard error below 1.2 points; the draw is always the same."""
-  data = WorldsData(train=20_000, test=7_200)
+  kinds = FEW_KINDS if request.param == "few" else ()
+  data = WorldsData(train=20_000, test=7_200, kinds=kinds)
   made = scores(data.load("train").items[:], data.load("test").items[:], CLASSES)  # type: ignore
   return {(score.baseline, score.format): score for score in made}
 

@@ -1,0 +1,42 @@
+"""Worlds in which few kinds of questions are asked."""
+
+import re
+
+import pytest
+
+from compmod_jax.data.worlds import FEW_KINDS, WorldsData
+from compmod_jax.data.worlds.repertoire import ALL, KINDS, Repertoire
+
+
+@pytest.fixture(scope="module")
+def drawn():
+  data = WorldsData(train=1_200, valid=1, test=1, shifted=120, asked=4, kinds=FEW_KINDS)
+  return [data.drawn(split, i) for split in ("train", "facts") for i in range(data.size(split))]
+
+
+def test_all_of_them_are_asked_and_no_others(drawn):
+  assert {question.info["question_kind"] for question, _ in drawn} == set(FEW_KINDS)
+
+
+def test_nothing_happens_but_what_they_are_about(drawn):
+  events = {event[0] for _, draft in drawn for event in draft.events}
+  assert events == {"go", "take", "friend", "colour"}
+
+
+def test_nothing_is_described_by_what_is_not_asked_for(drawn):
+  other = re.compile("made of|the thing in|the person in")
+  assert not any(other.search(question.question) for question, _ in drawn)
+  for way in ("thing carried by", "best friend of the person who has", "the [a-z]+ thing"):
+    assert any(re.search(way, question.question) for question, _ in drawn)
+
+
+def test_without_a_choice_all_kinds_are_asked():
+  all_of_them = Repertoire()
+  for format, by_facts in KINDS.items():
+    for facts, kinds in by_facts.items():
+      assert all_of_them.asked(format, facts) == kinds
+  assert WorldsData().question("test", 0) == WorldsData(kinds=ALL).question("test", 0)
+
+
+def test_the_description_says_how_many_kinds_there_are():
+  assert "8 sentences, 8 of 22 kinds:" in WorldsData(kinds=FEW_KINDS).describe()

@@ -38,7 +38,7 @@ class ShortConvolution(nn.Module):
 
   .. math:: y_t = x_t + \sum_{k=1}^{w-1} a_k \odot x_{t-k}
 
-  Positions that are no neighbours count as zeros. So that keys tell what stands around them, which
+  Positions that are no neighbours count as zeros. Keys then tell what stands around them, which
   attention otherwise has to find out in a layer of its own.
 
   Attributes:

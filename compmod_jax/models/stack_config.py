@@ -194,8 +194,8 @@ class TextStackConfig(StackConfig):
   """What models over whole texts have besides."""
 
   convolution: int = 1
-  """Width of a causal convolution of each channel by itself before self-attention; 1: none. With
-  one that spans a sentence, lookups are learned from far fewer examples."""
+  """Width of a causal convolution of each channel by itself before self-attention, so that a key
+  tells what stands before it; 1: none."""
 
   def __post_init__(self):
     super().__post_init__()

@@ -11,6 +11,7 @@ from compmod_jax.data.worlds.relations import RELATIONS, matched, same
 from compmod_jax.data.worlds.repertoire import LISTS, Repertoire
 from compmod_jax.data.worlds.stories import Cast, Random, draw_cast, pick, several, tell
 from compmod_jax.data.worlds.world import Event, World
+from compmod_jax.errors import UserError
 
 _TOPICS = {
   "person": ("holder", "friend", "giver", "occupant", "persons", "told"),
@@ -21,6 +22,7 @@ _TOPICS = {
 }
 _TOPIC_OF = {kind: topic for topic, kinds in _TOPICS.items() for kind in kinds}
 
+_ROUNDS = 100  # in which a kind of question is drawn
 _STORIES = 40  # that a kind of question is tried on before another one is drawn
 _CHOICES = 4  # words that could be the answer, which is one of them, if not for the story
 _LONGEST_LIST = 3
@@ -78,8 +80,11 @@ def draw(random: Random, words: Cast, plan: Plan, repertoire: Repertoire) -> Dra
     words: of every class, for stories to choose from.
     plan: what it should be like.
     repertoire: what may be asked for.
+
+  Raises:
+    UserError: there is hardly any such question, as few kinds may be asked for.
   """
-  while True:
+  for _ in range(_ROUNDS):
     kind = pick(random, repertoire.asked(plan.format, plan.facts))
     for _ in range(_STORIES):
       try:
@@ -88,6 +93,11 @@ def draw(random: Random, words: Cast, plan: Plan, repertoire: Repertoire) -> Dra
         continue
       if draft is not None:
         return draft
+  raise UserError(
+    f"kinds is {repertoire.kinds}; a question needs {plan.facts} of their facts in {plan.format}"
+    f" format, and in {_ROUNDS * _STORIES:,} stories there was none. Add kinds, so that more"
+    " can happen and be described by it, such as place, friend and holder."
+  )
 
 
 def _attempt(

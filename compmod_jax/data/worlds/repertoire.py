@@ -35,7 +35,7 @@ FEW_KINDS = (
   *("place", "friend", "colour", "possession", "holder"),
   *("told", "sentence holder", "sentence possession"),
 )
-"""The kinds that small models learn first: lookups, and what is put together from them."""
+"""A small world to begin with: lookups of four kinds of facts, and what is put together of them."""
 
 _EVENTS = {
   "place": ("go",),

@@ -84,8 +84,8 @@ class WorldsData:
   ways: int = 1
   """ways to tell an event and to put a question, at most"""
   kinds: tuple[str, ...] = ()
-  """kinds of questions, of `repertoire.ALL`; none: all. Nothing happens in stories, and nothing is
-  described, but what they are about"""
+  """kinds of questions, of `repertoire.ALL`; none: all. Stories tell what they are about alone, and
+  who took what; questions describe persons and things by nothing else"""
   asked: int = 1
   """training: questions on each story, one after another; those after the first are answered by any
   sentences of it"""

@@ -25,6 +25,7 @@ _MORE = {
   "colour": {"colour": 4, "take": 2},
   "material": {"material": 4, "take": 2},
 }
+_TRIES = 200  # to find something that can happen
 _KINDS = {
   topic: tuple(kind for kind, share in _SHARES.items() for _ in range(share + more.get(kind, 0)))
   for topic, more in _MORE.items()
@@ -84,7 +85,8 @@ def tell(
     kinds: of events that may happen besides.
 
   Returns:
-    The world at the end, with its events; None if a planned one did not fit in.
+    The world at the end, with its events; None if a planned one did not fit in, or nothing else
+    could happen any more.
   """
   events: list[Event] = []
   world = World(events)
@@ -99,12 +101,23 @@ def tell(
       if event[0] == "go" and world.place.get(event[1]) == event[2]:
         return None
     else:
-      event = None
-      while event is None:
-        event = _PROPOSALS[pick(random, likely)](random, cast, world, reserved)
+      event = _proposed(random, cast, world, reserved, likely)
+      if event is None:
+        return None
     events.append(event)
     world.happen(event)
   return world
+
+
+def _proposed(
+  random: Random, cast: Cast, world: World, reserved: "_Reserved", likely: Sequence[str]
+) -> Event | None:
+  """An event that can happen now; None if none was found soon."""
+  for _ in range(_TRIES):
+    event = _PROPOSALS[pick(random, likely)](random, cast, world, reserved)
+    if event is not None:
+      return event
+  return None
 
 
 # What of the world an event tells: a table, and which of its words it is looked up by.

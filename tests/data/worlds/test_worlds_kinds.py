@@ -6,6 +6,7 @@ import pytest
 
 from compmod_jax.data.worlds import FEW_KINDS, WorldsData
 from compmod_jax.data.worlds.repertoire import ALL, KINDS, Repertoire
+from compmod_jax.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,20 @@ def test_nothing_is_described_by_what_is_not_asked_for(drawn):
   assert not any(other.search(question.question) for question, _ in drawn)
   for way in ("thing carried by", "best friend of the person who has", "the [a-z]+ thing"):
     assert any(re.search(way, question.question) for question, _ in drawn)
+
+
+def test_kinds_that_describe_nothing_are_told():
+  data = WorldsData(kinds=("place", "sentence place"))
+  assert data.question("test", 0).info["facts"] == 1
+  with pytest.raises(UserError, match=r"needs 3 of their facts in .* none\. Add kinds, so that"):
+    data.question("test", 8)
+
+
+def test_kinds_of_which_too_little_can_happen_are_told():
+  kinds = ("colour", "holder", "possession", "sentence holder", "sentence possession")
+  data = WorldsData(kinds=kinds, longest=16, test=24, shifted=24)
+  with pytest.raises(UserError, match=r"needs 1 of their facts in .* none\. Add kinds, so that"):
+    data.load("length").items[:4]
 
 
 def test_without_a_choice_all_kinds_are_asked():

@@ -14,7 +14,7 @@ from compmod_jax.data.qa.coded import Coder
 from compmod_jax.data.qa.unified import QUESTION
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.losses import Term, cross_entropy
+from compmod_jax.losses import Term, cross_entropy, token_nll
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import OUTPUT, NemotConfig
 from compmod_jax.models.text import Text, TextOutput
@@ -293,6 +293,18 @@ class Answering(OfSplits):
       real = real & ~self._in_options(batch, tokens[:, :-1])
     return answer, real
 
+  def _shares(self, batch: Batch, answer: jax.Array) -> jax.Array:
+    """How much every token counts in the loss on answers, float [batch, time]."""
+    share = answer.astype(jnp.float32)
+    if self.config.answer_mean == "token":
+      return share
+    starts, places = jnp.asarray(batch["answer"]), jnp.arange(1, answer.shape[1] + 1)
+    begun = places[None, :, None] >= starts[:, None]
+    number = jnp.sum(begun & (starts > 0)[:, None], axis=-1)
+    mine = number[..., None] == jnp.arange(1, starts.shape[1] + 1)[None, None]
+    lengths = jnp.sum(share[..., None] * mine, axis=1, keepdims=True)
+    return share / jnp.maximum(jnp.sum(mine * lengths, axis=-1), 1)
+
   def _answer_positions(self, answer: jax.Array) -> jax.Array:
     """Distinct positions [rows, places] among which are all that predict answers."""
     most = min(self.asked.longest_answer, answer.shape[1])
@@ -316,17 +328,15 @@ class Answering(OfSplits):
       return self.rows(site, batch)
 
     terms, found = competing.read(config, taps, rows)
-    losses = {
-      "answer": cross_entropy(out.logits, labels, answer),
-      "sequence": cross_entropy(out.logits, labels, whole),
-    }
+    nll, share = token_nll(out.logits, labels), self._shares(batch, answer)
+    losses = {"answer": (nll, share), "sequence": (nll, whole.astype(jnp.float32))}
     if places is not None and out.vanilla is not None:
-      own = (jnp.take_along_axis(values, places, axis=1) for values in (labels, answer))
-      losses["vanilla"] = cross_entropy(out.vanilla, *own)
-    for name, one in losses.items():
+      own, shares = (jnp.take_along_axis(values, places, axis=1) for values in (labels, share))
+      losses["vanilla"] = token_nll(out.vanilla, own), shares
+    for name, (values, shares) in losses.items():
       if name in wanted:
-        terms[name] = Term(one.nll, one.count, weight=wanted[name])
-    one = losses["answer"]
+        terms[name] = Term(jnp.sum(values * shares), jnp.sum(shares), weight=wanted[name])
+    one = cross_entropy(out.logits, labels, answer)
     found |= {"nll": (one.nll, one.count), "accuracy": (one.correct, one.count)}
     return terms, carry, found | modulated.gate_health(config, taps, rows)
 

@@ -44,6 +44,9 @@ class AnsweringConfig:
   have to have the questions of a passage one after another."""
   buckets: int = 3
   """Padded lengths, at most; each is a shape to compile."""
+  answer_mean: Literal["token", "question"] = "token"
+  """What the loss on answers is a mean over: tokens, or questions, whose answers then weigh the same
+  whatever their length."""
   answer_weight: float = 1.0
   """Weight of the loss on the answer: on the label alone in multiple choice."""
   sequence_weight: float = 0.2
@@ -80,6 +83,7 @@ class AnsweringConfig:
       " question and answer together; raise task.length.",
     )
     errors.check_choice("task.truncate", self.truncate, ("start", "end"))
+    errors.check_choice("task.answer_mean", self.answer_mean, ("token", "question"))
     errors.check(
       0 < self.small_share < 1,
       f"task.small_share is {self.small_share}; it must lie between 0 and 1.",

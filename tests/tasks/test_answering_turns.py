@@ -127,6 +127,23 @@ def test_the_losses_are_means_over_the_answers_of_all_questions(task, params, ba
   assert terms["answer"].count == terms["vanilla"].count == counted.sum()
 
 
+def test_a_mean_over_questions_weighs_answers_alike_whatever_their_length(task, params, batch):
+  each = Answering(dataclasses.replace(task.config, answer_mean="question"), MODEL, task.tokenizer)
+  terms, _, _ = each.loss(params, (), batch, STILL)
+  log = np.asarray(jax.nn.log_softmax(task.forward(params, batch)))
+  labels, means = np.asarray(batch["tokens"])[:, 1:], []
+  tasks = [name for name, count in blocks_of(batch) for _ in range(count)]
+  for row, (name, starts) in enumerate(zip(tasks, np.asarray(batch["answer"]), strict=True)):
+    for start in starts[starts > 0] - 1:
+      length = 1 + labels[row, start:].tolist().index(task.tokenizer.eos)
+      places = range(start, start + (1 if name == "mqa" else length))
+      means.append(-np.mean([log[row, place, labels[row, place]] for place in places]))
+  assert len(means) > len(tasks)
+  np.testing.assert_allclose(terms["answer"].value(), np.mean(means), rtol=1e-5)
+  for term in (terms["answer"], terms["vanilla"]):
+    np.testing.assert_allclose(term.count, len(means), rtol=1e-5)
+
+
 def test_questions_share_a_row_only_if_task_and_passage_are_the_same_and_they_fit(task):
   def ask(text: str, passage: str, choice: bool = False) -> Question:
     if choice:

@@ -1,0 +1,381 @@
+"""The scripts for TPUs, run against a stand-in for gcloud whose workers are processes here."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cloud import ROOT, TRAIN, Cloud, make_repository
+
+SCRIPTS = ["create", "setup", "launch", "status", "logs", "stop", "resume", "fetch", "delete"]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+  return make_repository(tmp_path_factory.mktemp("repository"))
+
+
+@pytest.fixture
+def cloud(tmp_path, repository) -> Iterator[Cloud]:
+  cloud = Cloud(tmp_path / "cloud", repository)
+  yield cloud
+  cloud.close()
+
+
+@pytest.fixture
+def one_worker(tmp_path, repository) -> Iterator[Cloud]:
+  cloud = Cloud(tmp_path / "cloud", repository, workers=1)
+  cloud.settings["SHARED"] = ""
+  yield cloud
+  cloud.close()
+
+
+def revision(cloud: Cloud) -> str:
+  return git(cloud.repository, "rev-parse", "HEAD")
+
+
+def git(folder: Path, *arguments: str) -> str:
+  command = ["git", "-C", str(folder), *arguments]
+  return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_run_survives_a_preemption_and_its_results_are_fetched(cloud):
+  cloud.set(created=["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"])
+  said = cloud.run("create", "--spot")
+  assert "asking for v5litepod-16 (spot) with v2-alpha-tpuv5-lite" in said
+  assert "PROVISIONING" in said
+  cloud.run("setup")
+  cloud.run("launch", *TRAIN)
+  cloud.wait_for_step(3)
+  for number in (0, 1):
+    assert cloud.trained(number) == [
+      "-m train.main --multihost --config configs/nmt_cah.py"
+      f" --workdir {cloud.worker(number)}/compmod/shared/nmt"
+    ]
+    assert (cloud.worker(number) / "compmod/installed").read_text().strip() == revision(cloud)
+  assert cloud.run("status", status=75).count("running") == 2
+
+  cloud.preempt()
+  assert "PREEMPTED" in cloud.run("status", status=69)
+  assert "tpu/resume.sh" in cloud.run("launch", *TRAIN, status=2)
+  assert "tpu/resume.sh" in cloud.run("create", status=2)
+  assert "add --yes" in cloud.run("resume", *TRAIN, status=2)
+  assert not cloud.calls("delete")
+
+  cloud.finish()
+  cloud.run("resume", "--spot", "--yes", *TRAIN)
+  assert cloud.wait_for_end() == 0
+  log = cloud.run("logs")
+  assert int(re.findall(r"continuing from step (\d+)", log)[0]) >= 3
+  assert "finished at step" in log
+  assert cloud.run("status").count("exit status 0") == 2
+  verbs = [call[3] for call in cloud.calls("queued-resources") if call[3] != "describe"]
+  assert verbs == ["create", "delete", "create"]
+
+  cloud.run("fetch", "--to", "here")
+  assert int((cloud.folder / "here/nmt/step").read_text()) >= 3
+  logs = sorted((cloud.folder / "here/nmt/logs").iterdir())
+  assert [path.name for path in logs] == ["worker_0.log", "worker_1.log"]
+  cloud.run("delete", "--yes")
+  assert "nothing to delete" in cloud.run("delete", "--yes")
+  # What is in a bucket can be had without the TPU.
+  cloud.run("fetch", "--to", "there")
+  assert (cloud.folder / "there/nmt/step").exists()
+
+
+def test_one_command_watches_a_run_over_a_preemption_until_it_has_finished(cloud):
+  with cloud.begin("resume", "--watch", "--yes", *TRAIN) as watching:
+    cloud.wait_for_step(3)
+    cloud.preempt()
+    cloud.wait(lambda: len(cloud.calls("queued-resources", "create")) == 2)
+    cloud.finish()
+    said, _ = watching.communicate(timeout=300)
+  assert watching.returncode == 0, said
+  assert "nmt has finished" in said
+  assert len(cloud.calls("queued-resources", "create")) == 2
+
+
+def test_watching_launches_again_where_only_a_process_was_lost(cloud):
+  cloud.finish()
+  said = cloud.run("resume", "--watch", *TRAIN, "--config.fail_once=3")
+  assert "nmt has finished" in said
+  assert len(cloud.trained()) == len(cloud.trained(1)) == 2
+  assert len(cloud.calls("queued-resources", "create")) == 1
+
+
+def test_a_run_that_ends_by_itself_is_not_launched_again_and_its_status_is_found(cloud):
+  cloud.start(*TRAIN, "--config.fail=2")
+  assert cloud.wait_for_end() == 2
+  assert cloud.run("status", status=2).count("exit status 2") == 2
+  said = cloud.run("resume", "--watch", *TRAIN, "--config.fail=2", status=2)
+  assert "not launched again" in said
+  assert len(cloud.trained()) == 2  # once by us, once when resuming was asked for
+
+
+def test_every_script_run_twice_does_no_harm_and_says_what_it_found(cloud):
+  cloud.run("create")
+  assert "found queued resource my-tpu in us-west4-a: ACTIVE" in cloud.run("create")
+  assert len(cloud.calls("queued-resources", "create")) == 1
+  cloud.run("setup")
+  assert cloud.run("setup").count("is installed already") == 2
+  assert len((cloud.worker() / "made").read_text().splitlines()) == 1
+  assert len((cloud.worker() / "mounted").read_text().splitlines()) == 1
+  cloud.run("launch", *TRAIN)
+  assert "is training already on all 2 worker(s)" in cloud.run("launch", *TRAIN)
+  cloud.run("resume", *TRAIN)
+  cloud.finish()
+  assert cloud.wait_for_end() == 0
+  assert cloud.run("launch", *TRAIN).count("has finished; not launched again") == 2
+  assert len(cloud.trained()) == len(cloud.trained(1)) == 1
+  cloud.run("fetch")
+  before = sorted(cloud.folder.glob("runs/**/*"))
+  cloud.run("fetch")
+  assert sorted(cloud.folder.glob("runs/**/*")) == before
+  assert cloud.run("stop").count("exit status 0") == 2
+
+
+def test_a_launch_on_a_worker_that_trains_already_starts_nothing(one_worker):
+  one_worker.start(*TRAIN)
+  again = "bash compmod/worker.sh launch nmt '' --config other"
+  command = ["compute", "tpus", "tpu-vm", "ssh", "my-tpu", f"--command={again}", "--zone=z"]
+  path = ROOT / "tests/tpu/stub/gcloud"
+  done = subprocess.run(
+    [path, *command], env=one_worker.environment(), capture_output=True, text=True, check=True
+  )
+  assert "is training already" in done.stdout
+  one_worker.wait_for_step(1)
+  assert len(one_worker.trained()) == 1
+
+
+def test_a_run_that_is_stopped_saves_and_is_continued_by_launching_again(cloud):
+  cloud.start()
+  cloud.wait_for_step(2)
+  assert cloud.run("stop").count("is told to end; it saves first") == 2
+  assert cloud.wait_for_end() == 143
+  assert cloud.run("status", status=143).count("stopped") == 2
+  cloud.finish()
+  cloud.run("launch", *TRAIN)
+  assert cloud.wait_for_end() == 0
+  log = cloud.run("logs", "--worker", "all")
+  assert log.count("t1v-n-0a1b2c3d-w-0: saved") == log.count("t1v-n-0a1b2c3d-w-1: saved") == 1
+  assert int(re.findall(r"w-0: continuing from step (\d+)", log)[1]) >= 2
+
+
+def test_following_a_log_ends_with_the_run(one_worker):
+  one_worker.start()
+  one_worker.wait_for_step(1)
+  with one_worker.begin("logs", "--follow") as following:
+    assert following.stdout is not None
+    following.stdout.readline()
+    one_worker.finish()
+    said, _ = following.communicate(timeout=300)
+  assert "finished at step" in said
+  assert following.returncode == 0
+
+
+def test_where_some_workers_train_and_some_do_not_nothing_is_launched(cloud):
+  cloud.start(*TRAIN)
+  cloud.wait(lambda: cloud.trained(1))
+  pid = int((cloud.worker(1) / "compmod/jobs/nmt/pid").read_text())
+  os.kill(pid, 9)
+  cloud.wait((cloud.worker(1) / "compmod/jobs/nmt/status").exists)
+  said = cloud.run("launch", *TRAIN, status=1)
+  assert "w-0 nmt: running" in said
+  assert "w-1 nmt: exit status 137" in said
+  assert len(cloud.trained(1)) == 1
+
+
+def test_setting_up_changes_nothing_while_a_run_is_training(one_worker):
+  one_worker.start(*TRAIN)
+  said = one_worker.run("setup", "--revision", "HEAD~1", status=1)
+  assert "nmt is training; nothing was changed" in said
+  assert (one_worker.worker() / "compmod/installed").read_text().strip() == revision(one_worker)
+
+
+def test_the_commit_asked_for_is_installed_with_the_commands_of_the_makefile(one_worker):
+  one_worker.run("create")
+  said = one_worker.run("setup", "--git", str(one_worker.repository))
+  assert "lost with it if it is preempted" in said
+  code = one_worker.worker() / "compmod/code"
+  assert git(code, "rev-parse", "HEAD") == revision(one_worker)
+  assert not git(code, "status", "--porcelain")
+  made = (one_worker.worker() / "made").read_text().split()
+  # The real make knows the target that the stand-in was asked for.
+  command = ["make", "--dry-run", "--always-make", *made]
+  done = subprocess.run(command, cwd=code.parent, capture_output=True, text=True, check=True)
+  assert "pip install" in done.stdout
+  assert "--editable ." in done.stdout
+  assert "jax[tpu]" in (one_worker.worker() / "pip").read_text()
+
+
+def test_a_script_of_ones_own_runs_on_every_worker_before_the_installation(cloud, tmp_path):
+  prepare = tmp_path / "prepare"
+  prepare.write_text('echo here >"$HOME/prepared"\n')
+  cloud.run("create")
+  cloud.run("setup", "--prepare", str(prepare))
+  assert all((cloud.worker(number) / "prepared").exists() for number in (0, 1))
+
+
+def test_buckets_and_nfs_are_mounted_so_that_workers_see_each_others_files(cloud):
+  cloud.run("create")
+  cloud.run("setup")
+  mounted = (cloud.worker() / "mounted").read_text().split()
+  assert {"--rename-dir-limit=1000000", "--metadata-cache-ttl-secs=0", "--only-dir=folder"} <= set(
+    mounted
+  )
+  assert "take a new TPU" in cloud.run("setup", "--shared", "10.0.0.9:/export", status=1)
+  cloud.run("delete", "--yes")
+  cloud.run("create")
+  cloud.run("setup", "--shared", "10.0.0.9:/export")
+  assert "mount -t nfs 10.0.0.9:/export shared" in (cloud.worker() / "sudo").read_text()
+  cloud.finish()
+  cloud.run("launch", "--shared", "10.0.0.9:/export", *TRAIN)
+  assert cloud.wait_for_end() == 0
+  cloud.run("fetch", "--shared", "10.0.0.9:/export")
+  assert (cloud.folder / "runs/nmt/logs/worker_1.log").exists()
+
+
+def test_one_worker_needs_no_shared_folder_and_no_multihost(one_worker):
+  one_worker.start()
+  one_worker.wait_for_step(1)
+  one_worker.finish()
+  assert one_worker.wait_for_end() == 0
+  assert "--multihost" not in one_worker.trained()[0]
+  one_worker.run("fetch")
+  assert (one_worker.folder / "runs/nmt/step").exists()
+
+
+def test_several_workers_without_a_shared_folder_are_refused(cloud):
+  cloud.settings["SHARED"] = ""
+  cloud.run("create")
+  assert "--shared gs://BUCKET/FOLDER" in cloud.run("launch", *TRAIN, status=2)
+
+
+@pytest.mark.parametrize("script", ["delete", "resume"])
+def test_nothing_is_deleted_without_asking(one_worker, script):
+  one_worker.run("create")
+  if script == "resume":
+    one_worker.preempt()
+    one_worker.run("status", status=69)
+  arguments = TRAIN if script == "resume" else ()
+  said = one_worker.run(script, *arguments, status=2)
+  assert "Nothing is deleted without asking" in said
+  status, said = one_worker.run_at_a_terminal(script, *arguments, answer="no")
+  assert status == 2
+  assert "nothing was deleted" in said
+  assert not one_worker.calls("delete")
+  status, said = one_worker.run_at_a_terminal(script, *arguments, answer="yes")
+  assert status == 0, said
+  assert len(one_worker.calls("delete")) == 1
+
+
+def test_a_lost_request_is_replaced_and_a_waiting_one_is_waited_for(one_worker):
+  one_worker.set(created=["WAITING_FOR_RESOURCES", "FAILED"])
+  assert "FAILED; it is lost" in one_worker.run("create", status=2)
+  one_worker.set(created=["WAITING_FOR_RESOURCES"])
+  assert "waited 0 minutes" in one_worker.run("resume", "--yes", "--wait=0", *TRAIN, status=2)
+  assert "waited 0 minutes" in one_worker.run("create", "--wait=0", status=2)
+  assert len(one_worker.calls("queued-resources", "create")) == 2
+
+
+def test_a_failing_gcloud_is_not_taken_for_a_tpu_that_does_not_exist(one_worker):
+  one_worker.set(failures=1)
+  assert "the service is unavailable" in one_worker.run("create", status=2)
+  assert not one_worker.calls("create")
+
+
+def test_a_state_that_is_not_known_is_left_alone(one_worker):
+  one_worker.set(created=["ACTIVE"])
+  one_worker.run("create")
+  requests = one_worker.state()["requests"]
+  requests["my-tpu"]["node"] = "STOPPED"
+  one_worker.set(requests=requests)
+  assert "know no remedy" in one_worker.run("resume", "--yes", *TRAIN, status=2)
+  assert not one_worker.calls("delete")
+
+
+def test_a_tpu_of_another_type_is_not_taken_for_the_one_asked_for(one_worker):
+  one_worker.run("create")
+  assert "is of type v5litepod-16" in one_worker.run("create", "--type=v5p-8", status=2)
+
+
+@pytest.mark.parametrize(
+  ("script", "name", "value", "remedy"),
+  [
+    ("create", "TPU_NAME", "", "Give --name, or export TPU_NAME"),
+    ("setup", "ZONE", "", "Give --zone, or export ZONE"),
+    ("create", "ACCELERATOR_TYPE", "", "Give --type, or export ACCELERATOR_TYPE"),
+    ("create", "ACCELERATOR_TYPE", "v99-8", "Give --runtime"),
+    ("launch", "RUN", "", "Give --run, or export RUN"),
+    ("launch", "RUN", "a b", "letters, digits"),
+    ("setup", "SHARED", "bucket", "gs://BUCKET/FOLDER"),
+    ("create", "TPU_NAME", "My_TPU", "small letters"),
+    ("setup", "REVISION", "nothing", "git log lists them"),
+    ("create", "POLL", "soon", "must be seconds"),
+  ],
+)
+def test_a_missing_or_wrong_setting_is_named_with_its_remedy(cloud, script, name, value, remedy):
+  cloud.settings[name] = value
+  arguments = TRAIN if script == "launch" else ()
+  said = cloud.run(script, *arguments, status=2)
+  assert name in said
+  assert remedy in said
+  assert not cloud.calls()
+
+
+def test_wrong_options_are_told():
+  for arguments, remedy in [
+    (("--nmae", "x"), "has no option --nmae"),
+    (("--name",), "--name needs a value"),
+    (("--", "x"), "takes nothing after --"),
+  ]:
+    command = [ROOT / "tpu/delete.sh", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert remedy in done.stderr
+
+
+def test_arguments_reach_training_as_they_are(one_worker):
+  words = ["--config", "a b", "--config.text=it's $HOME", "--config.none="]
+  one_worker.finish()
+  one_worker.start("--", *words)
+  assert one_worker.wait_for_end() == 0
+  command = (one_worker.worker() / "compmod/jobs/nmt/command").read_text()
+  assert shlex.split(command)[3:7] == words
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_prints_the_commands_and_runs_none(cloud, script):
+  arguments = TRAIN if script in ("launch", "resume") else ()
+  printed = cloud.run(script, "--dry-run", *arguments).splitlines()
+  commands = [line for line in printed if line.startswith("gcloud ")]
+  assert commands
+  assert not cloud.calls()
+  assert not (cloud.folder / "runs").exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_explains_itself(script):
+  command = [ROOT / "tpu" / f"{script}.sh", "--help"]
+  done = subprocess.run(command, capture_output=True, text=True, check=True)
+  assert f"tpu/{script}.sh" in done.stdout
+  assert "TPU_NAME" in done.stdout
+
+
+def test_all_shell_scripts_are_shellcheck_clean():
+  beside = Path(sys.executable).parent / "shellcheck"
+  shellcheck = beside if beside.exists() else shutil.which("shellcheck")
+  assert shellcheck, "install the project with its test extra"
+  scripts = [*(ROOT / "tpu").rglob("*.sh"), *(ROOT / "tpu").rglob("*.sbatch")]
+  scripts += (ROOT / "tests/tpu/worker").iterdir()
+  assert len(scripts) >= 18
+  command = [shellcheck, "--external-sources", "--source-path=SCRIPTDIR", *scripts]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout

@@ -40,6 +40,7 @@ request() {
 }
 
 ASSUMED=NONE look_or_die
+shown=$FOUND
 if [[ $SITUATION == none ]]; then
   say "asking for $ACCELERATOR_TYPE${SPOT:+ (spot)} with $RUNTIME_VERSION; billed once it is ready"
   request
@@ -52,8 +53,9 @@ else
 fi
 
 deadline=${WAIT:+$((SECONDS + 60 * WAIT))}
-shown=$FOUND
 while [[ $SITUATION != ready ]]; do
+  [[ $FOUND == "$shown" ]] || say "$FOUND"
+  shown=$FOUND
   case $SITUATION in
     gone)
       die "$FOUND; it is lost and its name taken. tpu/resume.sh replaces it and continues the" \
@@ -68,7 +70,5 @@ while [[ $SITUATION != ready ]]; do
   sleep "$POLL"
   # A look may fail while a network does; the next one tells.
   look || continue
-  [[ $FOUND == "$shown" ]] || say "$FOUND"
-  shown=$FOUND
 done
 say "$TPU_NAME is ready. Next: tpu/setup.sh"

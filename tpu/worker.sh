@@ -105,8 +105,8 @@ launch() {
   local run=$1 job=jobs/$1 folder=runs command
   [[ -z $2 ]] || folder=shared
   [[ -e installed ]] || fail "nothing is installed. Run tpu/setup.sh."
-  [[ $folder == runs ]] || mountpoint --quiet shared ||
-    fail "the shared folder is not mounted. Run tpu/setup.sh with the same --shared."
+  [[ $folder == runs ]] || { mountpoint --quiet shared && [[ $(<shared_place) == "$2" ]]; } ||
+    fail "$2 is not mounted. Run tpu/setup.sh with the same --shared."
   mkdir -p "$job"
   command=("$HOME_FOLDER/venv/bin/python" -m train.main "${@:3}")
   command+=(--workdir "$HOME_FOLDER/$folder/$run")

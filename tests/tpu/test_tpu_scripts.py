@@ -230,15 +230,17 @@ def test_buckets_and_nfs_are_mounted_so_that_workers_see_each_others_files(cloud
   assert {"--rename-dir-limit=1000000", "--metadata-cache-ttl-secs=0", "--only-dir=folder"} <= set(
     mounted
   )
-  assert "take a new TPU" in cloud.run("setup", "--shared", "10.0.0.9:/export", status=1)
+  other = "10.0.0.9:/export"
+  assert "take a new TPU" in cloud.run("setup", "--shared", other, status=1)
+  assert "is not mounted" in cloud.run("launch", "--shared", other, *TRAIN, status=1)
   cloud.run("delete", "--yes")
   cloud.run("create")
-  cloud.run("setup", "--shared", "10.0.0.9:/export")
+  cloud.run("setup", "--shared", other)
   assert "mount -t nfs 10.0.0.9:/export shared" in (cloud.worker() / "sudo").read_text()
   cloud.finish()
-  cloud.run("launch", "--shared", "10.0.0.9:/export", *TRAIN)
+  cloud.run("launch", "--shared", other, *TRAIN)
   assert cloud.wait_for_end() == 0
-  cloud.run("fetch", "--shared", "10.0.0.9:/export")
+  cloud.run("fetch", "--shared", other)
   assert (cloud.folder / "runs/nmt/logs/worker_1.log").exists()
 
 

@@ -3,38 +3,11 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from cloud import ROOT, TRAIN, Cloud, make_repository
-
-SCRIPTS = ["create", "setup", "launch", "status", "logs", "stop", "resume", "fetch", "delete"]
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory) -> Path:
-  return make_repository(tmp_path_factory.mktemp("repository"))
-
-
-@pytest.fixture
-def cloud(tmp_path, repository) -> Iterator[Cloud]:
-  cloud = Cloud(tmp_path / "cloud", repository)
-  yield cloud
-  cloud.close()
-
-
-@pytest.fixture
-def one_worker(tmp_path, repository) -> Iterator[Cloud]:
-  cloud = Cloud(tmp_path / "cloud", repository, workers=1)
-  cloud.settings["SHARED"] = ""
-  yield cloud
-  cloud.close()
+from tpu_cloud import STUB, TRAIN, Cloud
 
 
 def revision(cloud: Cloud) -> str:
@@ -90,33 +63,34 @@ def test_a_run_survives_a_preemption_and_its_results_are_fetched(cloud):
   assert (cloud.folder / "there/nmt/step").exists()
 
 
-def test_one_command_watches_a_run_over_a_preemption_until_it_has_finished(cloud):
-  with cloud.begin("resume", "--watch", "--yes", *TRAIN) as watching:
-    cloud.wait_for_step(3)
-    cloud.preempt()
-    cloud.wait(lambda: len(cloud.calls("queued-resources", "create")) == 2)
-    cloud.finish()
+def test_one_command_watches_a_run_over_a_preemption_until_it_has_finished(one_worker):
+  one_worker.settings["SHARED"] = "gs://bucket/folder"
+  with one_worker.begin("resume", "--watch", "--yes", *TRAIN) as watching:
+    one_worker.wait_for_step(3)
+    one_worker.preempt()
+    one_worker.wait(lambda: len(one_worker.calls("queued-resources", "create")) == 2)
+    one_worker.finish()
     said, _ = watching.communicate(timeout=300)
   assert watching.returncode == 0, said
   assert "nmt has finished" in said
-  assert len(cloud.calls("queued-resources", "create")) == 2
+  assert len(one_worker.calls("queued-resources", "create")) == 2
 
 
-def test_watching_launches_again_where_only_a_process_was_lost(cloud):
-  cloud.finish()
-  said = cloud.run("resume", "--watch", *TRAIN, "--config.fail_once=3")
+def test_watching_launches_again_where_only_a_process_was_lost(one_worker):
+  one_worker.finish()
+  said = one_worker.run("resume", "--watch", *TRAIN, "--config.fail_once=3")
   assert "nmt has finished" in said
-  assert len(cloud.trained()) == len(cloud.trained(1)) == 2
-  assert len(cloud.calls("queued-resources", "create")) == 1
+  assert len(one_worker.trained()) == 2
+  assert len(one_worker.calls("queued-resources", "create")) == 1
 
 
-def test_a_run_that_ends_by_itself_is_not_launched_again_and_its_status_is_found(cloud):
-  cloud.start(*TRAIN, "--config.fail=2")
-  assert cloud.wait_for_end() == 2
-  assert cloud.run("status", status=2).count("exit status 2") == 2
-  said = cloud.run("resume", "--watch", *TRAIN, "--config.fail=2", status=2)
+def test_a_run_that_ends_by_itself_is_not_launched_again_and_its_status_is_found(one_worker):
+  one_worker.start(*TRAIN, "--config.fail=2")
+  assert one_worker.wait_for_end() == 2
+  assert one_worker.run("status", status=2).count("exit status 2") == 1
+  said = one_worker.run("resume", "--watch", *TRAIN, "--config.fail=2", status=2)
   assert "not launched again" in said
-  assert len(cloud.trained()) == 2  # once by us, once when resuming was asked for
+  assert len(one_worker.trained()) == 2  # once by us, once when resuming was asked for
 
 
 def test_every_script_run_twice_does_no_harm_and_says_what_it_found(cloud):
@@ -145,7 +119,7 @@ def test_a_launch_on_a_worker_that_trains_already_starts_nothing(one_worker):
   one_worker.start(*TRAIN)
   again = "bash compmod/worker.sh launch nmt '' --config other"
   command = ["compute", "tpus", "tpu-vm", "ssh", "my-tpu", f"--command={again}", "--zone=z"]
-  path = ROOT / "tests/tpu/stub/gcloud"
+  path = STUB / "gcloud"
   done = subprocess.run(
     [path, *command], env=one_worker.environment(), capture_output=True, text=True, check=True
   )
@@ -223,25 +197,26 @@ def test_a_script_of_ones_own_runs_on_every_worker_before_the_installation(cloud
   assert all((cloud.worker(number) / "prepared").exists() for number in (0, 1))
 
 
-def test_buckets_and_nfs_are_mounted_so_that_workers_see_each_others_files(cloud):
-  cloud.run("create")
-  cloud.run("setup")
-  mounted = (cloud.worker() / "mounted").read_text().split()
+def test_buckets_and_nfs_are_mounted_so_that_workers_see_each_others_files(one_worker):
+  one_worker.settings["SHARED"] = "gs://bucket/folder"
+  one_worker.run("create")
+  one_worker.run("setup")
+  mounted = (one_worker.worker() / "mounted").read_text().split()
   assert {"--rename-dir-limit=1000000", "--metadata-cache-ttl-secs=0", "--only-dir=folder"} <= set(
     mounted
   )
   other = "10.0.0.9:/export"
-  assert "take a new TPU" in cloud.run("setup", "--shared", other, status=1)
-  assert "is not mounted" in cloud.run("launch", "--shared", other, *TRAIN, status=1)
-  cloud.run("delete", "--yes")
-  cloud.run("create")
-  cloud.run("setup", "--shared", other)
-  assert "mount -t nfs 10.0.0.9:/export shared" in (cloud.worker() / "sudo").read_text()
-  cloud.finish()
-  cloud.run("launch", "--shared", other, *TRAIN)
-  assert cloud.wait_for_end() == 0
-  cloud.run("fetch", "--shared", other)
-  assert (cloud.folder / "runs/nmt/logs/worker_1.log").exists()
+  assert "take a new TPU" in one_worker.run("setup", "--shared", other, status=1)
+  assert "is not mounted" in one_worker.run("launch", "--shared", other, *TRAIN, status=1)
+  one_worker.run("delete", "--yes")
+  one_worker.run("create")
+  one_worker.run("setup", "--shared", other)
+  assert "mount -t nfs 10.0.0.9:/export shared" in (one_worker.worker() / "sudo").read_text()
+  one_worker.finish()
+  one_worker.run("launch", "--shared", other, *TRAIN)
+  assert one_worker.wait_for_end() == 0
+  one_worker.run("fetch", "--shared", other)
+  assert (one_worker.folder / "runs/nmt/logs/worker_0.log").exists()
 
 
 def test_one_worker_needs_no_shared_folder_and_no_multihost(one_worker):
@@ -308,42 +283,6 @@ def test_a_tpu_of_another_type_is_not_taken_for_the_one_asked_for(one_worker):
   assert "is of type v5litepod-16" in one_worker.run("create", "--type=v5p-8", status=2)
 
 
-@pytest.mark.parametrize(
-  ("script", "name", "value", "remedy"),
-  [
-    ("create", "TPU_NAME", "", "Give --name, or export TPU_NAME"),
-    ("setup", "ZONE", "", "Give --zone, or export ZONE"),
-    ("create", "ACCELERATOR_TYPE", "", "Give --type, or export ACCELERATOR_TYPE"),
-    ("create", "ACCELERATOR_TYPE", "v99-8", "Give --runtime"),
-    ("launch", "RUN", "", "Give --run, or export RUN"),
-    ("launch", "RUN", "a b", "letters, digits"),
-    ("setup", "SHARED", "bucket", "gs://BUCKET/FOLDER"),
-    ("create", "TPU_NAME", "My_TPU", "small letters"),
-    ("setup", "REVISION", "nothing", "git log lists them"),
-    ("create", "POLL", "soon", "must be seconds"),
-  ],
-)
-def test_a_missing_or_wrong_setting_is_named_with_its_remedy(cloud, script, name, value, remedy):
-  cloud.settings[name] = value
-  arguments = TRAIN if script == "launch" else ()
-  said = cloud.run(script, *arguments, status=2)
-  assert name in said
-  assert remedy in said
-  assert not cloud.calls()
-
-
-def test_wrong_options_are_told():
-  for arguments, remedy in [
-    (("--nmae", "x"), "has no option --nmae"),
-    (("--name",), "--name needs a value"),
-    (("--", "x"), "takes nothing after --"),
-  ]:
-    command = [ROOT / "tpu/delete.sh", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert remedy in done.stderr
-
-
 def test_arguments_reach_training_as_they_are(one_worker):
   words = ["--config", "a b", "--config.text=it's $HOME", "--config.none="]
   one_worker.finish()
@@ -351,33 +290,3 @@ def test_arguments_reach_training_as_they_are(one_worker):
   assert one_worker.wait_for_end() == 0
   command = (one_worker.worker() / "compmod/jobs/nmt/command").read_text()
   assert shlex.split(command)[3:7] == words
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_dry_run_prints_the_commands_and_runs_none(cloud, script):
-  arguments = TRAIN if script in ("launch", "resume") else ()
-  printed = cloud.run(script, "--dry-run", *arguments).splitlines()
-  commands = [line for line in printed if line.startswith("gcloud ")]
-  assert commands
-  assert not cloud.calls()
-  assert not (cloud.folder / "runs").exists()
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_explains_itself(script):
-  command = [ROOT / "tpu" / f"{script}.sh", "--help"]
-  done = subprocess.run(command, capture_output=True, text=True, check=True)
-  assert f"tpu/{script}.sh" in done.stdout
-  assert "TPU_NAME" in done.stdout
-
-
-def test_all_shell_scripts_are_shellcheck_clean():
-  beside = Path(sys.executable).parent / "shellcheck"
-  shellcheck = beside if beside.exists() else shutil.which("shellcheck")
-  assert shellcheck, "install the project with its test extra"
-  scripts = [*(ROOT / "tpu").rglob("*.sh"), *(ROOT / "tpu").rglob("*.sbatch")]
-  scripts += (ROOT / "tests/tpu/worker").iterdir()
-  assert len(scripts) >= 18
-  command = [shellcheck, "--external-sources", "--source-path=SCRIPTDIR", *scripts]
-  done = subprocess.run(command, capture_output=True, text=True)
-  assert done.returncode == 0, done.stdout

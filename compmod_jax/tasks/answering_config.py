@@ -45,8 +45,8 @@ class AnsweringConfig:
   buckets: int = 3
   """Padded lengths, at most; each is a shape to compile."""
   answer_mean: Literal["token", "question"] = "token"
-  """What the loss on answers is a mean over: tokens, or questions, whose answers then weigh the same
-  whatever their length."""
+  """What the loss on answers is a mean over: tokens, or questions, so that long answers weigh no
+  more than labels."""
   answer_weight: float = 1.0
   """Weight of the loss on the answer: on the label alone in multiple choice."""
   sequence_weight: float = 0.2

@@ -11,23 +11,30 @@ Source: Kolios 2023, section 5.3.2, equation 5.3.
 """
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from compmod_jax import errors
+from compmod_jax.kernels.routing_softmax import Rule, Selection, rank, select
 from compmod_jax.rows import narrow_product, over_rows
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
 
-Rule = Literal["soft", "top_k", "threshold"]
-
-# Finite, so that a row with nothing left stays free of NaN; far below any score of a float32 model.
-MASKED = -1e30
+__all__ = [
+  "CompetitionConfig",
+  "Router",
+  "Rule",
+  "Selection",
+  "rank",
+  "routing_parameter",
+  "scale_heads",
+  "score",
+  "select",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,18 +118,6 @@ class CompetitionConfig:
     return keep
 
 
-class Selection(NamedTuple):
-  """Outcome of a competition.
-
-  Attributes:
-    weights: float32, sum to 1 over the active units, 0 elsewhere.
-    active: which units stayed.
-  """
-
-  weights: Float[Array, "*rows units"]
-  active: Bool[Array, "*rows units"]
-
-
 def score(
   keys: Float[Array, "*rows key_dim"],
   signatures: Float[Array, "units key_dim"],
@@ -140,72 +135,6 @@ def score(
   """
   scores = jnp.einsum("...a,ha->...h", keys.astype(jnp.float32), signatures.astype(jnp.float32))
   return scores / jnp.sqrt(jnp.float32(keys.shape[-1])) if scale else scores
-
-
-def rank(scores: Float[Array, "*rows units"]) -> Float[Array, "*rows units"]:
-  """Number of units that beat each unit; ties go to the lower index, so ranks are distinct.
-
-  Counting needs no sort and is exact on every device.
-  """
-  units = scores.shape[-1]
-  mine, other = scores[..., :, None], scores[..., None, :]
-  earlier = jnp.arange(units)[None, :] < jnp.arange(units)[:, None]
-  earlier = jnp.broadcast_to(earlier, (*scores.shape, units))
-  return jnp.sum((other > mine) | ((other == mine) & earlier), axis=-1).astype(jnp.float32)
-
-
-def _softmax(scores: jax.Array, active: jax.Array) -> jax.Array:
-  """Softmax over the active units; a row without any gives zeros, and zero gradients."""
-  scores = jnp.where(active, scores, MASKED)
-  exponent = scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-  numerator = jnp.where(active, jnp.exp(exponent), 0.0)
-  total = jnp.sum(numerator, axis=-1, keepdims=True)
-  return numerator / jnp.where(total > 0, total, 1.0)
-
-
-def select(
-  scores: Float[Array, "*rows units"],
-  *,
-  rule: Rule = "soft",
-  keep: int | None = None,
-  threshold: float = 0.0,
-  temperature: float = 1.0,
-  mask: Bool[Array, "#*rows units"] | None = None,
-) -> Selection:
-  r"""Weights of the units of every position.
-
-  .. math:: C_{ij} = \mathrm{softmax}_{i \in S_j}(s_{ij} / \tau)
-
-  with S_j all units (`soft`), the `keep` best ones, ties to the lower index (`top_k`), or those
-  whose softmax weight is at least `threshold`, the best one always among them (`threshold`).
-  Gradients reach the surviving scores only.
-
-  Args:
-    scores: compatibilities, dimensionless.
-    rule: which units stay.
-    keep: units that stay under `top_k`; all but one if not given.
-    threshold: smallest weight that stays under `threshold`.
-    temperature: divides the scores.
-    mask: units that may take part; a row without any gives zeros.
-
-  Source: Kolios 2023, equation 5.3, Table 5.3 and section 5.4.
-  """
-  scores = scores.astype(jnp.float32) / temperature
-  allowed = jnp.ones(scores.shape, bool)
-  if scores.shape[-1] == 1 and mask is None:
-    # A constant, so that the compiler leaves the scaling by it out.
-    return Selection(jnp.ones_like(scores), allowed)
-  if mask is not None:
-    allowed = jnp.broadcast_to(mask, scores.shape)
-  active = allowed
-  if rule != "soft":
-    order = rank(jnp.where(allowed, scores, MASKED))
-    if rule == "top_k":
-      keep = max(1, scores.shape[-1] - 1) if keep is None else keep
-      active = allowed & (order < keep)
-    else:
-      active = allowed & ((_softmax(scores, allowed) >= threshold) | (order < 1))
-  return Selection(_softmax(scores, active), active)
 
 
 def scale_heads(

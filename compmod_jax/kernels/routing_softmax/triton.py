@@ -1,0 +1,124 @@
+"""Pallas Triton: loads and stores with masks, and the call; no other file knows it."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
+
+with warnings.catch_warnings():
+  warnings.simplefilter("ignore", DeprecationWarning)  # of Triton, from jax 0.11 on
+  from jax.experimental.pallas import triton as plt
+
+_LEAST = 16  # of the sides of a matrix product
+
+
+def padded(side: int) -> int:
+  """Side of a block that holds `side` elements and can be multiplied."""
+  return max(_LEAST, pl.next_power_of_2(side))
+
+
+def _mask(
+  ref: Any, start: Sequence[Any], shape: Sequence[int], rows: Any, columns: int | None
+) -> jax.Array:
+  """What of a block lies in the array, and in its own first `rows` and `columns`."""
+  inside = []
+  for axis, own in enumerate((rows, columns)):
+    index = jnp.arange(shape[axis])
+    mine = start[axis] + index < ref.shape[axis]
+    inside.append(mine if own is None else mine & (index < own))
+  return inside[0][:, None] & inside[1][None]
+
+
+def _at(ref: Any, start: Sequence[Any], shape: Sequence[int]) -> Any:
+  return ref.at[pl.ds(start[0], shape[0]), pl.ds(start[1], shape[1])]
+
+
+def load(
+  ref: Any,
+  start: Sequence[Any],
+  shape: tuple[int, int],
+  *,
+  rows: Any = None,
+  columns: int | None = None,
+  other: float = 0.0,
+) -> jax.Array:
+  """A block of a matrix, `other` beyond the matrix or beyond the block's own rows and columns."""
+  mask = _mask(ref, start, shape, rows, columns)
+  return plt.load(_at(ref, start, shape), mask=mask, other=other)
+
+
+def store(
+  ref: Any,
+  start: Sequence[Any],
+  block: jax.Array,
+  *,
+  rows: Any = None,
+  columns: int | None = None,
+) -> None:
+  """Writes a block into a matrix, as far as it lies inside and in its own rows and columns."""
+  mask = _mask(ref, start, block.shape, rows, columns)
+  plt.store(_at(ref, start, block.shape), block.astype(ref.dtype), mask=mask)
+
+
+def sum_over_tokens(
+  term: Callable[[jax.Array], jax.Array],
+  tokens: int,
+  shape: tuple[int, int],
+  chunk: int,
+  splits: int,
+) -> jax.Array:
+  """This program's share of a sum: the last axis of its grid splits the tokens.
+
+  Args:
+    term: from the first of `chunk` tokens to what they add.
+    tokens: all of them.
+    shape: of the sum.
+    chunk: tokens of a term.
+    splits: length of that axis.
+  """
+  turns = pl.cdiv(pl.cdiv(tokens, chunk), splits)
+  first = pl.program_id(2) * turns
+
+  def add(i: jax.Array, total: jax.Array) -> jax.Array:
+    return total + term((first + i) * chunk)
+
+  return lax.fori_loop(0, turns, add, jnp.zeros(shape, jnp.float32))
+
+
+def store_part(
+  parts: Any, height: int, start: tuple[Any, Any], share: jax.Array, rows: int | None = None
+) -> None:
+  """Writes a share of a block of a matrix of this height; shares lie one below another."""
+  left = height - start[0]
+  rows = left if rows is None else rows
+  store(parts, (pl.program_id(2) * height + start[0], start[1]), share, rows=rows)
+
+
+def join(parts: jax.Array, splits: int, dtype: DTypeLike) -> jax.Array:
+  """The sum of matrices that lie one below another."""
+  return jnp.sum(parts.reshape(splits, -1, parts.shape[1]), axis=0).astype(dtype)
+
+
+def call(
+  kernel: Any,
+  grid: tuple[int, ...],
+  arrays: Sequence[jax.Array],
+  outputs: Sequence[jax.ShapeDtypeStruct],
+  interpret: Any,
+  *,
+  warps: int = 4,
+) -> Sequence[jax.Array]:
+  """Runs a kernel, which sees whole arrays, for every point of a grid."""
+  return pl.pallas_call(
+    kernel,
+    grid=grid,
+    out_shape=outputs,
+    # Without these, Pallas takes its other GPU compiler.
+    compiler_params=plt.CompilerParams(num_warps=warps, num_stages=3),
+    interpret=interpret,
+  )(*arrays)

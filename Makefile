@@ -3,10 +3,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
+AOT ?= .venv-aot
 PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
 FAST = not slow and not peers
 
-.PHONY: run test test-peers test-slow lint types wheel clean
+.PHONY: run test test-peers test-slow aot lint types wheel clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
@@ -22,6 +23,10 @@ test-peers: $(PEERS)/.peers
 test-slow: $(VENV)/.test
 	$(VENV)/bin/python -m pytest -m slow
 
+# Compiles the kernels for TPUs and an H100, none of which has to be here.
+aot: $(AOT)/.aot
+	$(AOT)/bin/python -m benchmarks.aot
+
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -33,7 +38,7 @@ wheel: $(VENV)/.run
 	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(AOT) build dist *.egg-info
 
 $(VENV)/bin/python:
 	@echo "making a virtual environment in $(VENV)"
@@ -54,4 +59,13 @@ $(PEERS)/.peers: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(PEERS)
 	@$(PEERS)/bin/pip install $(PIP_FLAGS) torch==2.13.0
 	@$(PEERS)/bin/pip install $(PIP_FLAGS) --editable '.[test,peers]'
+	@touch $@
+
+# The compilers want the JAX of constraints.txt, and would bring in more than they need.
+$(AOT)/.aot: pyproject.toml constraints.txt
+	@echo "installing compilers for TPUs and NVIDIA GPUs in $(AOT) (about 2 GB)"
+	@$(PYTHON) -m venv $(AOT)
+	@$(AOT)/bin/pip install $(PIP_FLAGS) --editable .
+	@$(AOT)/bin/pip install $(PIP_FLAGS) --no-deps libtpu==0.0.42.1 \
+	  jax-cuda12-pjrt==0.10.2 jax-cuda12-plugin==0.10.2 nvidia-cuda-nvcc-cu12==12.9.86
 	@touch $@

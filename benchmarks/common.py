@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -70,6 +71,7 @@ class Report:
     self.timings: dict[str, dict[str, Any]] = {}
     self.claims: list[Claim] = []
     self.facts: list[str] = []
+    self.tables: dict[str, Any] = {}
     self._start = time.perf_counter()
     self.say(f"{title} on {describe(self.machine)}")
 
@@ -130,6 +132,7 @@ class Report:
       "timings": self.timings,
       "claims": claims,
       "facts": self.facts,
+      **({"tables": self.tables} if self.tables else {}),
     }
 
 
@@ -148,16 +151,21 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def start(title: str, options: argparse.Namespace) -> Report:
-  """Sets JAX and PyTorch up as the training program would, each on all cores; the empty report."""
+  """Sets JAX and PyTorch up as the training program would, each on all cores; the empty report.
+
+  Not every benchmark's environment has PyTorch.
+  """
   import jax
-  import torch
 
   from train.memory import keep_freed_memory
   from train.run import use_compile_cache
 
   keep_freed_memory()
   jax.config.update("jax_platforms", "cpu" if options.device == "cpu" else None)
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  if importlib.util.find_spec("torch") is not None:
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
   use_compile_cache()
   return Report(title, options)
 

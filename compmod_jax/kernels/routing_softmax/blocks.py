@@ -49,8 +49,8 @@ def choose(scores: jax.Array, axis: int, choice: Choice) -> jax.Array:
     return _softmax(scores, allowed, axis)
   order = _rank(scores, axis)
   if choice.rule == "top_k":
-    # Padding may follow the units, but takes no part, so that `keep` is always given here.
-    return _softmax(scores, allowed & (order < choice.keep), axis)
+    # Units may be padded: the number to keep has been filled in before.
+    return _softmax(scores, allowed & (order < choice.kept(scores.shape[axis])), axis)
   large = _softmax(scores, allowed, axis) >= choice.threshold
   return _softmax(scores, allowed & (large | (order < 1)), axis)
 

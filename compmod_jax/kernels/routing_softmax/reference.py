@@ -218,14 +218,15 @@ def project_backward(
   """Gradients of `project` with respect to weights, heads and kernel."""
   tokens, units = weights.shape
   scaled = _product(gradient, kernel.T)
-  d_weights = jnp.sum((scaled * heads).reshape(tokens, units, -1), axis=-1)
+  split = (tokens, units, heads.shape[1] // units)
+  d_weights = jnp.sum((scaled * heads).reshape(split), axis=-1)
   d_heads = _scaled(weights, scaled).astype(heads.dtype)
   d_kernel = _product(_scaled(weights, heads).T, gradient).astype(kernel.dtype)
   return d_weights, d_heads, d_kernel
 
 
 def _scaled(weights: jax.Array, heads: jax.Array) -> jax.Array:
-  split = heads.reshape(*weights.shape, -1)
+  split = heads.reshape(*weights.shape, heads.shape[1] // weights.shape[1])
   return (weights.astype(heads.dtype)[..., None] * split).reshape(heads.shape)
 
 

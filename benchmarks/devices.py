@@ -1,0 +1,206 @@
+"""Accelerators that are not here: what they can do, and programs compiled for them.
+
+Needs the environment of `make aot`, in which XLA's compilers for TPUs and NVIDIA GPUs are
+installed. It sets their environment, which they read when JAX first does anything.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# No device is opened, so that programs may share the TPU compiler.
+os.environ |= {
+  "TPU_SKIP_MDS_QUERY": "1",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+  "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+}
+_DUMP = Path(tempfile.mkdtemp(prefix="compmod_aot_"))
+_NVIDIA = importlib.util.find_spec("nvidia")
+_CUDA = Path(_NVIDIA.submodule_search_locations[0]) / "cuda_nvcc" if _NVIDIA else None  # type: ignore
+os.environ["XLA_FLAGS"] = (
+  f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_cuda_data_dir={_CUDA} --xla_dump_to={_DUMP}"
+)
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
+
+from benchmarks.census import Census, take_census
+
+jax.config.update("jax_platforms", "cpu")
+
+# What the compiler has to know of an H100 with SXM5.
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84929347584 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 } registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 }
+runtime_version { major: 12 minor: 9 patch: 0 } device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """An accelerator.
+
+  Attributes:
+    name: short.
+    kind: as JAX calls it.
+    topology: as the TPU compiler calls it; empty for a GPU.
+    cores: of one device.
+    bandwidth: of its memory, bytes a second.
+    peaks: products of matrices, operations a second, by type.
+  """
+
+  name: str
+  kind: str
+  topology: str
+  cores: int
+  bandwidth: float
+  peaks: dict[str, float]
+
+  @property
+  def platform(self) -> str:
+    """What programs are lowered for."""
+    return "tpu" if self.topology else "cuda"
+
+  @property
+  def kernels(self) -> Any:
+    """The implementation that is made for it."""
+    return "tpu" if self.topology else "gpu"
+
+  def peak(self, dtype: str) -> float:
+    """Operations a second for arrays of this type."""
+    return self.peaks[dtype]
+
+
+# Vendors' figures. float32 products are one bfloat16 pass on TPUs by default, TF32 on an H100.
+DEVICES = {
+  device.name: device
+  for device in (
+    Device("v5e", "TPU v5e", "v5e:2x2", 1, 819e9, {"bfloat16": 197e12, "float32": 197e12}),
+    Device("v5p", "TPU v5p", "v5p:2x2x1", 1, 2765e9, {"bfloat16": 459e12, "float32": 459e12}),
+    Device("v6e", "TPU v6e", "v6e:2x2", 1, 1640e9, {"bfloat16": 918e12, "float32": 918e12}),
+    Device(
+      "h100", "NVIDIA H100 80GB HBM3", "", 132, 3352e9, {"bfloat16": 989e12, "float32": 495e12}
+    ),
+  )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+  """What is known of a compiled program.
+
+  Attributes:
+    census: its instructions and their bytes.
+    flops: of its products of matrices, those inside kernels included.
+    estimate: XLA's own, seconds, if it has one; it leaves kernels out.
+    seconds: at best: of memory and of arithmetic, what takes longer.
+    kernels: of each Triton kernel, registers a thread and bytes spilt.
+  """
+
+  census: Census
+  flops: float
+  estimate: float | None
+  seconds: float
+  kernels: dict[str, tuple[int, int]]
+
+
+def compile_for(
+  device: Device, function: Callable[..., Any], args: Any, dtype: str, *, kernels: bool = False
+) -> Compiled:
+  """Compiles `function(*args)`, of arrays or their shapes, for one device of this kind.
+
+  Args:
+    device: what for.
+    function: what.
+    args: its arguments.
+    dtype: whose peak counts.
+    kernels: also assemble Triton kernels and read their registers.
+  """
+  sharding = SingleDeviceSharding(_device(device.name))
+  args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), args)
+  platform = "gpu" if device.platform == "cuda" else "tpu"
+  abstract = AbstractDevice(device_kind=device.kind, num_cores=device.cores, platform=platform)
+  before = set(_DUMP.glob("*.ptx"))
+  with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=abstract)):
+    traced = jax.jit(function).trace(*args)
+    compiled = traced.lower(lowering_platforms=(device.platform,)).compile()
+  census, flops = take_census(compiled.as_text() or ""), count_flops(traced.jaxpr.jaxpr)
+  seconds = max(census.bytes / device.bandwidth, flops / device.peak(dtype))
+  costs = compiled.cost_analysis() or {}
+  found = _registers(set(_DUMP.glob("*.ptx")) - before) if kernels else {}
+  estimate = costs.get("optimal_seconds", -1.0)
+  return Compiled(census, flops, estimate if estimate > 0 else None, seconds, found)
+
+
+@functools.cache
+def _device(name: str) -> Any:
+  device = DEVICES[name]
+  if device.topology:
+    return topologies.get_topology_desc(device.topology, platform="tpu").devices[0]
+  described = topologies.get_topology_desc(platform="cuda", target_config=_H100, topology="1x1x1")
+  return described.devices[0]
+
+
+def count_flops(jaxpr: Any) -> float:
+  """Operations of all products of matrices, as often as loops and grids run them."""
+  total = 0.0
+  for equation in jaxpr.eqns:
+    params = equation.params
+    if equation.primitive.name == "dot_general":
+      ((contracted, _), _) = params["dimension_numbers"]
+      shape = equation.invars[0].aval.shape
+      inner = math.prod(shape[axis] for axis in contracted)
+      total += 2.0 * inner * equation.outvars[0].aval.size
+    turns = params.get("length", 1) if equation.primitive.name == "scan" else 1
+    if equation.primitive.name == "pallas_call":
+      turns = math.prod(params["grid_mapping"].grid)
+    for inner_jaxpr in _jaxprs(params):
+      total += turns * count_flops(inner_jaxpr)
+  return total
+
+
+def _jaxprs(params: dict[str, Any]) -> list[Any]:
+  found = [getattr(value, "jaxpr", value) for value in params.values()]
+  return [value for value in found if hasattr(value, "eqns")]
+
+
+def _registers(files: set[Path]) -> dict[str, tuple[int, int]]:
+  """Registers a thread and bytes spilt of each entry of these PTX files."""
+  found: dict[str, tuple[int, int]] = {}
+  for path in sorted(files):
+    command = [str(_CUDA / "bin" / "ptxas"), "-v", "--gpu-name", "sm_90a", str(path)]  # type: ignore
+    run = subprocess.run([*command, "-o", os.devnull], capture_output=True, text=True, check=False)
+    pattern = (
+      r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+      r".*?Used (\d+) registers"
+    )
+    for name, stores, loads, registers in re.findall(pattern, run.stderr, re.DOTALL):
+      found[name] = int(registers), int(stores) + int(loads)
+  return found
+
+
+def missing() -> str | None:
+  """What has to be installed, if anything."""
+  if importlib.util.find_spec("libtpu") and _CUDA is not None and _CUDA.exists():
+    return None
+  return f"{sys.executable} lacks the compilers for accelerators; use `make aot`"

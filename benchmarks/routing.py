@@ -1,0 +1,139 @@
+"""What it costs that heads compete: on this CPU measured, on accelerators compiled and counted.
+
+    python -m benchmarks.routing [--quick] [--json FILE] [--check]
+
+Needs the environment of `make aot`. The designs of `benchmarks/designs.py`, 8 heads of 64, width
+512, bfloat16: on an H100 at 16,384 tokens, on TPUs at 131,072. Bytes are counted in the compiled
+programs as `benchmarks/census.py` says; the floor is these bytes at the memory's full bandwidth,
+and model time what takes longer, they or the products of matrices at their peak. No accelerator
+runs, so no such figure is a measured time. Designs whose kernels matter only elsewhere are counted
+with what they move there.
+
+On the CPU no kernel runs: an attention layer whose heads compete against the plain layer, 2,048
+tokens, width 512, float32, forward and training (gradients of parameters and inputs). In full about
+five minutes on 2 cores.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import common, devices
+from benchmarks.aot import compile_design
+from benchmarks.designs import Sizes, designs
+from compmod_jax.layers.attention import Attention
+from compmod_jax.mechanisms.competition import CompetitionConfig
+
+ROUNDS = 20
+PASSES = ("forward", "training")
+TOKENS = {"h100": 16384, "v5e": 131072, "v5p": 131072}
+# MiB on the H100; on TPUs, model time over that of plain XLA.
+MOST_BYTES = {"forward": 55.0, "training": 190.0}
+MOST_TIME = 0.65
+FUSED = ("both", "packed")
+
+
+def count_designs(report: common.Report, device: devices.Device) -> dict[str, Any]:
+  """Compiles every design for a device; its table and the claims about it."""
+  sizes = Sizes(tokens=TOKENS[device.name])
+  table: dict[str, Any] = {}
+  report.say(f"{device.name}, {sizes.tokens} tokens: kernels, MiB, floor and model microseconds")
+  for design in designs(device.kernels).values():
+    for number, name in enumerate(PASSES):
+      made = compile_design(device, design, sizes, training=name == "training")
+      hidden = sizes.tokens * sizes.hidden * jnp.dtype(sizes.dtype).itemsize
+      moved = made.census.bytes + design.elsewhere[number] * hidden
+      floor = moved / device.bandwidth
+      found = {
+        "instructions": made.census.instructions,
+        "kernels": made.census.kernels,
+        "MiB": moved / 2**20,
+        "floor us": floor * 1e6,
+        "model us": max(floor, made.flops / device.peak(sizes.dtype)) * 1e6,
+        "GFLOP": made.flops / 1e9,
+      }
+      table[f"{design.name}, {name}"] = found
+      cells = ", ".join(
+        f"{k} {v:.1f}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items()
+      )
+      report.say(f"{design.name}, {name}: {cells}")
+  for design, name in ((d, p) for d in FUSED for p in PASSES):
+    mine, plain = table[f"{design}, {name}"], table[f"plain XLA, {name}"]
+    if device.name == "h100":
+      report.claim(f"h100 {name}: MiB, {design}", mine["MiB"], 1.0, at_most=MOST_BYTES[name])
+    else:
+      report.claim(
+        f"{device.name} {name}: model time, {design} / plain XLA",
+        mine["model us"],
+        plain["model us"],
+        at_most=MOST_TIME,
+      )
+  return table
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """Sizes of the layer that runs here."""
+
+  batch: int = 16
+  time: int = 128
+  dim: int = 512
+  heads: int = 8
+
+
+def layer_runs(case: Case, competition: CompetitionConfig | None) -> dict[str, Callable[[], Any]]:
+  """Calls for a forward pass and for a gradient of an attention layer."""
+  layer = Attention(case.dim, case.heads, competition)
+  random, shape = np.random.default_rng(0), (case.batch, case.time, case.dim)
+  inputs, cotangent = (jnp.asarray(random.standard_normal(shape, np.float32)) for _ in range(2))
+  params = nn.unbox(jax.jit(layer.init)(jax.random.key(0), inputs))["params"]
+
+  def forward(params: Any, inputs: jax.Array) -> Any:
+    return layer.apply({"params": params}, inputs)
+
+  def gradient(params: Any, inputs: jax.Array, cotangent: jax.Array) -> Any:
+    output, pull = jax.vjp(forward, params, inputs)
+    return output, pull(cotangent)
+
+  forward_jit, gradient_jit = jax.jit(forward), jax.jit(gradient)
+  return {
+    "forward": lambda: jax.block_until_ready(forward_jit(params, inputs)),
+    "training": lambda: jax.block_until_ready(gradient_jit(params, inputs, cotangent)),
+  }
+
+
+def measure_layers(report: common.Report, case: Case) -> None:
+  """Times a layer with competing heads against the plain one."""
+  layers = {"plain": layer_runs(case, None), "competing": layer_runs(case, CompetitionConfig())}
+  for name in PASSES:
+    runs = {layer: both[name] for layer, both in layers.items()}
+    tokens = case.batch * case.time
+    seconds = report.measure(f"CPU {name}", runs, ROUNDS, amount=tokens, unit="tokens")
+    report.claim(
+      f"CPU {name}: layer with competing heads / plain",
+      seconds["competing"],
+      seconds["plain"],
+      at_most=1.05,
+    )
+
+
+def main() -> None:
+  options = common.options(__doc__).parse_args()
+  lacking = devices.missing()
+  if lacking is not None:
+    sys.exit(lacking)
+  report = common.start("Competing heads on their way to the output projection", options)
+  measure_layers(report, Case(batch=4) if options.quick else Case())
+  for name in ("h100",) if options.quick else tuple(TOKENS):
+    report.tables[name] = count_designs(report, devices.DEVICES[name])
+  report.finish()
+
+
+if __name__ == "__main__":
+  main()

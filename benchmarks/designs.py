@@ -64,8 +64,8 @@ class Design:
     name: for a table.
     program: from arguments by name to the output.
     uses: the arguments that it reads.
-    elsewhere: what another kernel moves for it, multiples of the inference network's hidden layer,
-      in the forward pass and in training.
+    elsewhere: what other kernels do for it, in the forward pass and in training: so many times they
+      move the inference network's hidden layer, and multiply with its first matrix.
   """
 
   name: str
@@ -113,6 +113,12 @@ def designs(kernel: kernels.Implementation) -> dict[str, Design]:
   def softmax(a: Any) -> jax.Array:
     return kernels.routing_softmax(scores(a), implementation=kernel)
 
+  def flat(a: Any) -> jax.Array:
+    """Weights are spread over features by a product with zeros and ones; heads stay flat."""
+    units, features = a["signatures"].shape[0], a["out"].shape[0]
+    member = jnp.repeat(jnp.eye(units, dtype=a["heads"].dtype), features // units, axis=1)
+    return (a["heads"] * (plain(a).astype(member.dtype) @ member)) @ a["out"]
+
   def through(weights: Callable[[Any], jax.Array], way: kernels.Implementation) -> Any:
     def program(a: Any) -> jax.Array:
       return kernels.scaled_projection(weights(a), a["heads"], a["out"], implementation=way)
@@ -122,12 +128,13 @@ def designs(kernel: kernels.Implementation) -> dict[str, Design]:
   made = (
     Design("no routing", lambda a: a["heads"] @ a["out"], ("heads", "out")),
     Design("plain XLA", through(plain, "reference"), _EVERY),
+    Design("flat XLA", flat, _EVERY),
     Design("softmax alone", through(softmax, "reference"), _EVERY),
     Design("weights in one", through(from_inputs, "reference"), _EVERY),
     Design("scaling folded", through(plain, kernel), _EVERY),
     Design("both", through(from_inputs, kernel), _EVERY),
-    # The product for queries, keys and values writes what the first layer puts out; in training
-    # both products of its gradient read that gradient.
+    # The product for queries, keys and values makes and writes what the first layer puts out; in
+    # training both products of its gradient read that gradient.
     Design(
       "packed",
       through(from_hidden, kernel),

@@ -47,16 +47,17 @@ def count_designs(report: common.Report, device: devices.Device) -> dict[str, An
   for design in designs(device.kernels).values():
     for number, name in enumerate(PASSES):
       made = compile_design(device, design, sizes, training=name == "training")
-      hidden = sizes.tokens * sizes.hidden * jnp.dtype(sizes.dtype).itemsize
-      moved = made.census.bytes + design.elsewhere[number] * hidden
+      hidden, elsewhere = sizes.tokens * sizes.hidden, design.elsewhere[number]
+      moved = made.census.bytes + elsewhere * hidden * jnp.dtype(sizes.dtype).itemsize
+      flops = made.flops + elsewhere * 2 * hidden * sizes.embed
       floor = moved / device.bandwidth
       found = {
         "instructions": made.census.instructions,
         "kernels": made.census.kernels,
         "MiB": moved / 2**20,
         "floor us": floor * 1e6,
-        "model us": max(floor, made.flops / device.peak(sizes.dtype)) * 1e6,
-        "GFLOP": made.flops / 1e9,
+        "model us": max(floor, flops / device.peak(sizes.dtype)) * 1e6,
+        "GFLOP": flops / 1e9,
       }
       table[f"{design.name}, {name}"] = found
       cells = ", ".join(

@@ -1,7 +1,12 @@
 """Mesh axes, logical axis rules, and placement of parameters and batches.
 
 Parameters name their dimensions with logical words (`embed`, `heads`, `mlp`, `vocab`, ...); `RULES`
-says which mesh axis each is split over. A dimension that its mesh axis does not divide stays whole.
+says which mesh axis each is split over, or which axes together. A dimension that its mesh axes do
+not divide stays whole. XLA derives the rest, so that a layout changes where numbers are computed
+and never which; only `on_parts` is told.
+
+With several processes every array here is global. A process holds the rows of a batch that its
+devices need (`part_of`); `fetch` gives every process the whole of an array.
 """
 
 import dataclasses
@@ -16,8 +21,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from compmod_jax import errors
 
 RULES: dict[str, str | tuple[str, ...] | None] = {
-  "batch": ("data", "fsdp"),
-  "time": None,
+  "batch": ("data", "fsdp", "expert"),
+  "tokens": ("data", "fsdp"),  # rows that experts share: every expert sees those of its group
+  "time": "sequence",
   "embed": "fsdp",
   "heads": "tensor",
   "head_dim": None,
@@ -28,7 +34,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
   "router": None,
   "key": None,
   "units": None,
-  "experts": "tensor",
+  "experts": ("expert", "tensor"),
   "expert_mlp": None,
   "norm": None,
   "members": None,
@@ -47,6 +53,10 @@ class MeshConfig:
   """Parts that parameters and the batch are split into."""
   tensor: int = 1
   """Parts that heads, feed-forward units, experts and the vocabulary are split into."""
+  expert: int = 1
+  """Parts that experts are split into, besides those of `tensor`; other layers split the batch."""
+  sequence: int = 1
+  """Parts that the time axis of batches is split into; layers that mix times gather it."""
 
   def __post_init__(self):
     sizes = dataclasses.asdict(self)
@@ -123,10 +133,64 @@ def batch_multiple(mesh: Mesh) -> int:
   return int(np.prod([mesh.shape[axis] for axis in RULES["batch"] or ()]))
 
 
-def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-  """Global arrays from this process's rows of a batch."""
-  sharding = batch_sharding(mesh)
-  return {k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()}
+def part_of(mesh: Mesh) -> tuple[int, int]:
+  """(number, count) of the equal parts of a batch's rows, of which this process holds one.
+
+  Processes whose devices hold the same rows (of a model split over processes) share a part.
+
+  Raises:
+    UserError: the rows that this process's devices hold do not lie together.
+  """
+  rows = batch_multiple(mesh)
+  held: Any = batch_sharding(mesh).addressable_devices_indices_map((rows,)).values()
+  mine = sorted({row for (index,) in held for row in range(*index.indices(rows))})
+  number, rest = divmod(mine[0], len(mine))
+  errors.check(
+    rest == 0 and mine[-1] - mine[0] + 1 == len(mine),
+    f"mesh is {dict(mesh.shape)}, under which process {jax.process_index()} would hold rows {mine}"
+    f" of {rows}; they must lie together. Let mesh.data or mesh.fsdp be a multiple of the number of"
+    " processes, or the product of the other axes.",
+  )
+  return number, rows // len(mine)
+
+
+def place_batch(
+  batch: Mapping[str, np.ndarray], mesh: Mesh, part: tuple[int, int] = (0, 1)
+) -> dict[str, jax.Array]:
+  """Global arrays from rows of a batch; the columns of matrices are times.
+
+  Args:
+    batch: all rows, the same in every process; or those of one part.
+    mesh: the devices.
+    part: which of how many parts of the rows these are; see `part_of`.
+  """
+  number, parts = part
+
+  def one(value: np.ndarray) -> jax.Array:
+    shape, before = (len(value) * parts, *value.shape[1:]), len(value) * number
+
+    def held(index: Any) -> np.ndarray:
+      start, stop, _ = index[0].indices(shape[0])
+      return value[(slice(start - before, stop - before), *index[1:])]
+
+    names = ("batch", "time", *(None for _ in shape[2:]))[: len(shape)]
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, _spec(names, shape, mesh)), held)
+
+  return {name: one(np.asarray(value)) for name, value in batch.items()}
+
+
+def fetch(tree: Any) -> Any:
+  """The values of arrays, whole, on the host of every process; all processes must call it."""
+
+  def whole(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+      return leaf
+    assert isinstance(leaf.sharding, NamedSharding)
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(leaf.sharding.mesh, PartitionSpec()))(
+      leaf
+    )
+
+  return jax.device_get(jax.tree.map(whole, tree))
 
 
 def on_parts(
@@ -138,7 +202,7 @@ def on_parts(
   (one made by `make_mesh`) the function runs once on everything.
 
   Args:
-    function: of the arguments' parts; the first dimension of its result is the last argument's.
+    function: of the arguments' parts; its result is split like the last argument.
     arguments: arrays, or trees of arrays.
     names: for each argument the logical names of its dimensions, in a tree of the same structure; a
       dimension that its mesh axis does not divide is handed over whole.
@@ -153,6 +217,7 @@ def on_parts(
     return jax.tree.map(lambda leaf, words: _spec(words, leaf.shape, mesh), argument, names)
 
   inside = tuple(map(specs, arguments, names))
-  outside = PartitionSpec(inside[-1][0])
-  mapped = jax.shard_map(function, mesh=mesh, in_specs=inside, out_specs=outside, check_vma=False)
+  mapped = jax.shard_map(
+    function, mesh=mesh, in_specs=inside, out_specs=inside[-1], check_vma=False
+  )
   return mapped(*arguments)

@@ -1,14 +1,16 @@
 """Sharding: every layout of eight devices trains like one device."""
 
+import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec
 
 from compmod_jax import sharding
@@ -16,6 +18,7 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.text import TextData
 from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
 from compmod_jax.errors import UserError
+from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.models.transformer import PLACES, TransformerConfig
 from compmod_jax.sharding import MeshConfig, make_mesh
@@ -31,12 +34,19 @@ LAYOUTS = [
   MeshConfig(data=4, tensor=2),
   MeshConfig(data=1, fsdp=2, tensor=4),
   MeshConfig(data=2, fsdp=2, tensor=2),
+  MeshConfig(data=2, expert=4),
+  MeshConfig(data=1, expert=2, sequence=4),
+  MeshConfig(data=1, fsdp=2, tensor=2, sequence=2),
 ]
 SOURCE_TYPES, TARGET_TYPES = 16, 19  # 16 can be split, 19 cannot
 
 
 def name(layout: MeshConfig) -> str:
   return "_".join(f"{axis}{size}" for axis, size in vars(layout).items() if size > 1)
+
+
+HEADS = CompetitionConfig(key_dim=6, hidden_dim=8, balance=0.1, z=0.01)
+CHOSEN = dataclasses.replace(HEADS, rule="top_k", keep=1)
 
 
 @functools.cache
@@ -52,7 +62,9 @@ def task() -> Translation:
     dropout=0.1,
     max_length=8,
     compete=PLACES,
-    competition=CompetitionConfig(key_dim=6, hidden_dim=8),
+    competition=HEADS,
+    expert_layers=("decoder",),
+    experts=ExpertsConfig(4, competition=CHOSEN, implementation="blocked"),
   )
   tokenizers = [
     train_tokenizer([" ".join(f"w{n}" for n in range(types - 4))], words)
@@ -110,8 +122,23 @@ def start() -> TrainState:
   return jax.device_get(jax.jit(make_run(MeshConfig(data=1), 1)._init)())
 
 
-def train(run: Run, steps: int = 2) -> tuple[list[float], TrainState]:
-  """Objectives of a few steps and the state after them."""
+def one_expert_for_all(state: TrainState) -> TrainState:
+  """The state with experts that score alike: the first one gets every token."""
+  flat: Any = flatten_dict(state.params, sep="/")
+  name = "decoder_0/ffn/router/signatures"
+  return state.replace(params=unflatten_dict({**flat, name: 0 * flat[name]}, sep="/"))
+
+
+class Trained(NamedTuple):
+  """Objectives of two steps, the share of tokens of each expert in the first, the state after."""
+
+  losses: list[float]
+  shares: np.ndarray
+  state: TrainState
+
+
+def train(run: Run) -> dict[str, Trained]:
+  """Two steps from a fresh state, and from one in which a single expert gets all tokens."""
   experiment = run.experiment
   step = make_step(
     run.task,
@@ -122,35 +149,43 @@ def train(run: Run, steps: int = 2) -> tuple[list[float], TrainState]:
     ema=experiment.ema,
     mask=trainable_mask(start().params, "all"),
   )
-  jitted = jax.jit(step, out_shardings=(run.state_shardings, None))
-  state, losses = jax.device_put(start(), run.state_shardings), []
-  for _ in range(steps):
-    state, metrics = jitted(state, run.sharing.place(batch()))
-    losses.append(float(metrics["objective"]))
-  return losses, state
+  jitted = jax.jit(step, out_shardings=(run.state_shardings, sharding.replicated(run.mesh)))
+  found = {}
+  for name, begin in (("fresh", start()), ("one expert", one_expert_for_all(start()))):
+    state, losses, shares = jax.device_put(begin, run.state_shardings), [], []
+    for _ in range(2):
+      state, metrics = jitted(state, run.sharing.place(batch()))
+      losses.append(float(metrics["objective"]))
+      wins, tokens = metrics["task"]["router/decoder/layer_0/ffn/wins"]
+      shares.append(np.asarray(wins / tokens))
+    found[name] = Trained(losses, shares[0], state)
+  return found
 
 
 @functools.cache
-def single() -> tuple[list[float], TrainState]:
-  losses, state = train(make_run(MeshConfig(data=1), 1))
-  return losses, jax.device_get(state)
+def single() -> dict[str, Trained]:
+  return jax.device_get(train(make_run(MeshConfig(data=1), 1)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=name)
 def test_every_layout_gives_the_losses_and_updates_of_one_device(layout):
-  run = make_run(layout)
-  losses, state = train(run)
-  expected, peer = single()
-  np.testing.assert_allclose(losses, expected, rtol=1e-5)
-  for one, two in zip(jax.tree.leaves(state.params), jax.tree.leaves(peer.params), strict=True):
-    np.testing.assert_allclose(np.asarray(one), two, rtol=1e-5, atol=1e-6)
+  found = train(make_run(layout))
+  for start, expected in single().items():
+    np.testing.assert_allclose(found[start].losses, expected.losses, rtol=1e-5)
+    np.testing.assert_array_equal(found[start].shares, expected.shares)
+    pairs = [jax.tree.leaves(one.state.params) for one in (found[start], expected)]
+    for one, two in zip(*pairs, strict=True):
+      np.testing.assert_allclose(np.asarray(one), two, rtol=1e-5, atol=1e-6)
 
 
 def test_the_first_step_lowers_the_loss_so_that_agreement_means_something():
-  losses, state = single()
-  assert losses[1] < losses[0]
-  assert int(state.step) == 2
-  assert int(state.skipped) == 0
+  for losses, shares, state in single().values():
+    assert losses[1] < losses[0]
+    assert int(state.step) == 2
+    assert int(state.skipped) == 0
+    assert shares.shape == (4,)
+  np.testing.assert_array_equal(single()["one expert"].shares, [1, 0, 0, 0])
+  assert single()["fresh"].shares.max() < 1
 
 
 def specs(layout: MeshConfig) -> dict[str, PartitionSpec]:
@@ -173,6 +208,8 @@ def test_parameters_are_split_by_the_names_of_their_dimensions():
     f"{self_attention}/router/signatures": (None, None),
     "encoder_0/ffn/up/kernel": ("fsdp", "tensor"),
     "encoder_0/ffn/down/kernel": ("tensor", "fsdp"),
+    "decoder_0/ffn/up/kernel": ("fsdp", ("expert", "tensor"), None),
+    "decoder_0/ffn/down/kernel": (("expert", "tensor"), None, "fsdp"),
     "encoder_embedding/table": ("tensor", "fsdp"),
   }
   assert {path: trimmed(found[path]) for path in expected} == expected
@@ -185,6 +222,7 @@ def test_a_dimension_that_its_axis_does_not_divide_stays_whole():
   kernel = eight["encoder_0/self_attention/query_key_value/kernel"]
   assert trimmed(kernel) == ("fsdp", None, None, None)  # 4 heads over 8 devices; fsdp has one
   assert trimmed(eight["encoder_0/ffn/up/kernel"]) == ("fsdp", "tensor")
+  assert trimmed(eight["decoder_0/ffn/up/kernel"]) == ("fsdp", None, None)  # 4 experts
 
 
 def test_moments_and_average_lie_where_their_parameters_lie():
@@ -209,6 +247,15 @@ def test_rows_of_a_batch_are_split_over_data_and_fsdp():
   np.testing.assert_array_equal(placed["source"], batch()["source"])
 
 
+def test_the_expert_axis_splits_rows_and_the_sequence_axis_times():
+  mesh = make_mesh(MeshConfig(data=1, expert=2, sequence=4))
+  assert sharding.batch_multiple(mesh) == 2
+  placed = sharding.place_batch({**batch(), "tags": np.zeros((16, 9), np.int32)}, mesh)
+  shapes = {name: array.addressable_shards[0].data.shape for name, array in placed.items()}
+  assert shapes == {"source": (8, 2), "target": (8, 2), "index": (8,), "tags": (8, 9)}
+  np.testing.assert_array_equal(placed["target"], batch()["target"])
+
+
 def test_a_fresh_state_is_made_in_place_and_equal_on_every_layout():
   run = make_run(MeshConfig(data=1, fsdp=2, tensor=4))
   state = run.fresh_state()
@@ -229,9 +276,10 @@ def test_a_parameter_without_names_is_kept_whole_on_every_device():
 
 
 def test_minus_one_takes_the_devices_that_are_left():
-  assert dict(make_mesh(MeshConfig()).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+  ones = dict.fromkeys(("fsdp", "tensor", "expert", "sequence"), 1)
+  assert dict(make_mesh(MeshConfig()).shape) == {"data": 8, **ones}
   found = make_mesh(MeshConfig(data=2, fsdp=-1, tensor=2)).shape
-  assert dict(found) == {"data": 2, "fsdp": 2, "tensor": 2}
+  assert dict(found) == {"data": 2, **ones, "fsdp": 2, "tensor": 2}
 
 
 @pytest.mark.parametrize(

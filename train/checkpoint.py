@@ -22,6 +22,7 @@ import numpy as np
 
 from compmod_jax.errors import UserError
 from train import checkpoint_files as files
+from train.multihost import Group
 from train.orbax_guard import quiet_orbax
 
 
@@ -36,6 +37,8 @@ class Checkpointer:
       `with Checkpointer(...)`: at the end of a program Python starts no more threads, so that a
       save under way could not end, nor could the program.
     report: is told, in one sentence, of each damaged checkpoint that restoring steps over.
+    group: the processes that train together. All save and restore together, onto storage that they
+      share; process 0 verifies, and writes all but the arrays of the others.
   """
 
   def __init__(
@@ -45,6 +48,7 @@ class Checkpointer:
     *,
     asynchronous: bool = False,
     report: Callable[[str], None] = lambda text: None,
+    group: Group = Group(),
   ):
     import orbax.checkpoint as ocp
 
@@ -52,7 +56,14 @@ class Checkpointer:
       raise UserError(f"keep_last is {keep_last}; it must be at least 1. Leave it out for 3.")
     quiet_orbax()
     self._ocp = ocp
-    self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+    self._group = group
+    # Naming the processes makes orbax wait for them without the devices, which threads must not.
+    active = set(range(jax.process_count())) if group.links else None
+    several = ocp.options.MultiprocessingOptions(active_processes=active)
+    self._orbax = ocp.AsyncCheckpointer(
+      ocp.StandardCheckpointHandler(multiprocessing_options=several),
+      multiprocessing_options=several,
+    )
     self._directory = Path(directory).absolute()
     self._keep_last = keep_last
     self._asynchronous = asynchronous
@@ -185,13 +196,20 @@ class Checkpointer:
     return sorted(found, key=files.order, reverse=True)
 
   def _newest_good(self, step: int | None) -> Path | None:
+    name = self._group.decide("checkpoint", lambda: self._choose(step))
+    if name is None:
+      return None
+    self._good.add(self._directory / name)
+    return self._directory / name
+
+  def _choose(self, step: int | None) -> str | None:
+    """Name of the newest checkpoint that is whole."""
     candidates = [p for p in self._newest_first() if step is None or files.order(p)[0] == step]
     problems = []
     for path in candidates:
       problem = None if path in self._good else files.damage(path)
       if problem is None:
-        self._good.add(path)
-        return path
+        return path.name
       problems.append(f"{path.name}: {problem}")
       if path not in self._damaged:
         self._damaged.add(path)
@@ -210,7 +228,7 @@ class Checkpointer:
     target = self._directory / files.free_name(self._directory, step)
     temporary = self._directory / f"tmp_{target.name}"
     try:
-      if jax.process_index() == 0:
+      if self._group.primary:
         self._prepare(temporary, sum(leaf.nbytes for leaf in leaves.values()) + len(record))
         (temporary / "meta.json").write_text(record)
       # orbax cannot write empty arrays; the record is enough to make them again.
@@ -235,12 +253,12 @@ class Checkpointer:
     """Makes a checkpoint of what orbax is writing. Runs in a thread of its own."""
     try:
       self._orbax.wait_until_finished()
-      if jax.process_index() == 0:
+      if self._group.primary:
         files.write_manifest(temporary)
         temporary.rename(target)
         files.sync(self._directory)
       self._good.add(target)
-      if jax.process_index() == 0:
+      if self._group.primary:
         self._remove_old(target)
     except (OSError, ValueError) as error:
       self._error = self._write_error(temporary, error)

@@ -28,7 +28,8 @@ LEGEND = "*: a mechanism. Plain model: without competition, gates, reading strat
 def opening_lines(run: Run) -> list[str]:
   """What the log says before the first step: model, data, batches, devices, and any warnings."""
   experiment, task = run.experiment, run.task
-  shape = " x ".join(f"{size} {axis}" for axis, size in run.mesh.shape.items())
+  split = {axis: size for axis, size in run.mesh.shape.items() if size > 1}
+  shape = " x ".join(f"{size} {axis}" for axis, size in split.items()) or "1 data"
   lines = [
     f"{experiment.name}: {task.describe()} {count_parameters(task):,} parameters.",
     "objective: " + " + ".join(f"{weight:g} x {name}" for name, weight in task.objective().items()),

@@ -16,6 +16,7 @@ from compmod_jax.serialise import to_json
 from compmod_jax.tasks.base import Evaluation, Sharing, Task
 from train import describe
 from train.loop import History
+from train.multihost import Group
 from train.run import Run, parameter_shardings
 from train.workdir import read_config
 from train.writer import Writer
@@ -44,8 +45,11 @@ def evaluate_splits(
   }
 
 
-def report_run(run: Run, history: History, writer: Writer, *, command: str) -> None:
+def report_run(
+  run: Run, history: History, writer: Writer, *, command: str, group: Group = Group()
+) -> None:
   """Evaluates the best model, prints table and samples, writes `results.json` and the report."""
+  group.meet("best model")  # process 0 has written it
   params = load_parameters(run.workdir / "models" / "best", run.task, run.mesh)
   found, seconds = dict[str, Evaluation](), dict[str, float]()
   for split in run.task.final_splits():
@@ -59,6 +63,8 @@ def report_run(run: Run, history: History, writer: Writer, *, command: str) -> N
   for split, evaluation in found.items():
     writer.write("final", history.best_step, {"split": split, **evaluation.values})
   weights = mean_weights(run.task, params, "valid", sharing=run.sharing)
+  if not group.primary:
+    return
   results = collect(run, history, found, weights, command)
   results["evaluate_seconds"] = seconds
   writer.status("")

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from compmod_jax import errors
+from compmod_jax import errors, sharding
 from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.serialise import to_json
 from compmod_jax.tasks.base import lower_is_better
@@ -19,6 +19,7 @@ from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from train import describe, nonfinite
 from train.checkpoint import Checkpointer
 from train.log import Log, Step
+from train.multihost import Group
 from train.optimizer import lower_rate, stands_still
 from train.preemption import Preemption
 from train.run import Run, encode_files
@@ -57,8 +58,8 @@ TIME_UP = "the time limit was reached"
 class Loop:
   """Trains a run from where its workdir stands to its end; see `train`."""
 
-  def __init__(self, run: Run, writer: Writer, preemption: Preemption):
-    self.run, self.writer, self.preemption = run, writer, preemption
+  def __init__(self, run: Run, writer: Writer, preemption: Preemption, group: Group = Group()):
+    self.run, self.writer, self.preemption, self.group = run, writer, preemption, group
     self.experiment = run.experiment
     self.history = History()
     self.checkpoints = Checkpointer(
@@ -66,6 +67,7 @@ class Loop:
       keep_last=run.experiment.keep_last,
       asynchronous=True,
       report=writer.say,
+      group=group,
     )
     self.files = run.task.files()
     hashes = json.dumps({k: hashlib.sha256(v).hexdigest() for k, v in self.files.items()})
@@ -144,7 +146,9 @@ class Loop:
   def save(self) -> None:
     """Starts writing a checkpoint of the last completed step."""
     with self.preemption.lock:
-      self._save(self.history.step, *self._publish())
+      held = self._publish()
+    # Without the lock: processes that save together may wait for one whose lock is taken for good.
+    self._save(self.history.step, *held)
 
   # Steps.
 
@@ -172,7 +176,9 @@ class Loop:
       mask=trainable_mask(self.state.params, trainable),
       total_steps=self.run.total_steps,
     )
-    return jax.jit(step, donate_argnums=0, out_shardings=(self.run.state_shardings, None))
+    # Every process reads the metrics, without having to ask the others.
+    places = self.run.state_shardings, sharding.replicated(self.run.mesh)
+    return jax.jit(step, donate_argnums=0, out_shardings=places)
 
   def _phase(self, number: int, end: int) -> None:
     if len(self.experiment.phases) > 1:
@@ -194,7 +200,7 @@ class Loop:
     phase, iterator = self.experiment.phases[number], self.run.iterators[number]
     batch = next(iterator)
     waited = time.monotonic() - began
-    placed = self.run.sharing.place(batch)
+    placed = self.run.place(batch)
     compiled, flops = self._compile(phase.trainable, placed)
     # The lock keeps a preemption from reading buffers that the step is about to reuse.
     with self.preemption.lock:
@@ -279,9 +285,9 @@ class Loop:
       history.stale += 1
     if self.experiment.keep_models:
       self._save_model(models / f"step-{history.step:08d}", score)
-      kept = sorted(models.glob("step-*"))
-      for folder in kept[: -self.experiment.keep_models]:
-        shutil.rmtree(folder)
+      if self.group.primary:
+        for folder in sorted(models.glob("step-*"))[: -self.experiment.keep_models]:
+          shutil.rmtree(folder)
 
   def _save_model(self, folder: Any, score: float) -> None:
     meta = {
@@ -292,8 +298,9 @@ class Loop:
       "metric": self.run.task.metric,
       "score": score,
     }
-    params = jax.tree.map(np.asarray, jax.device_get(self.state.weights))
-    save_model_folder(folder, params=params, files=self.files, meta=meta)
+    params = jax.tree.map(np.asarray, sharding.fetch(self.state.weights))
+    if self.group.primary:
+      save_model_folder(folder, params=params, files=self.files, meta=meta)
 
 
 def _shapes(batch: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -4,16 +4,21 @@
 
 `--config PATH[:VARIANT]` names a file with `get_config(variant)`; `--config.FIELD=VALUE` overrides
 any field of it. The same command continues a run that was interrupted. `--describe` shows the model
-and trains nothing.
+and trains nothing. `--multihost` trains in several processes together (docs/pods.md).
 """
 
 import contextlib
 import dataclasses
+import hashlib
+import importlib.metadata
+import json
 import shlex
 from pathlib import Path
 
+from compmod_jax.serialise import to_json
 from train import cli
 from train.experiment import Experiment, parse
+from train.multihost import Group, Multihost, joined
 from train.preemption import Preemption
 
 
@@ -27,6 +32,8 @@ class Args:
   """Folder of the run; made if it does not exist, continued if it does."""
   describe: bool = False
   """Print the model as a diagram, with parameters and FLOPs beside the plain model's, and end."""
+  multihost: Multihost = Multihost()
+  """Several processes that train together."""
 
 
 def main(argv: list[str]) -> None:
@@ -37,7 +44,19 @@ def main(argv: list[str]) -> None:
       show(args.config)
       return
     command = shlex.join(["python", "-m", "train.main", *argv])
-    train(args.config, args.workdir, preemption, command=command)
+    with joined(args.multihost, about=describe_start(args)) as group:
+      preemption.group = group
+      train(args.config, args.workdir, preemption, command=command, group=group)
+
+
+def describe_start(args: Args) -> dict[str, str]:
+  """What must be the same in all processes that train together."""
+  configuration = json.dumps(to_json(args.config)).encode()
+  return {
+    "configuration": hashlib.sha256(configuration).hexdigest()[:12],
+    "workdir": str(args.workdir),
+    "jax": importlib.metadata.version("jax"),
+  }
 
 
 def show(experiment: Experiment) -> None:
@@ -49,7 +68,12 @@ def show(experiment: Experiment) -> None:
 
 
 def train(
-  experiment: Experiment, workdir: Path, preemption: Preemption, *, command: str = ""
+  experiment: Experiment,
+  workdir: Path,
+  preemption: Preemption,
+  *,
+  command: str = "",
+  group: Group = Group(),
 ) -> None:
   """Trains an experiment to its end, from wherever its workdir stands, evaluates and reports.
 
@@ -58,14 +82,13 @@ def train(
     workdir: folder of the run.
     preemption: ends the process on a signal, after saving.
     command: how the program was started, for the report.
+    group: the processes that train together.
 
   Raises:
     UserError: any part of the experiment is wrong, or the workdir is in use or belongs to another
       experiment.
   """
   # What follows takes seconds to import; mistakes on the command line are told before.
-  import jax
-
   from train import finish
   from train.loop import Loop
   from train.run import set_up, use_compile_cache
@@ -73,14 +96,16 @@ def train(
   from train.writer import Writer
 
   use_compile_cache()
-  with alone(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
-    run = set_up(experiment, workdir, command=command)
-    with Writer(workdir, total_steps=run.total_steps) as writer:
-      for note in run.notes:
-        writer.say(f"note: {note}")
-      loop = Loop(run, writer, preemption)
-      loop.train()
-      finish.report_run(run, loop.history, writer, command=command)
+  with contextlib.ExitStack() as held:
+    group.decide("workdir", lambda: held.enter_context(alone(workdir)))
+    run = group.first("set up", lambda: set_up(experiment, workdir, command=command))
+    written = workdir if group.primary else None
+    writer = held.enter_context(Writer(written, total_steps=run.total_steps))
+    for note in run.notes:
+      writer.say(f"note: {note}")
+    loop = Loop(run, writer, preemption, group)
+    loop.train()
+    finish.report_run(run, loop.history, writer, command=command, group=group)
 
 
 if __name__ == "__main__":

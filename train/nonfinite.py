@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax import errors, losses
+from compmod_jax import errors, losses, sharding
 from compmod_jax.sites import Taps
 from compmod_jax.tasks.base import Context
 
@@ -26,7 +26,7 @@ def watch(loop: Any, last: Any) -> None:
     return
   step, metrics, batch = last
   loop.bad_step = step
-  path = save_batch(loop.run.workdir, step, batch)
+  path = save_batch(loop.run.workdir, step, batch, loop.group.process)
   loop.writer.say(
     f"step {step}: loss {metrics['objective']:g}, gradient norm {metrics['gradient_norm']:g};"
     f" step skipped, batch saved as {path}"
@@ -35,7 +35,7 @@ def watch(loop: Any, last: Any) -> None:
   if metrics["bad_run"] < limit:
     return
   loop.save()
-  where = locate(loop.run.task, loop.state, loop.run.sharing.place(batch), loop.experiment.seed)
+  where = locate(loop.run.task, loop.state, loop.run.place(batch), loop.experiment.seed)
   raise errors.UserError(
     f"Training stopped at step {step}: the loss or its gradient was not finite in {limit} steps in"
     f" a row (max_nonfinite). {where} The batches are in {path.parent}. Lower the learning rate,"
@@ -44,11 +44,11 @@ def watch(loop: Any, last: Any) -> None:
   )
 
 
-def save_batch(workdir: Path, step: int, batch: Any) -> Path:
-  """Writes a batch as `nonfinite/step-N.npz` and returns the path."""
+def save_batch(workdir: Path, step: int, batch: Any, process: int = 0) -> Path:
+  """Writes a batch as `nonfinite/step-N.npz` and returns the path; other processes their parts."""
   folder = workdir / "nonfinite"
   folder.mkdir(exist_ok=True)
-  path = folder / f"step-{step:08d}.npz"
+  path = folder / f"step-{step:08d}{f'-process-{process}' if process else ''}.npz"
   arrays: Any = {name: np.asarray(value) for name, value in batch.items()}
   np.savez(path, **arrays)
   return path
@@ -70,7 +70,7 @@ def locate(task: Any, state: Any, batch: Any, seed: int) -> str:
     context = Context(jax.random.key(seed), state.step, train=False)
     return losses.objective(task.loss(params, state.carry, batch, context)[0])
 
-  finite = jax.device_get(jax.jit(finite_sites)(state.params))
+  finite = sharding.fetch(jax.jit(finite_sites)(state.params))
   if not all(finite):
     return f"The first activation that is not finite is the site {sites[finite.index(False)]}."
   if bad := _bad_leaves(jax.jit(jax.grad(objective))(state.params)):
@@ -82,6 +82,6 @@ def _bad_leaves(tree: Any) -> list[str]:
   finite = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree))(tree)
   return [
     jax.tree_util.keystr(path, simple=True, separator="/")
-    for path, good in jax.tree_util.tree_leaves_with_path(jax.device_get(finite))
+    for path, good in jax.tree_util.tree_leaves_with_path(sharding.fetch(finite))
     if not good
   ]

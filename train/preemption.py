@@ -7,6 +7,7 @@ processes, which inherit masks, are as killable as they always were, and it does
 threads already run.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,7 +15,10 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from train.multihost import Group
+
 _CURSOR_ON = "\x1b[?25h"
+_CATCH_UP = 300.0  # seconds in which the other processes' last step may be compiled and run
 
 
 class Preemption:
@@ -36,8 +40,8 @@ class Preemption:
   Ctrl-C. Where nothing is held it does so at once. Where saving fails the line says why, and the
   status is 1. Further signals change nothing.
 
-  This is for one process. Where several train together they must agree on the step first; make
-  this after `jax.distributed.initialize`, whose own handler would otherwise take its place.
+  Where several processes train together (`group`) a signal to one stops all: they tell each other
+  the last step they completed, those behind go on to the latest one, and all save that.
 
   Args:
     signals: the signals to act on, for example also SIGUSR1 where a scheduler sends that first.
@@ -48,6 +52,7 @@ class Preemption:
     save: called in the signal's thread with the step and the object last given to `hold`.
     lock: reentrant; held by the main loop while it replaces the published state.
     requested: set from the first signal on.
+    group: the processes that train together.
   """
 
   def __init__(
@@ -59,6 +64,9 @@ class Preemption:
     self.save: Callable[[int, Any], object] | None = None
     self.lock = threading.RLock()
     self.requested = threading.Event()
+    self._group = Group()
+    self._last_step: int | None = None  # at which the main thread is to stop
+    self._arrived = threading.Event()  # there
     self._patience = patience
     self._held: tuple[int, Any] | None = None
     self._read, self._write = os.pipe()
@@ -73,6 +81,17 @@ class Preemption:
       signal.siginterrupt(number, False)  # so that no library sees its system calls fail
     os.register_at_fork(after_in_child=self._restore_handlers)
 
+  @property
+  def group(self) -> Group:
+    """The processes that train together."""
+    return self._group
+
+  @group.setter
+  def group(self, group: Group) -> None:
+    self._group = group
+    if group.links is not None:
+      group.links.listen("stop", lambda number: os.write(self._write, bytes([number])))
+
   def hold(self, step: int, snapshot: Any) -> None:
     """Publishes what `save` shall be called with: the step just completed and what belongs to it.
 
@@ -80,6 +99,9 @@ class Preemption:
     """
     with self.lock:
       self._held = step, snapshot
+      if step == self._last_step:
+        self._arrived.set()
+        threading.Event().wait()  # the other thread saves and ends the process
 
   def close(self) -> None:
     """Puts the signals' former handlers back. If a signal came, waits for the process to end."""
@@ -110,23 +132,47 @@ class Preemption:
 
   def _leave(self, number: signal.Signals) -> None:
     self.requested.set()
+    if self._group.links is not None:
+      self._group.links.post("stop", int(number))
     self.lock.acquire(timeout=self._patience)
     status = 128 + number
-    if self._held is None or self.save is None:
-      message = "nothing was saved, as no step was completed yet"
-    else:
-      step, snapshot = self._held
-      try:
-        self.save(step, snapshot)
-        message = f"checkpoint of step {step} saved; run the same command to continue"
-      except BaseException as error:
-        message = f"the checkpoint of step {step} could not be saved: {error or repr(error)}"
-        status = 1
+    try:
+      held = self._agreed()
+      if held is None or self.save is None:
+        message = "nothing was saved, as no step was completed yet"
+      else:
+        self.save(*held)
+        message = f"checkpoint of step {held[0]} saved; run the same command to continue"
+    except BaseException as error:
+      step = "the last step" if self._held is None else f"step {self._held[0]}"
+      message = f"the checkpoint of {step} could not be saved: {error or repr(error)}"
+      status = 1
+    self._part()
     # In a thread, as the main thread may hold the stream's lock, stuck at a pipe nobody reads.
     last_words = threading.Thread(target=_say, args=(f"{number.name}: {message}",), daemon=True)
     last_words.start()
     last_words.join(timeout=5.0)
     os._exit(status)
+
+  def _agreed(self) -> tuple[int, Any] | None:
+    """What is held, once every process has completed the latest step that any has."""
+    step = -1 if self._held is None else self._held[0]
+    if self._group.links is None:
+      return self._held
+    latest = max(self._group.links.gather("last step", step, timeout=2 * self._patience))
+    if latest > step:
+      self._last_step = latest
+      self.lock.release()
+      if not self._arrived.wait(_CATCH_UP):
+        raise TimeoutError(f"step {latest}, which another process completed, does not end here")
+    return self._held
+
+  def _part(self) -> None:
+    """Leaves the other processes, none before all have saved."""
+    if self._group.links is not None:
+      with contextlib.suppress(LookupError):
+        self._group.links.gather("saved", timeout=self._patience)
+      self._group.links.leave()
 
 
 def _say(message: str) -> None:

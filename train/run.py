@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from compmod_jax import sharding
 from compmod_jax.analysis.watch import HeadWatch
 from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
-from compmod_jax.tasks.base import Sharing, Task
+from compmod_jax.tasks.base import Batch, Sharing, Task
 from train.experiment import Experiment
 from train.optimizer import learning_rate, make_optimizer
 from train.start import Start
@@ -49,6 +49,7 @@ class Run:
     task: the task, tokenizers trained.
     mesh: the devices.
     sharing: how batches are laid over the devices.
+    part: which of how many parts of every training batch this process reads.
     iterators: training batches of each phase; phases on the same part of the data share one, so
       that a later phase goes on where an earlier one stopped.
     batches_per_epoch: of each phase.
@@ -63,6 +64,11 @@ class Run:
   iterators: list[Any]
   batches_per_epoch: list[int]
   notes: list[str]
+  part: tuple[int, int] = (0, 1)
+
+  def place(self, batch: Batch) -> Batch:
+    """Puts a training batch on the devices, of which this process has read its part."""
+    return _place(batch, self.mesh, self.experiment.micro_batches, self.part)
 
   @functools.cached_property
   def phase_ends(self) -> list[int]:
@@ -161,7 +167,7 @@ class Run:
     if not self.experiment.start:
       return state
     start = Start(Path(self.experiment.start))
-    fresh = jax.device_get(state.params)
+    fresh = sharding.fetch(state.params)
     params, note = start.merged(fresh, self.experiment.model)
     say(note)
     params = jax.device_put(params, self.state_shardings.params)
@@ -176,11 +182,15 @@ def parameter_shardings(task: Task, mesh: Mesh) -> Any:
 
 def sharing_of(mesh: Mesh, micro_batches: int = 1) -> Sharing:
   """How batches are laid over a mesh; rows that it cannot share evenly get filler rows."""
-  multiple = sharding.batch_multiple(mesh) * micro_batches
-  part = max(1, multiple // jax.process_count())
   return Sharing(
-    place=lambda batch: sharding.place_batch(fill_up(batch, part), mesh), multiple=multiple
+    place=lambda batch: _place(batch, mesh, micro_batches),
+    multiple=sharding.batch_multiple(mesh) * micro_batches,
   )
+
+
+def _place(batch: Batch, mesh: Mesh, micro_batches: int, part: tuple[int, int] = (0, 1)) -> Batch:
+  multiple = sharding.batch_multiple(mesh) * micro_batches
+  return sharding.place_batch(fill_up(batch, multiple // part[1]), mesh, part)
 
 
 def fill_up(batch: Mapping[str, np.ndarray], multiple: int) -> dict[str, np.ndarray]:
@@ -213,6 +223,9 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     files = load_model_folder(workdir / "tokenizers")[1]
   elif experiment.start:
     files = Start(Path(experiment.start)).files()
+  read = sharding.part_of(mesh)
+  if multiple % sharing.multiple:
+    read = 0, 1  # filler rows go below all others, so that a process has to know how many there are
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
   shapes = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
   for phase in experiment.phases:
@@ -222,8 +235,8 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
       part=part,
       seed=experiment.seed,
       multiple=multiple,
-      process=jax.process_index(),
-      processes=jax.process_count(),
+      process=read[0],
+      processes=read[1],
     )
     for part in dict.fromkeys(phase.part for phase in experiment.phases)
   }
@@ -239,6 +252,7 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     task=task,
     mesh=mesh,
     sharing=sharing,
+    part=read,
     iterators=[made[phase.part][0] for phase in experiment.phases],
     batches_per_epoch=[made[phase.part][1] for phase in experiment.phases],
     notes=notes,

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from compmod_jax.mechanisms.health import weights_by_position
+from compmod_jax.sharding import fetch
 from compmod_jax.sites import Taps
 from compmod_jax.tasks.base import Batch, Sharing, Task
 
@@ -36,7 +37,7 @@ def mean_weights(
     return {}
   sums = jax.jit(functools.partial(_sums, task, positions=positions))
   batches = task.eval_batches(split, multiple=sharing.multiple)
-  parts = [jax.device_get(sums(params, sharing.place(batch))) for batch in batches]
+  parts = [fetch(sums(params, sharing.place(batch))) for batch in batches]
   totals = added(parts)
   return {
     site: {

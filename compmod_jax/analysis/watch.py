@@ -9,6 +9,7 @@ import numpy as np
 
 from compmod_jax.analysis.routing import added
 from compmod_jax.mechanisms.health import weights_by_position
+from compmod_jax.sharding import fetch
 from compmod_jax.sites import Taps
 from compmod_jax.tasks.base import Batch, Sharing, Task
 
@@ -61,7 +62,7 @@ class HeadWatch:
       the heads' outputs before and after they are weighted. Means over sentences; None where no
       sentence is so long.
     """
-    found = added(jax.device_get(self._sums(params, batch)) for batch in self._batches)
+    found = added(fetch(self._sums(params, batch)) for batch in self._batches)
     sites = {
       module: {
         "first": self._task.start_tokens(module),

@@ -125,7 +125,8 @@ def sparse(
   """The weighted sum of the chosen experts of every position; the others do not run.
 
   Equals `dense` with the weights of all but the chosen experts set to 0. On a mesh every device
-  sorts its own tokens for its own experts, and the devices' sums are added.
+  sorts tokens for its own experts, those of all devices that hold other experts, and the devices'
+  sums are added: no expert drops a token, however many want it.
 
   Args:
     inputs: what the experts read.
@@ -137,20 +138,15 @@ def sparse(
     factors: what the chosen experts' hidden units are multiplied with (dropout).
     implementation: of the grouped products.
   """
-  batch, time, embed = inputs.shape
-  rows = [x.reshape(batch * time, *x.shape[2:]) for x in (inputs, shares, active)]
-  names: list[tuple[str | None, ...]] = [("batch", None), ("batch", None), ("batch", None)]
+  names: list[tuple[str | None, ...]] = [("tokens", "time", None)] * 3
+  rows = [inputs, shares, active]
   if factors is not None:
-    rows.append(factors.reshape(batch * time, *factors.shape[2:]))
-    names.append(("batch", None, None))
-  made = sharding.on_parts(
-    functools.partial(
-      _sparse_rows, activation=activation, keep=keep, implementation=implementation
-    ),
-    [weights, *rows],
-    [_LOGICAL, *names],
+    rows.insert(0, factors)
+    names.insert(0, ("tokens", "time", None, None))
+  run = functools.partial(
+    _sparse_part, activation=activation, keep=keep, implementation=implementation
   )
-  return made.reshape(batch, time, embed)
+  return sharding.on_parts(run, [weights, *rows], [_LOGICAL, *names])
 
 
 # The matrices' other axes are gathered where they are split.
@@ -159,18 +155,15 @@ _LOGICAL: Any = ExpertWeights._make(
 )
 
 
-def _sparse_rows(
+def _sparse_part(
   weights: ExpertWeights,
-  inputs: jax.Array,
-  shares: jax.Array,
-  active: jax.Array,
-  factors: jax.Array | None = None,
-  *,
+  *arrays: jax.Array,
   activation: Callable[[jax.Array], jax.Array],
   keep: int,
   implementation: grouped.Grouped,
 ) -> jax.Array:
-  """`sparse` on rows, by one device; where it holds some experts only, added over those devices."""
+  """`sparse` by one device; where it holds some experts only, added over those devices."""
+  *factors, inputs, shares, active = (x.reshape(-1, *x.shape[2:]) for x in arrays)
   here, experts = weights.up.shape[1], shares.shape[-1]
   axis = sharding.RULES["experts"] if here < experts else None
   first = lax.axis_index(axis) * here if axis else 0
@@ -183,11 +176,12 @@ def _sparse_rows(
   multiply = functools.partial(grouped.product, sizes=plan.sizes, implementation=implementation)
   hidden = multiply(_spread(inputs, plan, keep), weights.up, axis=1) + expert @ weights.up_bias
   hidden = activation(hidden)
-  if factors is not None:
-    hidden = hidden * _pick(factors.reshape(-1, factors.shape[-1]), plan.pair)
+  for factor in factors:
+    hidden = hidden * _pick(factor.reshape(-1, factor.shape[-1]), plan.pair)
   made: jax.Array = _collect(multiply(hidden * share, weights.down), plan, keep)
   made = made + shares @ weights.down_bias
-  return lax.psum(made, axis) if axis else made
+  made = lax.psum(made, axis) if axis else made
+  return made.reshape(*arrays[-1].shape[:2], -1)
 
 
 def sort_by_expert(chosen: Int[Array, "rows keep"], experts: int) -> Plan:

@@ -16,6 +16,7 @@ from compmod_jax.decoding import DecodeConfig, decode
 from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.nemot import Nemot
 from compmod_jax.models.text import Text
+from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import recoded_step
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
@@ -106,7 +107,7 @@ class Answerer:
     done = 0
     for number, batch in enumerate(batches):
       key = jax.random.fold_in(rng, number)
-      out = jax.device_get(self._search_for(params, sharing.place(batch), key, config=config))
+      out = fetch(self._search_for(params, sharing.place(batch), key, config=config))
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
         found[batch["index"][row]] = self._answers(out, row)
         done += 1

@@ -9,6 +9,7 @@ import numpy as np
 
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term
+from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit, Taps
 
 Batch = Mapping[str, Any]
@@ -26,7 +27,7 @@ class Sharing:
   """How batches are laid over devices.
 
   Attributes:
-    place: puts a batch on the devices.
+    place: puts a batch on the devices; with several processes all have the whole batch.
     multiple: rows of a batch are a multiple of this.
   """
 
@@ -100,7 +101,7 @@ def total_losses(
   """
   found, whole = [], list(batches)
   for number, batch in enumerate(whole):
-    found.append(np.asarray(jax.device_get(score(params, sharing.place(batch))), np.float64))
+    found.append(np.asarray(fetch(score(params, sharing.place(batch))), np.float64))
     status(f"loss on {split}", number + 1, len(whole))
   return np.sum(found, axis=0).tolist()
 

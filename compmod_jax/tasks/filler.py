@@ -13,6 +13,7 @@ from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.data.vocabulary import MASK
 from compmod_jax.models.encoder import Encoder
+from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 from compmod_jax.tasks.modulated import EncoderMode
@@ -95,7 +96,7 @@ class Filler:
     masked = [i for i, one in enumerate(ids) if self.tokenizer.mask in one]
     done = 0
     for batch in self._batches(ids, masked, sharing.multiple):
-      best, probabilities = jax.device_get(
+      best, probabilities = fetch(
         self._probabilities(params, sharing.place(batch), top=min(top, self._ordinary.sum()))
       )
       for row in np.flatnonzero(batch["index"] >= 0).tolist():

@@ -16,6 +16,7 @@ from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.losses import Term
 from compmod_jax.mechanisms.anchors import anchor_loss
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
+from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks.base import (
   Batch,
@@ -306,7 +307,7 @@ class LanguageModel(OfSplits):
     for number, batch in enumerate(batches):
       key = jax.random.fold_in(jax.random.key(self.config.noise_seed), number)
       found, states = self._scores(params, states, sharing.place(batch), key)
-      totals += np.asarray(jax.device_get(found), np.float64)
+      totals += np.asarray(fetch(found), np.float64)
       status(f"loss on {split}", number + 1, len(batches))
     nll, tokens, error = (float(x) for x in totals)
     words = sum(len(text.split()) + 1 for text in self.config.data.load(split))

@@ -12,6 +12,7 @@ from compmod_jax import errors
 from compmod_jax.losses import Term, cross_entropy
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import competing, modulated
 from compmod_jax.tasks.base import (
@@ -174,7 +175,7 @@ class MaskedLM(OverBlocks):
     sums, texts = np.zeros(3), dict[int, tuple[str, str, str]]()
     count = len(self.blocks[split]) if decode is True else int(decode)
     for i, batch in enumerate(batches):
-      *found, best = jax.device_get(self._scores(params, sharing.place(batch)))
+      *found, best = fetch(self._scores(params, sharing.place(batch)))
       sums += np.asarray(found, np.float64)
       texts |= self.blocks.filled(batch, best, count)
       status(f"loss on {split}", i + 1, len(batches))

@@ -11,6 +11,7 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.sharding import fetch
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 
 _SHORTEST = 8  # padded length of the shortest texts
@@ -80,7 +81,7 @@ class Scorer:
       if labels is not None:
         own = np.asarray([*labels, 0.0], np.float32)[batch["index"]]
         batch["label"] = np.repeat(own[:, None], batch["tokens"].shape[1], axis=1)
-      values = jax.device_get(self._run(params, sharing.place(batch)))
+      values = fetch(self._run(params, sharing.place(batch)))
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
         number = int(batch["index"][row])
         tokens = np.asarray(ids[number], np.int32)

@@ -14,6 +14,7 @@ from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from compmod_jax.decoding import DecodeConfig, decode
 from compmod_jax.models.transformer import Transformer
+from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import recoded_step
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
@@ -97,7 +98,7 @@ class Translator:
     for number, batch in enumerate(self._batches(sentences, sharing.multiple)):
       search = self._search_for(config, batch["source"].shape[1], routing)
       key = jax.random.fold_in(rng, number)
-      found = jax.device_get(search(params, sharing.place(batch), key, dict(edits or {})))
+      found = fetch(search(params, sharing.place(batch), key, dict(edits or {})))
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
         results[batch["index"][row]] = self._hypotheses(found, row)
         done += 1

@@ -16,7 +16,7 @@ from compmod_jax.mechanisms import dispatch
 from compmod_jax.mechanisms.dispatch import ExpertWeights
 from compmod_jax.sharding import MeshConfig, make_mesh
 
-BATCH, TIME, EMBED, EXPERTS, MLP, KEEP = 8, 3, 5, 8, 6, 2
+BATCH, TIME, EMBED, EXPERTS, MLP, KEEP = 8, 4, 5, 8, 6, 2
 TOKENS = BATCH * TIME
 
 
@@ -198,28 +198,35 @@ LAYOUTS = [
   MeshConfig(data=8),
   MeshConfig(data=2, fsdp=2, tensor=2),
   MeshConfig(data=1, tensor=8),
+  MeshConfig(data=2, expert=4),
+  MeshConfig(data=1, tensor=2, expert=2, sequence=2),
 ]
+
+
+def layout_name(layout: MeshConfig) -> str:
+  return "_".join(f"{axis}{size}" for axis, size in vars(layout).items() if size > 1)
 
 
 def placed(layout: MeshConfig, shares: np.ndarray, active: np.ndarray) -> tuple[Any, ...]:
   mesh = make_mesh(layout)
-  tensor = "tensor" if layout.tensor > 1 else None
+  experts = sharding.RULES["experts"]
   places = ExpertWeights(
-    PartitionSpec("fsdp" if EMBED % layout.fsdp == 0 else None, tensor),
-    PartitionSpec(tensor),
-    PartitionSpec(tensor),
-    PartitionSpec(tensor),
+    PartitionSpec("fsdp" if EMBED % layout.fsdp == 0 else None, experts),
+    PartitionSpec(experts),
+    PartitionSpec(experts),
+    PartitionSpec(experts),
   )
-  rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+  rows = NamedSharding(mesh, PartitionSpec(sharding.RULES["batch"]))
   weights = jax.tree.map(
     lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), WEIGHTS, places
   )
   return (*(jax.device_put(x, rows) for x in (INPUTS, shares, active)), weights)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda c: f"{c.data}_{c.fsdp}_{c.tensor}")
-def test_eight_devices_give_the_values_and_gradients_of_one(layout):
-  shares, active = choices(3, 1.0)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
+@pytest.mark.parametrize("imbalance", [1.0, 1e4], ids=["uneven", "one_expert_for_all_tokens"])
+def test_eight_devices_give_the_values_and_gradients_of_one(layout, imbalance):
+  shares, active = choices(3, imbalance)
   arrays = placed(layout, shares, active)
   found = gradients("blocked")(*arrays)
   assert_same(found, gradients("blocked")(INPUTS, shares, active, WEIGHTS), active)
@@ -235,7 +242,7 @@ def test_every_device_sorts_its_own_tokens_for_its_own_experts():
 
   layout = MeshConfig(data=2, fsdp=2, tensor=2)
   inputs, shares, _, weights = placed(layout, *choices(3))
-  rows = ("batch", None, None)
+  rows = ("tokens", "time", None)
   arguments, names = [weights.down, inputs, shares], [("experts", None, None), rows, rows]
   jax.jit(functools.partial(sharding.on_parts, spy, names=names))(arguments)
   assert shapes == [

@@ -209,7 +209,10 @@ class Program:
 
   def finish(self, status: int, timeout: float = 180.0) -> str:
     """Waits for the end; returns what was printed."""
-    found = self.process.wait(timeout)
+    try:
+      found = self.process.wait(timeout)
+    except subprocess.TimeoutExpired as error:
+      raise AssertionError(f"still running after {timeout} seconds:\n{self.text}") from error
     self._reader.join()
     assert found == status, f"exit status {found}, not {status}:\n{self.text}"
     return self.text

@@ -125,8 +125,9 @@ def test_eight_devices_give_the_gradients_of_one(layout):
   mesh = make_mesh(layout)
   places = parameter_shardings(jax.eval_shape(task().init, jax.random.key(0)), mesh)
   up, down = (places["encoder_0"]["ffn"][name]["kernel"].spec for name in ("up", "down"))
-  assert up == PartitionSpec("fsdp", "tensor", None)  # experts are split, and the model's width
-  assert down == PartitionSpec("tensor", None, "fsdp")
+  experts = ("expert", "tensor")
+  assert up == PartitionSpec("fsdp", experts, None)  # experts are split, and the model's width
+  assert down == PartitionSpec(experts, None, "fsdp")
   placed = jax.device_put(params(), places), place_batch(batch(), mesh)
   assert_close(jax.device_get(compiled(1)(*placed))[:3], whole()[:3])
 

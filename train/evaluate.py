@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from train import cli
+from train.multihost import Multihost, joined
 from train.progress import Progress
 from train.trained import ModelArgs, Opened, open_model
 
@@ -47,13 +48,24 @@ class Args(ModelArgs):
   """Also write all numbers to this file."""
   quiet: bool = False
   """Show no progress."""
+  multihost: Multihost = Multihost()
+  """Several processes that evaluate together, on the devices of all (docs/pods.md)."""
 
 
 def main(argv: list[str]) -> None:
   """Evaluates and prints a table."""
   args = cli.options(Args, argv)
-  opened = open_model(args)
-  found = _evaluate(opened, args)
+  with joined(args.multihost) as group:
+    if not group.primary:
+      args = dataclasses.replace(args, quiet=True)
+    opened = open_model(args)
+    found = _evaluate(opened, args)
+    if group.primary:
+      _tell(opened, found, args, shlex.join(["python", "-m", "train.evaluate", *argv]))
+
+
+def _tell(opened: Opened, found: "dict[str, Evaluation]", args: Args, command: str) -> None:
+  """Prints the table, and writes what is to be written."""
   lowercase = {}
   if args.lowercase:
     from compmod_jax.metrics import bleu_lowercase
@@ -66,7 +78,7 @@ def main(argv: list[str]) -> None:
   for split, score in lowercase.items():
     print(f"{split}: {score}")
   if args.json is not None:
-    record = _record(opened, found, shlex.join(["python", "-m", "train.evaluate", *argv]))
+    record = _record(opened, found, command)
     for row in record["splits"]:
       if row["split"] in lowercase:
         score = lowercase[row["split"]]

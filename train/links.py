@@ -40,6 +40,7 @@ class Links:
     self._listeners: dict[str, Callable[[Any], object]] = {}
     self._rounds: Counter[str] = Counter()
     self._leaving: set[int] = set()
+    self._closed = False
     for peer, line in peers.items():
       threading.Thread(target=self._read, args=(peer, line), daemon=True).start()
 
@@ -91,6 +92,7 @@ class Links:
 
   def close(self) -> None:
     """Closes the connections."""
+    self._closed = True
     for line in self._peers.values():
       line.close()
 
@@ -106,7 +108,7 @@ class Links:
     except (OSError, ValueError) as error:
       if isinstance(error, TimeoutError):
         why = "its machine does not answer"
-    if peer not in self._leaving:
+    if peer not in self._leaving and not self._closed:
       self._hear({"key": "lost", "from": self.process, "value": [peer, why]})
 
   def _hear(self, message: dict[str, Any], origin: int | None = None) -> None:
@@ -137,7 +139,7 @@ class Line:
   """One connection, on which objects travel as lines of JSON."""
 
   def __init__(self, connection: socket.socket):
-    self._socket, self._file = connection, connection.makefile("rb")
+    self._socket, self._rest = connection, b""
     self._lock = threading.Lock()
 
   def send(self, message: Any) -> None:
@@ -147,8 +149,13 @@ class Line:
 
   def receive(self) -> Any:
     """The next object; None where the connection was closed."""
-    line = self._file.readline(_LONGEST)
-    return json.loads(line) if line.endswith(b"\n") else None
+    while b"\n" not in self._rest:
+      more = self._socket.recv(1 << 16)
+      if not more or len(self._rest) > _LONGEST:
+        return None
+      self._rest += more
+    line, _, self._rest = self._rest.partition(b"\n")
+    return json.loads(line)
 
   def wait(self, seconds: float | None) -> None:
     """How long to wait for the next object; None: for ever."""

@@ -191,8 +191,8 @@ class _LastWords:
 
   def _aborted(self) -> None:
     if self._status is not None or (self.links and self.links.leaving):
-      time.sleep(_GRACE)  # it is ending as it should
-      os._exit(self._status or 0)
+      time.sleep(_GRACE)  # it is about to end as it should
+      os._exit(LOST if self._status is None else self._status)
     end = time.monotonic() + _GRACE
     while time.monotonic() < end and not (self.links and self.links.lost):
       time.sleep(0.05)
@@ -223,11 +223,9 @@ def find_place(options: Multihost) -> _Place:
   # Not public, but the only way to what `jax.distributed.initialize` finds before it waits for all.
   from jax._src.clusters import ClusterEnv
 
-  known: Any = (options.coordinator, options.processes, options.process)
-  if None in known:
-    find = ClusterEnv.auto_detect_unset_distributed_params
-    known = find(*known, None, None, options.timeout)[:3]
-  coordinator, processes, process = known
+  coordinator, processes, process, _ = ClusterEnv.auto_detect_unset_distributed_params(
+    options.coordinator, options.processes, options.process, None, None, options.timeout
+  )
   missing = {"coordinator": coordinator, "process": process, "processes": processes}
   names = [f"--multihost.{name}" for name, value in missing.items() if value is None]
   errors.check(
@@ -236,6 +234,9 @@ def find_place(options: Multihost) -> _Place:
     " found. Give it, for example --multihost.coordinator HOST:PORT --multihost.process 0"
     " --multihost.processes 2.",
   )
+  assert coordinator is not None
+  assert process is not None
+  assert processes is not None
   errors.check(
     0 <= process < processes,
     f"--multihost.process is {process} of {processes} processes; they count from 0.",

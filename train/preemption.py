@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from train.links import Links
 from train.multihost import Group
 
 _CURSOR_ON = "\x1b[?25h"
@@ -92,6 +93,12 @@ class Preemption:
     if group.links is not None:
       group.links.listen("stop", lambda number: os.write(self._write, bytes([number])))
 
+  @property
+  def _links(self) -> Links | None:
+    """Connections with the other processes, as long as they are there."""
+    links = self._group.links
+    return None if links is None or links.leaving else links
+
   def hold(self, step: int, snapshot: Any) -> None:
     """Publishes what `save` shall be called with: the step just completed and what belongs to it.
 
@@ -132,8 +139,8 @@ class Preemption:
 
   def _leave(self, number: signal.Signals) -> None:
     self.requested.set()
-    if self._group.links is not None:
-      self._group.links.post("stop", int(number))
+    if self._links is not None:
+      self._links.post("stop", int(number))
     self.lock.acquire(timeout=self._patience)
     status = 128 + number
     try:
@@ -157,9 +164,9 @@ class Preemption:
   def _agreed(self) -> tuple[int, Any] | None:
     """What is held, once every process has completed the latest step that any has."""
     step = -1 if self._held is None else self._held[0]
-    if self._group.links is None:
+    if self._links is None:
       return self._held
-    latest = max(self._group.links.gather("last step", step, timeout=2 * self._patience))
+    latest = max(self._links.gather("last step", step, timeout=2 * self._patience))
     if latest > step:
       self._last_step = latest
       self.lock.release()
@@ -169,10 +176,10 @@ class Preemption:
 
   def _part(self) -> None:
     """Leaves the other processes, none before all have saved."""
-    if self._group.links is not None:
+    if links := self._links:
       with contextlib.suppress(LookupError):
-        self._group.links.gather("saved", timeout=self._patience)
-      self._group.links.leave()
+        links.gather("saved", timeout=self._patience)
+      links.leave()
 
 
 def _say(message: str) -> None:

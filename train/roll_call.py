@@ -78,12 +78,10 @@ def _receive(
       server.settimeout(left)
       try:
         line = Line(server.accept()[0])
-        line.wait(min(left, 10))
-        said = line.receive()
-      except (OSError, ValueError):  # nobody came, or somebody else
+      except OSError:  # nobody came
         continue
-      if not isinstance(said, dict) or said.keys() != hello.keys():
-        line.close()
+      said = _said(line, min(left, 10), hello)
+      if said is None:
         continue
       problem = _mistake(said, hello, there)
       if problem:
@@ -103,6 +101,17 @@ def _receive(
   for line in lines.values():
     line.send({"hosts": hosts})
   return hosts, lines
+
+
+def _said(line: Line, seconds: float, hello: dict[str, Any]) -> dict[str, Any] | None:
+  """What a process reports, none if it is none of ours."""
+  line.wait(seconds)
+  with contextlib.suppress(OSError, ValueError):
+    said = line.receive()
+    if isinstance(said, dict) and said.keys() == hello.keys():
+      return said
+  line.close()
+  return None
 
 
 def _mistake(said: dict[str, Any], mine: dict[str, Any], there: dict[int, Any]) -> str | None:
@@ -140,25 +149,28 @@ def _report(
 ) -> tuple[list[str], dict[int, Line]]:
   """The others: report to process 0, and wait until all are there; hosts and its connection."""
   host, port = address
-  who, reason = f"Process {hello['process']} on {hello['host']}", "no answer"
+  reason = "no answer"
   while time.monotonic() < end:
     try:
       line = Line(socket.create_connection(address, timeout=min(10.0, timeout)))
+    except OSError as error:
+      reason = error.strerror or str(error)
+      time.sleep(0.2)
+      continue
+    try:
       line.wait(timeout + 10)  # process 0 may have begun to wait later
       line.send(hello)
       answer = line.receive()
     except (OSError, ValueError) as error:
-      reason = getattr(error, "strerror", None) or str(error)
-      time.sleep(0.2)
-      continue
-    if answer is None:  # it ended; the next one may be about to start
-      reason = "it closed the connection"
-      time.sleep(0.2)
-    elif "problem" in answer:
-      raise UserError(answer["problem"])
-    else:
+      answer, reason = None, str(error)
+    if answer is not None and "hosts" in answer:
       return answer["hosts"], {0: line}
+    line.close()
+    if answer is not None:
+      raise UserError(answer["problem"])
+    time.sleep(0.2)  # it ended; the next one may be about to start
   raise UserError(
-    f"{who} did not find process 0 at {host}:{port} within {timeout:g} seconds ({reason})."
-    f" Missing: process 0. Start it on {host}, open its port, or correct --multihost.coordinator."
+    f"Process {hello['process']} on {hello['host']} did not find process 0 at {host}:{port} within"
+    f" {timeout:g} seconds ({reason}). Missing: process 0. Start it on {host}, open its port, or"
+    " correct --multihost.coordinator."
   )

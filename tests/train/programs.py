@@ -1,5 +1,6 @@
 """The training program as a user runs it: a process of its own, on a task that takes seconds."""
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -8,6 +9,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -159,9 +161,12 @@ class Program:
     **environment: str,
   ):
     command = [sys.executable, "-W", "error", "-m", module]
+    arguments = place.arguments(workdir, *options, variant=variant)
+    if module != "train.main":  # a model's configuration lies beside it
+      arguments = arguments[2:]
     self.began, self.lines = time.monotonic(), []
     self.process = subprocess.Popen(
-      [*command, *place.arguments(workdir, *options, variant=variant)],
+      [*command, *arguments],
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,
@@ -217,9 +222,9 @@ class Program:
     assert found == status, f"exit status {found}, not {status}:\n{self.text}"
     return self.text
 
-  def trained(self) -> str:
+  def trained(self, timeout: float = 120.0) -> str:
     """Waits until training is over and kills the rest, which takes longer; returns the lines."""
-    self.wait_for("^loss on test")
+    self.wait_for("^loss on test", timeout)
     self.process.kill()
     return self.finish(-signal.SIGKILL)
 
@@ -234,15 +239,32 @@ class Program:
 
   def kill_when(self, condition: Callable[[], Any], timeout: float = 120.0) -> bool:
     """Kills as soon as the condition holds; False where the program had ended by itself."""
+    if not self.wait_until(condition, timeout):
+      self.finish(0)
+      return False
+    self.process.kill()
+    return self.process.wait() == -signal.SIGKILL
+
+  def wait_until(self, condition: Callable[[], Any], timeout: float = 120.0) -> bool:
+    """Waits until the condition holds; False where the program ends before."""
     end = time.monotonic() + timeout
     while not condition():
       if self.process.poll() is not None:
-        self.finish(0)
         return False
       assert time.monotonic() < end, self.text
       time.sleep(0.0005)
-    self.process.kill()
-    return self.process.wait() == -signal.SIGKILL
+    return True
+
+
+def free_ports() -> int:
+  """A free port whose neighbour is free too."""
+  while True:
+    with socket.socket() as one, socket.socket() as two:
+      one.bind(("127.0.0.1", 0))
+      port = one.getsockname()[1]
+      with contextlib.suppress(OSError, OverflowError):
+        two.bind(("127.0.0.1", port + 1))
+        return port
 
 
 def checkpoint_folders(workdir: Path) -> list[Path]:

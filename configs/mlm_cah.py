@@ -6,7 +6,8 @@ Variants: (none)         public_domain where COMPMOD_DATA is set, else grammar
           grammar        English sentences of the project's own grammar: needs no data, 5 minutes
           c4             $COMPMOD_DATA/c4_sample, or your files of C4
           base           RoBERTa base and its recipe, your text in data/text (a GPU or TPU)
-          wikipedia      the same, wiki40b/en from TensorFlow Datasets, 7 epochs as in the thesis
+          billion        1.2 billion parameters, most of them in experts (TPUs; docs/pods-aot.md)
+          wikipedia      base, wiki40b/en from TensorFlow Datasets, 7 epochs as in the thesis
 Plain:    add --config.model.compete (nothing after it): no heads compete
 """
 
@@ -17,6 +18,8 @@ from compmod_jax import errors
 from compmod_jax.data.documents import GrammarDocuments, TextDocuments, TfdsDocuments
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.layers.experts import ExpertsConfig
+from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from train.experiment import Experiment, Phase
@@ -30,6 +33,7 @@ def get_config(variant: str) -> Experiment:
     "grammar": grammar,
     "c4": c4,
     "base": base,
+    "billion": billion,
     "wikipedia": wikipedia,
   }
   errors.check_choice("variant", variant, variants)
@@ -122,6 +126,27 @@ def base() -> Experiment:
     micro_batches=64,
     evaluate_every=5000,
     evaluate_sentences=20,
+  )
+
+
+def billion() -> Experiment:
+  """Eight layers with sixteen experts each, of which two see a token; recipe and data of base."""
+  given = base()
+  experts = ExpertsConfig(
+    count=16, competition=CompetitionConfig(rule="top_k", keep=2, balance=0.01, z=0.001)
+  )
+  model = EncoderConfig(
+    encoder_layers=8,
+    dim=1024,
+    heads=16,
+    ffn_dim=4096,
+    compete=("encoder_self",),
+    expert_layers=("encoder",),
+    experts=experts,
+    dtype="bfloat16",
+  )
+  return dataclasses.replace(
+    given, name="masked language model of a billion parameters with competing experts", model=model
   )
 
 

@@ -11,6 +11,7 @@ from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms import dispatch
 from compmod_jax.models.stack_config import StackConfig
 from compmod_jax.tasks.base import Context, Task
+from train import shapes
 
 TOKENS = 4096
 """About so many tokens are in the batch that is counted."""
@@ -53,7 +54,9 @@ def count(task: Task, params: Any) -> Flops:
   batch = _batch(task, recurrent=recurrent)
   task = _countable(task)
   rows, length, _ = jax.eval_shape(task.forward, params, batch).shape
-  carry = jax.tree.map(lambda leaf: _shape(leaf, (rows, *leaf.shape[1:])), carry)
+  carry = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), carry
+  )
   key = jax.eval_shape(lambda: jax.random.key(0))
 
   def loss(params: Any, carry: Any, batch: Any, key: jax.Array, train: bool) -> jax.Array:
@@ -95,27 +98,11 @@ def _counted(function: Any, *args: Any) -> float:
   return cost["flops"]
 
 
-def _batch(task: Task, *, recurrent: bool) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shapes of a batch of `TOKENS` tokens as long as they may be, made from the task's example."""
-  config, example = task.config, jax.eval_shape(task.example)
-  longest = config.batch.longest if hasattr(config, "batch") else config.length
-  length = 1 if recurrent else longest
-  time = max(leaf.shape[1] for leaf in example.values() if leaf.ndim > 1)
-  times = max(1, TOKENS // (length * max(leaf.shape[0] for leaf in example.values())))
-
-  def grown(leaf: Any) -> jax.ShapeDtypeStruct:
-    rows, *rest = leaf.shape
-    return _shape(leaf, (rows * times, *(length if size == time else size for size in rest)))
-
-  batch = {name: grown(leaf) for name, leaf in example.items()}
-  if recurrent:
-    batch["counted"] = batch["tokens"]
-    batch["fresh"] = batch["index"]
-  return batch
-
-
-def _shape(leaf: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(shape, leaf.dtype)
+def _batch(task: Task, *, recurrent: bool) -> shapes.Shapes:
+  """Shapes of a batch of `TOKENS` tokens as long as they may be, of one position if recurrent."""
+  length = 1 if recurrent else shapes.longest(task)
+  rows = max(leaf.shape[0] for leaf in jax.eval_shape(task.example).values())
+  return shapes.batch_of(task, rows * max(1, TOKENS // (length * rows)), length)
 
 
 def _countable(task: Task) -> Task:

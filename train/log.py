@@ -10,23 +10,9 @@ import jax
 import jax.monitoring
 import numpy as np
 
+from train.devices import PEAK_FLOPS
 from train.run import Run
 from train.writer import Writer
-
-# Peak dense bfloat16 FLOP/s of one device, from the makers' data sheets.
-PEAK_FLOPS = {
-  "NVIDIA H100 80GB HBM3": 989e12,
-  "NVIDIA H200": 989e12,
-  "NVIDIA A100-SXM4-80GB": 312e12,
-  "NVIDIA A100-SXM4-40GB": 312e12,
-  "TPU v4": 275e12,
-  "TPU v5 lite": 197e12,
-  "TPU v5e": 197e12,
-  "TPU v5": 459e12,
-  "TPU v5p": 459e12,
-  "TPU v6 lite": 918e12,
-  "TPU v6e": 918e12,
-}
 
 
 class Compilations:

@@ -5,7 +5,6 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from train.multihost import Group
 from train.optimizer import lower_rate, stands_still
 from train.preemption import Preemption
 from train.run import Run, encode_files
-from train.step import TrainState, make_step, trainable_mask
+from train.step import TrainState
 from train.writer import Writer
 
 
@@ -164,22 +163,6 @@ class Loop:
       self._evaluate_if_due()
       self.save()
 
-  def _jitted(self, trainable: str) -> Callable[..., Any]:
-    """The step in which these parameters train."""
-    step = make_step(
-      self.run.task,
-      self.run.optimizer,
-      self.run.rate,
-      seed=self.experiment.seed,
-      micro_batches=self.experiment.micro_batches,
-      ema=self.experiment.ema,
-      mask=trainable_mask(self.state.params, trainable),
-      total_steps=self.run.total_steps,
-    )
-    # Every process reads the metrics, without having to ask the others.
-    places = self.run.state_shardings, sharding.replicated(self.run.mesh)
-    return jax.jit(step, donate_argnums=0, out_shardings=places)
-
   def _phase(self, number: int, end: int) -> None:
     if len(self.experiment.phases) > 1:
       self.writer.say(describe.phase(self.run, number))
@@ -223,7 +206,7 @@ class Loop:
     if key not in self.compiled:
       widest = max((shape for _, shape in key[1]), key=len)
       self.writer.status(f"compiling the step for batches of {' x '.join(map(str, widest))}")
-      program = self._jitted(trainable).lower(self.state, batch).compile()
+      program = self.run.jitted_step(trainable).lower(self.state, batch).compile()
       flops = (program.cost_analysis() or {}).get("flops", 0.0)
       self.compiled[key] = (program, flops)
     return self.compiled[key]

@@ -4,7 +4,8 @@
 
 `--config PATH[:VARIANT]` names a file with `get_config(variant)`; `--config.FIELD=VALUE` overrides
 any field of it. The same command continues a run that was interrupted. `--describe` shows the model
-and trains nothing. `--multihost` trains in several processes together (docs/pods.md).
+and trains nothing; `--aot v5e:4x4` says what a step costs on such TPUs, which need not be there.
+`--multihost` trains in several processes together (docs/pods.md).
 """
 
 import contextlib
@@ -34,6 +35,9 @@ class Args:
   """Print the model as a diagram, with parameters and FLOPs beside the plain model's, and end."""
   multihost: Multihost = Multihost()
   """Several processes that train together."""
+  aot: str = ""
+  """A slice of TPUs, such as v5e:4x4 or v5p:2x2x1: compile the training step for it, without TPU or
+  data, print memory, FLOPs, collectives and model time, and end."""
 
 
 def main(argv: list[str]) -> None:
@@ -42,6 +46,9 @@ def main(argv: list[str]) -> None:
     args = parse(Args, argv)
     if args.describe:
       show(args.config)
+      return
+    if args.aot:
+      show_cost(args.config, args.aot)
       return
     command = shlex.join(["python", "-m", "train.main", *argv])
     with joined(args.multihost, about=describe_start(args)) as group:
@@ -65,6 +72,14 @@ def show(experiment: Experiment) -> None:
   from train.run import cache_folder
 
   print(describe.page(experiment, cache_folder() / "tokenizers"))
+
+
+def show_cost(experiment: Experiment, topology: str) -> None:
+  """Prints what an experiment's step costs on a slice of TPUs; trains nothing."""
+  from train import aot
+  from train.run import cache_folder
+
+  print(aot.page(experiment, topology, cache_folder() / "tokenizers"))
 
 
 def train(

@@ -23,7 +23,7 @@ from compmod_jax.tasks.base import Batch, Sharing, Task
 from train.experiment import Experiment
 from train.optimizer import learning_rate, make_optimizer
 from train.start import Start
-from train.step import TrainState, init_state, trainable_mask
+from train.step import TrainState, init_state, make_step, trainable_mask
 from train.workdir import CONFIG, claim, compare, make_folder, read_config
 
 
@@ -156,6 +156,22 @@ class Run:
       jax.eval_shape(self._init),
       self.state_shardings,
     )
+
+  def jitted_step(self, trainable: str) -> Any:
+    """The step in which these parameters train, jitted; it overwrites the state it is given."""
+    step = make_step(
+      self.task,
+      self.optimizer,
+      self.rate,
+      seed=self.experiment.seed,
+      micro_batches=self.experiment.micro_batches,
+      ema=self.experiment.ema,
+      mask=trainable_mask(jax.eval_shape(self._init).params, trainable),
+      total_steps=self.total_steps,
+    )
+    # Every process reads the metrics, without having to ask the others.
+    places = self.state_shardings, sharding.replicated(self.mesh)
+    return jax.jit(step, donate_argnums=0, out_shardings=places)
 
   def fresh_state(self, say: Callable[[str], None] = lambda _: None) -> TrainState:
     """The state before the first step, made on the devices.

@@ -37,7 +37,8 @@ Plan = list[tuple[int, np.ndarray]]
 _ENDLESS = 1 << 62
 
 
-def _rows(bucket: int, config: BatchConfig, multiple: int) -> int:
+def rows_of(bucket: int, config: BatchConfig, multiple: int = 1) -> int:
+  """Rows of a global batch padded to a length: as many as its token budget has, or `multiple`."""
   return max(multiple, config.tokens // bucket // multiple * multiple)
 
 
@@ -77,7 +78,7 @@ def batch_plan(
   random = np.random.default_rng([seed, epoch])
   batches: Plan = []
   for bucket, numbers in _members(np.asarray(lengths), edges_for(lengths, config)):
-    rows = _rows(bucket, config, multiple)
+    rows = rows_of(bucket, config, multiple)
     shuffled = random.permutation(numbers)
     batches += [(bucket, shuffled[i : i + rows]) for i in range(0, len(shuffled), rows)]
   return [batches[i] for i in random.permutation(len(batches))]
@@ -86,7 +87,7 @@ def batch_plan(
 def batches_per_epoch(examples: Examples, config: BatchConfig, multiple: int = 1) -> int:
   """Number of batches in every epoch."""
   members = _members(examples.lengths, edges_for(examples.lengths, config))
-  return sum(-(-len(numbers) // _rows(bucket, config, multiple)) for bucket, numbers in members)
+  return sum(-(-len(numbers) // rows_of(bucket, config, multiple)) for bucket, numbers in members)
 
 
 def padding_share(examples: Examples, config: BatchConfig, multiple: int = 1) -> float:
@@ -94,7 +95,7 @@ def padding_share(examples: Examples, config: BatchConfig, multiple: int = 1) ->
   members = _members(examples.lengths, edges_for(examples.lengths, config))
   positions = 0
   for bucket, numbers in members:
-    rows = _rows(bucket, config, multiple)
+    rows = rows_of(bucket, config, multiple)
     positions += -(-len(numbers) // rows) * rows * bucket * len(examples.columns)
   return 1 - sum(examples.tokens.values()) / positions if positions else 0.0
 
@@ -159,7 +160,7 @@ class _Epochs:
   def __getitem__(self, number: int) -> Batch:
     epoch, place = divmod(int(number), self._per_epoch)
     bucket, numbers = self._plan(epoch)[place]
-    rows = _rows(bucket, self._config, self._multiple)
+    rows = rows_of(bucket, self._config, self._multiple)
     rows, first = _slice_rows(rows, self._process, self._processes)
     return _assemble(self._examples, bucket, numbers, rows, first)
 
@@ -265,7 +266,7 @@ def eval_batches(
   for bucket, numbers in reversed(_members(examples.lengths, edges)):
     # Stable, so that the order of equal lengths is that of the pairs.
     ordered = numbers[np.argsort(-examples.lengths[numbers], kind="stable")]
-    rows = _rows(bucket, config, multiple)
+    rows = rows_of(bucket, config, multiple)
     for start in range(0, len(ordered), rows):
       mine, first = _slice_rows(rows, process, processes)
       yield _assemble(examples, bucket, ordered[start : start + rows], mine, first)

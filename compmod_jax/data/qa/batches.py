@@ -17,16 +17,16 @@ from compmod_jax.data.qa.coded import Coded
 from compmod_jax.data.qa.mixing import Mixture, Planned
 from compmod_jax.errors import check
 
-_BLOCK = "rows/"
+BLOCK = "rows/"
 _ENDLESS = 1 << 62
 
 
 def blocks_of(batch: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
   """(task, rows) of a batch in its order."""
-  names = [name for name in batch if name.startswith(_BLOCK)]
+  names = [name for name in batch if name.startswith(BLOCK)]
   # In the order of `Mixture`; dictionaries lose theirs where they are traced.
   ordered = sorted(names, reverse=True)
-  return tuple((name.removeprefix(_BLOCK), len(batch[name])) for name in ordered)
+  return tuple((name.removeprefix(BLOCK), len(batch[name])) for name in ordered)
 
 
 def edges_of(coded: Coded, count: int, longest: int) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ def _assemble(
     kept = real.reshape(-1, *(1,) * (column.ndim - 1))
     batch[name] = np.where(kept, column[numbers], 0).astype(np.int32)
   for task, held in blocks:
-    batch[_BLOCK + task] = np.zeros(len(held), np.int32)
+    batch[BLOCK + task] = np.zeros(len(held), np.int32)
   return batch
 
 

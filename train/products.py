@@ -1,0 +1,76 @@
+"""Floating-point operations of the matrix products of a program, as it was written.
+
+This is what utilisation is measured by (Chowdhery et al. 2022, appendix B): what XLA adds or saves,
+and work on single elements, counts nothing. Loops count as often as they run.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+
+def count(jaxpr: Any, platform: str = "tpu") -> float:
+  """Operations of all devices together; a product of matrices [n, k] and [k, m] has 2 n k m.
+
+  Args:
+    jaxpr: of a traced function, such as `jax.jit(f).trace(x).jaxpr`.
+    platform: whose branches count where a program has one for each.
+  """
+  return float(sum(_operations(equation, platform) for equation in _open(jaxpr).eqns))
+
+
+def _open(jaxpr: Any) -> Any:
+  return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _operations(equation: Any, platform: str) -> float:
+  name, params = equation.primitive.name, equation.params
+  if name == "dot_general":
+    return _product(equation, params["dimension_numbers"])
+  if name == "ragged_dot_general":
+    numbers = params["ragged_dot_dimension_numbers"]
+    whole = _product(equation, numbers.dot_dimension_numbers)
+    # Where the groups lie along what is summed, each group has a result of its own.
+    contracted = numbers.dot_dimension_numbers[0][0]
+    grouped = set(numbers.lhs_ragged_dimensions) <= set(contracted)
+    return whole / equation.invars[2].aval.shape[-1] if grouped else whole
+  if name == "conv_general_dilated":
+    kernel, numbers = equation.invars[1].aval, params["dimension_numbers"]
+    taken = kernel.size // kernel.shape[numbers.rhs_spec[0]]
+    return 2 * equation.outvars[0].aval.size * taken
+  inner = [count(one, platform) for one in _programs(params)]
+  if name == "cond":
+    return _branch(inner, params.get("branches_platforms"), platform)
+  return _times(name, params) * sum(inner)
+
+
+def _product(equation: Any, numbers: Any) -> float:
+  (contracted, _), _ = numbers
+  left = equation.invars[0].aval.shape
+  return 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+
+
+def _branch(inner: list[float], platforms: Any, platform: str) -> float:
+  """The branch of a platform, the last one of any other; of ordinary branches the largest."""
+  if not platforms:
+    return max(inner, default=0.0)
+  named = [number for number, names in enumerate(platforms) if names and platform in names]
+  return inner[named[0] if named else -1]
+
+
+def _times(name: str, params: Any) -> int:
+  """How often an equation runs what it holds, on all devices."""
+  if name == "scan":
+    return params["length"]
+  if name == "shard_map":
+    return math.prod(params["mesh"].shape[axis] for axis in params["manual_axes"])
+  if name == "pallas_call":
+    return math.prod(params["grid_mapping"].grid)
+  return 1
+
+
+def _programs(params: Any) -> Iterator[Any]:
+  for value in params.values():
+    for one in value if isinstance(value, tuple | list) else (value,):
+      if hasattr(_open(one), "eqns"):
+        yield one

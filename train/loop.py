@@ -21,6 +21,7 @@ from train.log import Log, Step
 from train.multihost import Group
 from train.optimizer import lower_rate, stands_still
 from train.preemption import Preemption
+from train.profiling import Profiler
 from train.run import Run, encode_files
 from train.step import TrainState
 from train.writer import Writer
@@ -57,7 +58,15 @@ TIME_UP = "the time limit was reached"
 class Loop:
   """Trains a run from where its workdir stands to its end; see `train`."""
 
-  def __init__(self, run: Run, writer: Writer, preemption: Preemption, group: Group = Group()):
+  def __init__(
+    self,
+    run: Run,
+    writer: Writer,
+    preemption: Preemption,
+    group: Group = Group(),
+    profiler: Profiler | None = None,
+  ):
+    self.profiler = profiler or Profiler()
     self.run, self.writer, self.preemption, self.group = run, writer, preemption, group
     self.experiment = run.experiment
     self.history = History()
@@ -155,7 +164,8 @@ class Loop:
     """Runs all phases that are left, then writes a last checkpoint."""
     for line in describe.opening_lines(self.run):
       self.writer.say(line)
-    with self.checkpoints:
+    self.profiler.check(self.history.step, self.run.total_steps)
+    with self.checkpoints, self.profiler:
       for number, end in enumerate(self.run.phase_ends):
         if self.history.step < end and not self.history.stopped:
           self._phase(number, end)
@@ -170,7 +180,8 @@ class Loop:
       self._evaluate_if_due()
       if self.history.stopped:
         return
-      self._one_step(number)
+      with self.profiler.step(self.history.step + 1, lambda: jax.block_until_ready(self.state)):
+        self._one_step(number)
       self._check_time()
       every = self.experiment.checkpoint_every
       # Where an evaluation is due, it saves once it knows its result.

@@ -17,7 +17,7 @@ import shlex
 from pathlib import Path
 
 from compmod_jax.serialise import to_json
-from train import cli
+from train import cli, profiling
 from train.experiment import Experiment, parse
 from train.multihost import Group, Multihost, joined
 from train.preemption import Preemption
@@ -38,6 +38,8 @@ class Args:
   aot: str = ""
   """A slice of TPUs, such as v5e:4x4 or v5p:2x2x1: compile the training step for it, without TPU or
   data, print memory, FLOPs, collectives and model time, and end."""
+  profile: str = ""
+  """Steps to write a trace of, FIRST:LAST such as 20:25, for XProf, TensorBoard and Perfetto."""
 
 
 def main(argv: list[str]) -> None:
@@ -51,9 +53,10 @@ def main(argv: list[str]) -> None:
       show_cost(args.config, args.aot)
       return
     command = shlex.join(["python", "-m", "train.main", *argv])
+    steps = profiling.parse(args.profile)
     with joined(args.multihost, about=describe_start(args)) as group:
       preemption.group = group
-      train(args.config, args.workdir, preemption, command=command, group=group)
+      train(args.config, args.workdir, preemption, command=command, group=group, profiled=steps)
 
 
 def describe_start(args: Args) -> dict[str, str]:
@@ -89,6 +92,7 @@ def train(
   *,
   command: str = "",
   group: Group = Group(),
+  profiled: range = range(0),
 ) -> None:
   """Trains an experiment to its end, from wherever its workdir stands, evaluates and reports.
 
@@ -98,6 +102,7 @@ def train(
     preemption: ends the process on a signal, after saving.
     command: how the program was started, for the report.
     group: the processes that train together.
+    profiled: steps of which a trace is written.
 
   Raises:
     UserError: any part of the experiment is wrong, or the workdir is in use or belongs to another
@@ -118,7 +123,9 @@ def train(
     writer = held.enter_context(Writer(written, total_steps=run.total_steps))
     for note in run.notes:
       writer.say(f"note: {note}")
-    loop = Loop(run, writer, preemption, group)
+    traces = workdir / profiling.FOLDER
+    profiler = profiling.Profiler(profiled if group.primary else range(0), traces, writer.say)
+    loop = Loop(run, writer, preemption, group, profiler)
     loop.train()
     finish.report_run(run, loop.history, writer, command=command, group=group)
 

@@ -25,6 +25,7 @@ from train import finish
 from train.checkpoint import Checkpointer
 from train.loop import Loop
 from train.preemption import Preemption
+from train.profiling import Profiler
 from train.run import set_up
 from train.writer import Writer
 
@@ -341,11 +342,13 @@ def make_newer(folder: Path) -> None:
   (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def train(experiment: Any, workdir: Path, *, report: bool = True) -> None:
+def train(
+  experiment: Any, workdir: Path, *, report: bool = True, profiler: Profiler | None = None
+) -> None:
   """What the training program does, in this process."""
   made = set_up(experiment, workdir, command="x")
   with Writer(workdir, total_steps=made.total_steps, quiet=True) as writer, Preemption() as held:
-    loop = Loop(made, writer, held)
+    loop = Loop(made, writer, held, profiler)
     loop.train()
     if report:
       finish.report_run(made, loop.history, writer, command="x")

@@ -7,7 +7,7 @@ AOT ?= .venv-aot
 PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
 FAST = not slow and not peers
 
-.PHONY: run test test-peers test-slow aot lint types wheel clean
+.PHONY: run test test-peers test-slow aot aot-steps lint types wheel clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
@@ -26,6 +26,13 @@ test-slow: $(VENV)/.test
 # Compiles the kernels for TPUs and an H100, none of which has to be here.
 aot: $(AOT)/.aot
 	$(AOT)/bin/python -m benchmarks.aot
+
+# Compiles whole training steps for TPUs that are not here.
+aot-steps: $(AOT)/.aot
+	$(AOT)/bin/python -m pytest -m slow tests/train/test_aot.py
+	for slice in v5e:2x2 v5p:2x2x1 v6e:2x2 v5e:4x4; do \
+	  $(AOT)/bin/python -m train.main --config configs/nmt_cah.py:grammar --aot $$slice || exit 1; \
+	done
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
@@ -65,7 +72,7 @@ $(PEERS)/.peers: pyproject.toml constraints.txt
 $(AOT)/.aot: pyproject.toml constraints.txt
 	@echo "installing compilers for TPUs and NVIDIA GPUs in $(AOT) (about 2 GB)"
 	@$(PYTHON) -m venv $(AOT)
-	@$(AOT)/bin/pip install $(PIP_FLAGS) --editable .
+	@$(AOT)/bin/pip install $(PIP_FLAGS) --editable '.[test]'
 	@$(AOT)/bin/pip install $(PIP_FLAGS) --no-deps libtpu==0.0.42.1 \
 	  jax-cuda12-pjrt==0.10.2 jax-cuda12-plugin==0.10.2 nvidia-cuda-nvcc-cu12==12.9.86
 	@touch $@

@@ -5,6 +5,7 @@
 No data are needed and nothing runs: the compiler for TPUs, libtpu, works on any Linux machine.
 """
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -23,8 +24,6 @@ from train.devices import Topology
 from train.experiment import Experiment
 from train.run import Run, sharing_of
 
-LIBTPU = {"0.10": "0.0.42.*"}
-"""Versions of libtpu that go with those of JAX, where one is known to."""
 # Without these, libtpu asks the cloud what machine this is, and only one process may compile.
 _ENVIRONMENT = {
   "TPU_SKIP_MDS_QUERY": "1",
@@ -49,7 +48,7 @@ def page(experiment: Experiment, topology: str, cache: Path | None = None) -> st
     UserError: no such topology, libtpu is missing, or the experiment does not fit the mesh.
   """
   where = Topology.parse(topology)
-  run, note = assemble(experiment, where, devices_of(where), cache)
+  run, note = assemble(experiment, devices_of(where), cache)
   batch = batch_of(run)
   head = f"{experiment.name}: {run.task.describe()} {describe.count_parameters(run.task):,}"
   shape = " x ".join(f"{size} {axis}" for axis, size in run.mesh.shape.items())
@@ -73,8 +72,9 @@ def devices_of(topology: Topology) -> list[Any]:
   Raises:
     UserError: libtpu is missing, or does not know such a slice.
   """
-  version = ".".join(jax.__version__.split(".")[:2])
-  package = f"libtpu=={LIBTPU[version]}" if version in LIBTPU else "libtpu"
+  # JAX's own requirements name the version that goes with it.
+  listed = [it.split(";")[0] for it in importlib.metadata.requires("jax") or []]
+  package = next((it.strip() for it in listed if it.startswith("libtpu")), "libtpu")
   errors.check(
     importlib.util.find_spec("libtpu") is not None,
     "--aot needs libtpu, the compiler for TPUs, which is not installed; no TPU is needed. Run"
@@ -94,7 +94,7 @@ def devices_of(topology: Topology) -> list[Any]:
 
 
 def assemble(
-  experiment: Experiment, topology: Topology, devices: list[Any], cache: Path | None = None
+  experiment: Experiment, devices: list[Any], cache: Path | None = None
 ) -> tuple[Run, str]:
   """A run on devices, without data, and a note if its vocabulary may be smaller in truth."""
   mesh = sharding.make_mesh(experiment.mesh, devices)

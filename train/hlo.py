@@ -208,7 +208,7 @@ def _moved(one: Instruction, around: Computation, module: Module) -> int:
     # What is made stands beside what was given, of which no more is read than is made.
     made = list(one.arrays)
     made.remove(given[0][0])
-    return min(read, sum(array.bytes for array in made)) + _main(made)
+    return min(read, max(array.bytes for array in made)) + _main(made)
   return read + _main(one.arrays)
 
 

@@ -63,7 +63,9 @@ def _times(name: str, params: Any) -> int:
   if name == "scan":
     return params["length"]
   if name == "shard_map":
-    return math.prod(params["mesh"].shape[axis] for axis in params["manual_axes"])
+    # Called otherwise in other versions of JAX.
+    axes = params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]
+    return math.prod(params["mesh"].shape[axis] for axis in axes)
   if name == "pallas_call":
     return math.prod(params["grid_mapping"].grid)
   return 1

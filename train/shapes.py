@@ -66,7 +66,8 @@ def largest_batch(task: Task, multiple: int) -> Shapes:
     return _questions(task, multiple)
   if isinstance(task, LanguageModel):
     _check_rows("rows", config.rows, multiple)
-    return batch_of(task, config.rows, length)
+    batch = batch_of(task, config.rows, length)
+    return {name: leaf for name, leaf in batch.items() if name != "label" or task.streams.labelled}
   tokens = config.batch.tokens if hasattr(config, "batch") else config.batch_tokens
   rows = pipeline.rows_of(length, BatchConfig(tokens=tokens, buckets=(length,)), multiple)
   return batch_of(task, rows, length)

@@ -56,7 +56,7 @@ def page(experiment: Experiment, topology: str, cache: Path | None = None) -> st
   chip = where.chip
   lines = [
     f"{head} parameters.",
-    *([f"{note}."] if note else []),
+    *([f"{note.rstrip('.')}."] if note else []),
     f"{where}: {where.chips} chips ({chip.kind}; {chip.source}), mesh {shape}",
     f"a batch: {inputs}; {experiment.micro_batches} micro-batches",
   ]

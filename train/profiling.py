@@ -1,6 +1,8 @@
 """Traces of single steps, to see where their time goes.
 
-python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah --profile 20:25
+    python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah --profile 20:25
+
+See docs/pods-aot.md.
 """
 
 import contextlib

@@ -136,6 +136,7 @@ def joined(options: Multihost, *, about: Any = None) -> Iterator[Group]:
     silence=options.heartbeat,
     on_loss=words.lost,
   )
+  links.listen("who is there", lambda _: links.post("here"))
   try:
     _initialise(place, options)
     group = Group(links)
@@ -193,16 +194,28 @@ class _LastWords:
     if self._status is not None or (self.links and self.links.leaving):
       time.sleep(_GRACE)  # it is about to end as it should
       os._exit(LOST if self._status is None else self._status)
-    end = time.monotonic() + _GRACE
-    while time.monotonic() < end and not (self.links and self.links.lost):
-      time.sleep(0.05)
-    self._say((self.links and self.links.lost) or "another process does not answer; see above")
+    lost = silent(self.links) if self.links else ""
+    self._say((self.links and self.links.lost) or f"{lost or 'another process'} does not answer")
 
   def _say(self, text: str) -> NoReturn:
     sys.stdout.flush()
     line = f"error: {text}. This process ends too. Run the same command on all to continue from the"
     os.write(2, f"\n{line} last checkpoint.\n".encode())
     os._exit(LOST)
+
+
+def silent(links: Links, seconds: float = _GRACE / 2) -> str:
+  """The processes that do not answer, in words; their threads run even while they compute."""
+  links.post("who is there")
+  end = time.monotonic() + seconds
+  missing = []
+  for process in range(links.processes):
+    try:
+      links.get("here", process, max(0.0, end - time.monotonic()))
+    except LookupError:
+      missing.append(process)
+  # What the others say comes by way of process 0.
+  return ", ".join(map(links.name, missing[:1] if 0 in missing else missing))
 
 
 class _Place(NamedTuple):

@@ -11,7 +11,7 @@ from programs import free_ports
 
 from compmod_jax.errors import UserError
 from train.links import Line
-from train.multihost import Group, Multihost, find_place
+from train.multihost import Group, Multihost, find_place, silent
 from train.roll_call import roll_call
 
 
@@ -147,6 +147,14 @@ def test_everyone_hears_of_a_process_that_is_gone_and_who_it_was(groups):
   found = together(*(lambda g=group: g.links.gather("y", timeout=10) for group in made[:2]))
   assert all(f"{name} is lost: its connection closed" in str(error) for error in found)
   assert [text.split(":")[0] for text in heard] == [f"{name} is lost"] * 2
+
+
+def test_processes_that_are_there_but_do_not_answer_are_named(groups):
+  made, _ = groups
+  links = [group.links for group in made]
+  links[0].listen("who is there", lambda _: links[0].post("here"))
+  links[1].listen("who is there", lambda _: links[1].post("here"))
+  assert silent(links[1], 0.5) == links[1].name(2)
 
 
 def test_nobody_misses_a_process_that_said_that_it_leaves(groups):

@@ -5,6 +5,7 @@
 No data are needed and nothing runs: the compiler for TPUs, libtpu, works on any Linux machine.
 """
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import os
@@ -120,8 +121,8 @@ def batch_of(run: Run) -> dict[str, jax.ShapeDtypeStruct]:
 def costs(run: Run, topology: Topology, trainable: str, batch: Any) -> list[str]:
   """Compiles a step and tells its cost; or why there is no program for it."""
   began = time.monotonic()
-  traced = run.jitted_step(trainable).trace(run.abstract_state(), batch)
-  count = products.count(traced.jaxpr)
+  traced = trace(run, trainable, batch)
+  laid_out, alone = products.count(traced.jaxpr), products.count(trace_alone(run, trainable).jaxpr)
   try:
     program = traced.lower().compile()
   except jax.errors.JaxRuntimeError as error:
@@ -129,7 +130,19 @@ def costs(run: Run, topology: Topology, trainable: str, batch: Any) -> list[str]
       raise
     return [out_of_memory(str(error), topology)]
   took = time.monotonic() - began
-  return [*Cost.of(program, topology, count).lines(), "", f"compiled in {took:.0f} s"]
+  return [*Cost.of(program, topology, alone, laid_out).lines(), "", f"compiled in {took:.0f} s"]
+
+
+def trace(run: Run, trainable: str, batch: Any) -> Any:
+  """The step as a program that is still to be compiled."""
+  return run.jitted_step(trainable).trace(run.abstract_state(), batch)
+
+
+def trace_alone(run: Run, trainable: str) -> Any:
+  """The same step on the same batch as one device would do it, which knows of no layout."""
+  one = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
+  alone = dataclasses.replace(run, mesh=one)
+  return trace(alone, trainable, shapes.largest_batch(run.task, run.sharing.multiple))
 
 
 def out_of_memory(message: str, topology: Topology) -> str:

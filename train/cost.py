@@ -21,12 +21,13 @@ _MEMORY = {
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What a step costs one chip, but for `products`.
+  """What a step costs one chip, but for `products` and `laid_out`.
 
   Attributes:
     topology: what it was compiled for.
     memory: bytes by name, `peak` among them.
-    products: operations of all chips in matrix products; see `products.count`.
+    products: operations of the whole step in matrix products; see `products.count`.
+    laid_out: the same of all chips together, what several of them do alike counted for each.
     counted: XLA's count of operations, in which the body of a loop counts once.
     traffic: bytes to and from main memory; see `hlo.traffic`.
     accessed: XLA's count of bytes, memory on the chip included, the body of a loop once.
@@ -38,6 +39,7 @@ class Cost:
   topology: Topology
   memory: dict[str, int]
   products: float
+  laid_out: float
   counted: float
   traffic: float
   accessed: float
@@ -46,13 +48,14 @@ class Cost:
   endless: int
 
   @classmethod
-  def of(cls, program: Any, topology: Topology, products: float) -> "Cost":
+  def of(cls, program: Any, topology: Topology, products: float, laid_out: float) -> "Cost":
     """The cost of a compiled program.
 
     Args:
       program: what `compile` returned.
       topology: what it was compiled for.
-      products: operations of all chips in matrix products.
+      products: operations of the step in matrix products.
+      laid_out: those of all chips together.
     """
     module, found = hlo.Module.parse(program.as_text()), program.cost_analysis() or {}
     memory, estimate = program.memory_analysis(), found.get("optimal_seconds", 0.0)
@@ -60,6 +63,7 @@ class Cost:
       topology=topology,
       memory={name: getattr(memory, field, 0) for name, field in _MEMORY.items()},
       products=products,
+      laid_out=laid_out,
       counted=found.get("flops", 0.0),
       traffic=hlo.traffic(module),
       accessed=found.get("bytes accessed", 0.0),
@@ -77,7 +81,7 @@ class Cost:
   @property
   def operations(self) -> float:
     """Operations of a chip: of two counts, each of which leaves something out, the larger one."""
-    return max(self.products / self.topology.chips, self.counted)
+    return max(self.laid_out / self.topology.chips, self.counted)
 
   @property
   def computing(self) -> float:
@@ -110,7 +114,7 @@ class Cost:
     return max(self.computing, self.moving, self.exchanging)
 
   def utilisation(self, seconds: float) -> float:
-    """Share of all chips' peak that the matrix products are in a step of so many seconds."""
+    """Share of all chips' peak that the step's products are if it takes so many seconds."""
     return self.products / self.topology.chips / self.topology.chip.peak / seconds
 
   def lines(self) -> list[str]:
@@ -127,8 +131,9 @@ class Cost:
   def _work_lines(self) -> list[str]:
     chips = self.topology.chips
     rows = [
-      ("FLOPs in matrix products, all chips", _flops(self.products)),
-      ("  of each chip", _flops(self.products / chips)),
+      ("FLOPs in matrix products, whole step", _flops(self.products)),
+      ("  shared evenly, each chip", _flops(self.products / chips)),
+      ("  as they are laid out, each chip", _flops(self.laid_out / chips)),
       ("FLOPs of each chip, XLA's count", _flops(self.counted)),
       ("bytes to and from HBM, each chip", _bytes(self.traffic)),
       ("bytes, XLA's count (with VMEM)", _bytes(self.accessed)),

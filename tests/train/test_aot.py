@@ -17,12 +17,14 @@ import tiny_recurrent
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.worlds import WorldsData
 from compmod_jax.errors import UserError
+from compmod_jax.layers.experts import ExpertsConfig
+from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.sharding import MeshConfig
 from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from train import aot, describe, devices, main, shapes
+from train import aot, describe, devices, main, products, shapes
 from train.cost import Cost
 from train.devices import PEAK_FLOPS, TPUS, Topology
 from train.experiment import Experiment, Phase, load_experiment
@@ -195,6 +197,25 @@ def test_model_time_is_that_of_the_slowest_and_of_collectives(shared):
   assert hidden == pytest.approx(max(arithmetic, memory, exchange), abs=2e-3)
 
 
+def test_a_layout_changes_what_chips_do_and_not_what_the_step_needs(tmp_path):
+  given = masked(tmp_path)
+  experts = ExpertsConfig(count=4, competition=CompetitionConfig(rule="top_k", keep=1))
+  model = dataclasses.replace(given.model, ffn_dim=512, expert_layers=("encoder",), experts=experts)
+  task = dataclasses.replace(given.task, batch_tokens=16 * 512)
+  found = []
+  for mesh in (MeshConfig(data=8), MeshConfig(data=2, tensor=4)):
+    experiment = dataclasses.replace(given, task=task, model=model, mesh=mesh)
+    run, _ = aot.assemble(experiment, jax.devices())
+    laid_out = products.count(aot.trace(run, "all", aot.batch_of(run)).jaxpr)
+    found.append((products.count(aot.trace_alone(run, "all").jaxpr), laid_out))
+  (alone, batch_alone), (same, experts_apart) = found
+  assert alone == same
+  # Filling of blocks depends on how many rows a device has.
+  assert batch_alone == pytest.approx(alone, rel=0.2)
+  # Each of four devices makes room for all tokens, whichever expert they chose.
+  assert experts_apart > 1.5 * alone
+
+
 def test_phases_that_train_other_parameters_have_steps_of_their_own(tmp_path, monkeypatch):
   phases = (
     Phase("rest", trainable="rest", steps=5),
@@ -221,7 +242,7 @@ def test_what_has_no_place_in_memory_is_told_with_what_to_change():
 
 
 def test_the_larger_count_of_operations_bounds_the_time():
-  base = Cost(EIGHT, {"peak": 17_000_000_000}, 8e12, 0.5e12, 819e6, 0, 0, {}, 0)
+  base = Cost(EIGHT, {"peak": 17_000_000_000}, 8e12, 8e12, 0.5e12, 819e6, 0, 0, {}, 0)
   assert not base.fits
   assert base.operations == 1e12
   assert base.seconds == base.hidden == 1e12 / 197e12

@@ -7,7 +7,6 @@ installed. It sets their environment, which they read when JAX first does anythi
 import dataclasses
 import functools
 import importlib.util
-import math
 import os
 import re
 import subprocess
@@ -37,6 +36,8 @@ from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
 
 from benchmarks.census import Census, take_census
+from train import products
+from train.devices import TPUS
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -91,16 +92,22 @@ class Device:
     return self.peaks[dtype]
 
 
-# Vendors' figures. float32 products are one bfloat16 pass on TPUs by default, TF32 on an H100.
+# float32 products are one bfloat16 pass on TPUs by default, TF32 on an H100 (its data sheet).
+_SLICES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 DEVICES = {
-  device.name: device
-  for device in (
-    Device("v5e", "TPU v5e", "v5e:2x2", 1, 819e9, {"bfloat16": 197e12, "float32": 197e12}),
-    Device("v5p", "TPU v5p", "v5p:2x2x1", 1, 2765e9, {"bfloat16": 459e12, "float32": 459e12}),
-    Device("v6e", "TPU v6e", "v6e:2x2", 1, 1640e9, {"bfloat16": 918e12, "float32": 918e12}),
-    Device(
-      "h100", "NVIDIA H100 80GB HBM3", "", 132, 3352e9, {"bfloat16": 989e12, "float32": 495e12}
-    ),
+  name: Device(
+    name,
+    f"TPU {name}",
+    topology,
+    1,
+    chip.bandwidth,
+    dict.fromkeys(("bfloat16", "float32"), chip.peak),
+  )
+  for name, topology in _SLICES.items()
+  for chip in (TPUS[name],)
+} | {
+  "h100": Device(
+    "h100", "NVIDIA H100 80GB HBM3", "", 132, 3352e9, {"bfloat16": 989e12, "float32": 495e12}
   )
 }
 
@@ -144,7 +151,10 @@ def compile_for(
   with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=abstract)):
     traced = jax.jit(function).trace(*args)
     compiled = traced.lower(lowering_platforms=(device.platform,)).compile()
-  census, flops = take_census(compiled.as_text() or ""), count_flops(traced.jaxpr.jaxpr)
+  census, flops = (
+    take_census(compiled.as_text() or ""),
+    products.count(traced.jaxpr, device.platform),
+  )
   seconds = max(census.bytes / device.bandwidth, flops / device.peak(dtype))
   costs = compiled.cost_analysis() or {}
   found = _registers(set(_DUMP.glob("*.ptx")) - before) if kernels else {}
@@ -159,29 +169,6 @@ def _device(name: str) -> Any:
     return topologies.get_topology_desc(device.topology, platform="tpu").devices[0]
   described = topologies.get_topology_desc(platform="cuda", target_config=_H100, topology="1x1x1")
   return described.devices[0]
-
-
-def count_flops(jaxpr: Any) -> float:
-  """Operations of all products of matrices, as often as loops and grids run them."""
-  total = 0.0
-  for equation in jaxpr.eqns:
-    params = equation.params
-    if equation.primitive.name == "dot_general":
-      ((contracted, _), _) = params["dimension_numbers"]
-      shape = equation.invars[0].aval.shape
-      inner = math.prod(shape[axis] for axis in contracted)
-      total += 2.0 * inner * equation.outvars[0].aval.size
-    turns = params.get("length", 1) if equation.primitive.name == "scan" else 1
-    if equation.primitive.name == "pallas_call":
-      turns = math.prod(params["grid_mapping"].grid)
-    for inner_jaxpr in _jaxprs(params):
-      total += turns * count_flops(inner_jaxpr)
-  return total
-
-
-def _jaxprs(params: dict[str, Any]) -> list[Any]:
-  found = [getattr(value, "jaxpr", value) for value in params.values()]
-  return [value for value in found if hasattr(value, "eqns")]
 
 
 def _registers(files: set[Path]) -> dict[str, tuple[int, int]]:

@@ -16,7 +16,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 
 from compmod_jax import errors
 
@@ -154,6 +154,12 @@ def part_of(mesh: Mesh) -> tuple[int, int]:
   return number, rows // len(mine)
 
 
+def column_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+  """The sharding of a column of a batch, rows first and then times."""
+  names = ("batch", "time", *(None for _ in shape[2:]))[: len(shape)]
+  return NamedSharding(mesh, _spec(names, shape, mesh))
+
+
 def place_batch(
   batch: Mapping[str, np.ndarray], mesh: Mesh, part: tuple[int, int] = (0, 1)
 ) -> dict[str, jax.Array]:
@@ -173,8 +179,7 @@ def place_batch(
       start, stop, _ = index[0].indices(shape[0])
       return value[(slice(start - before, stop - before), *index[1:])]
 
-    names = ("batch", "time", *(None for _ in shape[2:]))[: len(shape)]
-    return jax.make_array_from_callback(shape, NamedSharding(mesh, _spec(names, shape, mesh)), held)
+    return jax.make_array_from_callback(shape, column_sharding(shape, mesh), held)
 
   return {name: one(np.asarray(value)) for name, value in batch.items()}
 
@@ -193,8 +198,23 @@ def fetch(tree: Any) -> Any:
   return jax.device_get(jax.tree.map(whole, tree))
 
 
+def _mesh_of(array: jax.Array) -> Any:
+  """The mesh that an array lies on, as a program being traced knows it."""
+  return jax.typeof(array).sharding.mesh
+
+
+def platform_of(array: jax.Array) -> str:
+  """What a program that is being traced is for: what its mesh says, else the default backend."""
+  device = _mesh_of(array).abstract_device or get_abstract_mesh().abstract_device
+  return jax.default_backend() if device is None else device.platform
+
+
 def on_parts(
-  function: Callable[..., jax.Array], arguments: Sequence[Any], names: Sequence[Any]
+  function: Callable[..., jax.Array],
+  arguments: Sequence[Any],
+  names: Sequence[Any],
+  *,
+  result: Sequence[str | None] | None = None,
 ) -> jax.Array:
   """Runs a function on every device's part of its arguments, where they lie on a mesh.
 
@@ -202,12 +222,14 @@ def on_parts(
   (one made by `make_mesh`) the function runs once on everything.
 
   Args:
-    function: of the arguments' parts; its result is split like the last argument.
+    function: of the arguments' parts.
     arguments: arrays, or trees of arrays.
     names: for each argument the logical names of its dimensions, in a tree of the same structure; a
       dimension that its mesh axis does not divide is handed over whole.
+    result: those of the result's dimensions, each split where one of the last argument is, or not
+      at all; as the last argument if not given.
   """
-  mesh = jax.typeof(arguments[-1]).sharding.mesh
+  mesh = _mesh_of(arguments[-1])
   axes = {field.name for field in dataclasses.fields(MeshConfig)}
   ours = axes <= set(mesh.axis_names) and set(mesh.axis_types) == {AxisType.Auto}
   if not ours or mesh.size == 1:
@@ -217,7 +239,9 @@ def on_parts(
     return jax.tree.map(lambda leaf, words: _spec(words, leaf.shape, mesh), argument, names)
 
   inside = tuple(map(specs, arguments, names))
-  mapped = jax.shard_map(
-    function, mesh=mesh, in_specs=inside, out_specs=inside[-1], check_vma=False
-  )
+  outside = inside[-1]
+  if result is not None:
+    placed = dict(zip(names[-1], outside, strict=True))
+    outside = PartitionSpec(*(placed.get(word) if word else None for word in result))
+  mapped = jax.shard_map(function, mesh=mesh, in_specs=inside, out_specs=outside, check_vma=False)
   return mapped(*arguments)

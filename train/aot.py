@@ -110,12 +110,13 @@ def assemble(
 
 def batch_of(run: Run) -> dict[str, jax.ShapeDtypeStruct]:
   """The run's longest batch, laid over its mesh."""
-  place = sharding.batch_sharding(run.mesh)
   found = shapes.largest_batch(run.task, run.sharing.multiple)
-  return {
-    name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-    for name, leaf in found.items()
-  }
+
+  def laid_out(leaf: Any) -> jax.ShapeDtypeStruct:
+    where = sharding.column_sharding(leaf.shape, run.mesh)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+  return jax.tree.map(laid_out, found)
 
 
 def costs(run: Run, topology: Topology, trainable: str, batch: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from compmod_jax import sharding
 from compmod_jax.layers.cached_attention import (
   Cache,
   add_to_cache,
@@ -17,18 +19,9 @@ from compmod_jax.layers.cached_attention import (
   empty_cache,
 )
 from compmod_jax.layers.dropout import Dropout
+from compmod_jax.layers.heads import IntoHeads, OutOfHeads
 from compmod_jax.mechanisms.competition import CompetitionConfig, Router, scale_heads
-from compmod_jax.rows import over_rows
-from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
-
-# Projections into heads start as in fairseq: Xavier-uniform with gain 1 / sqrt(2).
-_INTO_HEADS = nn.initializers.variance_scaling(
-  0.5, "fan_avg", "uniform", in_axis=0, out_axis=(1, 3), batch_axis=(2,)
-)
-_OUT_OF_HEADS = nn.initializers.variance_scaling(
-  1.0, "fan_avg", "uniform", in_axis=(0, 1), out_axis=2
-)
 
 
 def attend(
@@ -71,62 +64,6 @@ def attend(
   if dropout is not None:
     probabilities = dropout(probabilities)
   return jnp.einsum("bhts,bshd->bthd", probabilities, value)
-
-
-class IntoHeads(nn.Module):
-  """One matrix product that makes several projections, each split into heads.
-
-  Attributes:
-    projections: how many (3 for query, key and value).
-    heads: number of heads.
-    head_dim: width of a head.
-    dtype: compute type.
-  """
-
-  projections: int
-  heads: int
-  head_dim: int
-  dtype: DTypeLike = jnp.float32
-
-  @nn.compact
-  def __call__(
-    self, inputs: Float[Array, "batch time embed"]
-  ) -> tuple[Float[Array, "batch time heads head_dim"], ...]:
-    """The projections, in order."""
-    # Heads come first, so that they can be split over devices after the axes are merged.
-    shape = (self.heads, self.projections, self.head_dim)
-    names = ("heads", "projections", "head_dim")
-    kernel = self.param("kernel", logical(_INTO_HEADS, "embed", *names), (inputs.shape[-1], *shape))
-    bias = self.param("bias", logical(nn.initializers.zeros, *names), shape)
-    kernel = kernel.astype(self.dtype).reshape(inputs.shape[-1], -1)
-    bias = bias.astype(self.dtype).reshape(1, -1)
-    outputs = over_rows(lambda rows: rows.astype(self.dtype) @ kernel + bias, inputs)
-    outputs = outputs.reshape(*inputs.shape[:2], *shape)
-    return tuple(outputs[:, :, :, i] for i in range(self.projections))
-
-
-class OutOfHeads(nn.Module):
-  """The output projection: concatenates heads and multiplies by W_O.
-
-  Attributes:
-    dim: model width.
-    dtype: compute type.
-  """
-
-  dim: int
-  dtype: DTypeLike = jnp.float32
-
-  @nn.compact
-  def __call__(
-    self, heads: Float[Array, "batch time heads head_dim"]
-  ) -> Float[Array, "batch time embed"]:
-    """What the attention module adds to the residual stream."""
-    shape = (*heads.shape[2:], self.dim)
-    kernel = self.param("kernel", logical(_OUT_OF_HEADS, "heads", "head_dim", "embed"), shape)
-    bias = self.param("bias", logical(nn.initializers.zeros, "norm"), (self.dim,))
-    kernel = kernel.astype(self.dtype).reshape(-1, self.dim)
-    bias = bias.astype(self.dtype)[None]
-    return over_rows(lambda rows: rows @ kernel + bias, heads.reshape(*heads.shape[:2], -1))
 
 
 class Attention(nn.Module):
@@ -190,21 +127,38 @@ class Attention(nn.Module):
       deterministic: no dropout.
       taps: sites to read or change.
     """
+    beside = self._beside(inputs, deterministic, taps)
     if memory is not None:
-      (query,), (key, value) = self.query(inputs), self.key_value(memory)
+      (query, *hidden), (key, value) = self.query(inputs, beside), self.key_value(memory)
     else:
-      query, key, value = self._project(inputs)
+      query, key, value, *hidden = self._project(inputs, beside)
     drop = None
     if self.dropout > 0 and not deterministic:
       drop = functools.partial(self.drop, deterministic=False)
     heads = attend(query, key, value, mask, bias=bias, causal=causal, dropout=drop, taps=taps)
     own = None if self.cross else value
+    if beside is not None:
+      return self._fused(hidden[0], heads, taps)
     return self._compete(inputs, heads, own, deterministic=deterministic, taps=taps)
 
-  def _project(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Query, key and value of self-attention."""
-    query, key, *value = self.query_key_value(inputs)
-    return query, key, value[0] if value else key
+  def _project(self, inputs: jax.Array, beside: Any = None) -> tuple[jax.Array, ...]:
+    """Query, key and value of self-attention, and what is made beside them."""
+    query, key, *others = self.query_key_value(inputs, beside)
+    return (query, key, key, *others) if self.tied_key_value else (query, key, *others)
+
+  def _beside(
+    self, inputs: jax.Array, deterministic: bool, taps: Taps
+  ) -> tuple[jax.Array, jax.Array] | None:
+    """The router's first layer, if the competition is to be fused with what stands around it."""
+    config = self.competition
+    if config is None or self.heads == 1 or config.routing == "plain":
+      return None
+    asked = taps.wants("heads_scaled", "router/scores") or config.inactive == "value"
+    if asked or (config.dropout > 0 and not deterministic):
+      return None
+    if config.routing == "auto" and sharding.platform_of(inputs) == "cpu":
+      return None
+    return self.router.first(inputs.shape[-1])
 
   def memory_cache(self, memory: Float[Array, "batch keys embed"]) -> Cache:
     """Keys and values of a memory, computed once for all steps."""
@@ -271,6 +225,13 @@ class Attention(nn.Module):
     filled = start + inputs.shape[1]
     heads = attend_cached(query, cache, mask, bias=bias, filled=filled, taps=taps)
     return self._compete(inputs, heads, value, deterministic=True, taps=taps), cache
+
+  def _fused(self, hidden: jax.Array, heads: jax.Array, taps: Taps) -> jax.Array:
+    """The same as `_compete`, from the router's first layer, without what is formed in between."""
+    heads = taps("heads", heads)
+    weights = self.router.weights_of(hidden, taps=taps.scope("router"))
+    competition = cast(CompetitionConfig, self.competition)
+    return self.output(heads, weights * self.heads if competition.rescale else weights)
 
   def _compete(
     self,

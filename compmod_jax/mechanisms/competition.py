@@ -14,12 +14,22 @@ import dataclasses
 from typing import Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from compmod_jax import errors
-from compmod_jax.kernels.routing_softmax import Rule, Selection, rank, select
+from compmod_jax import errors, sharding
+from compmod_jax.kernels.routing_softmax import (
+  Choice,
+  Readout,
+  Rule,
+  Selection,
+  fold_signatures,
+  rank,
+  routing_weights,
+  select,
+)
 from compmod_jax.rows import narrow_product, over_rows
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
@@ -61,6 +71,9 @@ class CompetitionConfig:
   """Multiply weights by the number of heads, so that uniform weights change nothing."""
   dropout: float = 0.0
   """Dropout inside the inference network."""
+  routing: Literal["auto", "fused", "plain"] = "auto"
+  """How the weights of heads and what they scale are computed: fused with their neighbours, except
+  where something in between is asked for, always plain, or fused on accelerators alone."""
   balance: float = 0.0
   """Coefficient of the load-balance loss; 0 for none, 0.01 is usual."""
   z: float = 0.0
@@ -71,6 +84,7 @@ class CompetitionConfig:
       value = getattr(self, field)
       errors.check(value >= 1, f"competition.{field} is {value}; it must be at least 1.")
     errors.check_choice("competition.rule", self.rule, ("soft", "top_k", "threshold"))
+    errors.check_choice("competition.routing", self.routing, ("auto", "fused", "plain"))
     errors.check_choice("competition.inactive", self.inactive, ("null", "value"))
     errors.check(
       0 <= self.threshold < 1,
@@ -159,6 +173,19 @@ def scale_heads(
   return jnp.where(selection.active[..., None], scaled, values.astype(heads.dtype))
 
 
+class _Affine(nn.Module):
+  """Kernel [inner, outer] and bias of a layer, whose product others make."""
+
+  outer: int
+  names: tuple[str, str]
+
+  @nn.compact
+  def __call__(self, inner: int) -> tuple[jax.Array, jax.Array]:
+    gain_two = nn.initializers.variance_scaling(2.0, "fan_avg", "uniform")
+    kernel = self.param("kernel", logical(gain_two, *self.names), (inner, self.outer))
+    return kernel, self.param("bias", nn.initializers.zeros, (self.outer,))
+
+
 class Router(nn.Module):
   """Scores units from a position's activation: holds InfA (or InfF) and the signatures.
 
@@ -172,7 +199,15 @@ class Router(nn.Module):
   config: CompetitionConfig
   dtype: DTypeLike = jnp.float32
 
-  @nn.compact
+  def setup(self):
+    """Makes inference network and signatures."""
+    config = self.config
+    self.hidden = _Affine(config.hidden_dim, ("embed", "router"))
+    self.key = _Affine(config.key_dim, ("router", "key"))
+    self.drop = nn.Dropout(config.dropout)
+    init = logical(nn.initializers.xavier_normal(), "units", "key")
+    self.signatures = self.param("signatures", init, (self.units, config.key_dim))
+
   def __call__(
     self,
     inputs: Float[Array, "batch time embed"],
@@ -182,28 +217,15 @@ class Router(nn.Module):
   ) -> Selection:
     """The weights of every unit at every position, [batch, time, units]."""
     config = self.config
-    gain_two = nn.initializers.variance_scaling(2.0, "fan_avg", "uniform")
-    hidden = nn.Dense(
-      config.hidden_dim,
-      dtype=self.dtype,
-      kernel_init=logical(gain_two, "embed", "router"),
-      dot_general=lambda rows, kernel, *_, **__: narrow_product(rows, kernel),
-      name="hidden",
-    )
-    drop = nn.Dropout(config.dropout, deterministic=deterministic)
-    key = nn.Dense(
-      config.key_dim,
-      dtype=self.dtype,
-      kernel_init=logical(gain_two, "router", "key"),
-      name="key",
-    )
-    keys = over_rows(lambda rows: key(drop(nn.relu(hidden(rows)))), inputs)
-    signatures = self.param(
-      "signatures",
-      logical(nn.initializers.xavier_normal(), "units", "key"),
-      (self.units, config.key_dim),
-    )
-    signatures = taps("signatures", signatures)
+    kernel, bias = self.first(inputs.shape[-1])
+    last, shift = (leaf.astype(self.dtype) for leaf in self.key(config.hidden_dim))
+
+    def infer(rows: jax.Array) -> jax.Array:
+      hidden = nn.relu(narrow_product(rows.astype(self.dtype), kernel) + bias[None])
+      return self.drop(hidden, deterministic=deterministic) @ last + shift[None]
+
+    keys = over_rows(infer, inputs)
+    signatures = taps("signatures", self.signatures)
     scores = taps("scores", score(keys, signatures, scale=config.scale))
     selection = select(
       scores,
@@ -213,6 +235,32 @@ class Router(nn.Module):
       temperature=config.temperature,
     )
     return selection._replace(weights=taps("weights", selection.weights))
+
+  def first(self, width: int) -> tuple[jax.Array, jax.Array]:
+    """Kernel [width, hidden] and bias of the inference network's first layer."""
+    kernel, bias = self.hidden(width)
+    return kernel.astype(self.dtype), bias.astype(self.dtype)
+
+  def weights_of(
+    self, hidden: Float[Array, "batch time hidden"], *, taps: Taps = OFF
+  ) -> Float[Array, "batch time units"]:
+    """The same weights, without dropout, by a kernel where there is one; scores are never formed.
+
+    Args:
+      hidden: what the first layer makes of the inputs, before its relu.
+      taps: sites to read or change: all but `scores`.
+    """
+    config = self.config
+    signatures = taps("signatures", self.signatures)
+    readout = fold_signatures(*self.key(config.hidden_dim), signatures, scale=config.scale)
+    keep = config.kept(self.units)
+    choice = Choice(config.rule, keep, config.threshold, config.temperature)
+    weights = sharding.on_parts(
+      lambda kernel, bias, hidden: routing_weights(hidden, Readout(kernel, bias), choice=choice),
+      [*readout, hidden],
+      [(None, None), (None,), ("batch", "time", None)],
+    )
+    return taps("weights", weights)
 
 
 def routing_parameter(path: str) -> bool:

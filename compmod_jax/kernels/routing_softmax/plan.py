@@ -1,7 +1,7 @@
 """The choice of how something is computed.
 
 Both halves of a derivative rule run on the same implementation; the backward half can be
-differentiated apply, in reverse mode, as the reference.
+differentiated again, in reverse mode, as the reference.
 """
 
 import dataclasses

@@ -1,0 +1,165 @@
+"""Competition fused with the projections around it: equal to the plain way, and where it yields."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+from compmod_jax import sharding
+from compmod_jax.layers.attention import Attention
+from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.sharding import MeshConfig
+from compmod_jax.sites import run, zero_units
+
+DIM = 24
+PLAIN = CompetitionConfig(key_dim=3, hidden_dim=6, routing="plain")
+CONFIGS = {
+  "soft": PLAIN,
+  "rescaled": dataclasses.replace(PLAIN, rescale=True, temperature=0.7, scale=False),
+  "best": dataclasses.replace(PLAIN, rule="top_k", keep=5),
+  "threshold": dataclasses.replace(PLAIN, rule="threshold", threshold=0.1),
+}
+SITES = ("heads", "router/signatures", "router/weights")
+
+
+def numbers(*shape: int, seed: int) -> jax.Array:
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+INPUTS, MEMORY = numbers(4, 6, DIM, seed=1), numbers(4, 7, DIM, seed=2)
+
+
+def module(config: CompetitionConfig, routing: Any = "plain", **fields: Any) -> Attention:
+  return Attention(DIM, 12, competition=dataclasses.replace(config, routing=routing), **fields)
+
+
+@functools.cache
+def params(cross: bool = False, tied: bool = False) -> Any:
+  plain = module(PLAIN, cross=cross, tied_key_value=tied)
+  shapes = jax.eval_shape(plain.init, jax.random.key(0), INPUTS, MEMORY if cross else None)
+  leaves, tree = jax.tree.flatten(nn.unbox(shapes))
+  made = [0.3 * numbers(*leaf.shape, seed=n) for n, leaf in enumerate(leaves)]
+  return jax.tree.unflatten(tree, made)
+
+
+def output(one: Attention, params: Any, inputs: jax.Array = INPUTS, **asked: Any) -> Any:
+  """Output and captured sites."""
+  memory, causal = (MEMORY, False) if one.cross else (None, True)
+  return run(one.apply, params, inputs, memory, causal=causal, **asked)
+
+
+def differentiated(one: Attention) -> Any:
+  """Value, and gradients with respect to all parameters and the inputs."""
+  weights = numbers(*INPUTS.shape, seed=3)
+
+  def objective(params: Any, inputs: jax.Array) -> jax.Array:
+    return jnp.sum(weights * output(one, params, inputs)[0])
+
+  return jax.jit(jax.value_and_grad(objective, argnums=(0, 1)))
+
+
+def assert_close(expected: Any, found: Any) -> None:
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5), expected, found)
+
+
+@pytest.mark.parametrize(
+  ("config", "fields"),
+  [
+    *((name, {}) for name in CONFIGS),
+    ("soft", {"cross": True}),
+    ("soft", {"tied_key_value": True}),
+  ],
+)
+def test_fused_routing_equals_the_plain_way_in_value_and_every_gradient(config, fields):
+  held = params(fields.get("cross", False), fields.get("tied_key_value", False))
+  plain, fused = (module(CONFIGS[config], how, **fields) for how in ("plain", "fused"))
+  assert_close(differentiated(plain)(held, INPUTS), differentiated(fused)(held, INPUTS))
+
+
+@pytest.mark.parametrize(
+  "layout", [MeshConfig(data=4, tensor=2), MeshConfig(data=1, fsdp=2, tensor=2, sequence=2)]
+)
+def test_on_a_mesh_every_device_fuses_its_own_tokens_and_heads(layout):
+  fused, mesh = module(CONFIGS["best"], "fused"), sharding.make_mesh(layout)
+  boxed = jax.eval_shape(fused.init, jax.random.key(0), INPUTS)
+  held = jax.device_put(params(), sharding.parameter_shardings(boxed, mesh))
+  placed = sharding.place_batch({"inputs": np.asarray(INPUTS)}, mesh)["inputs"]
+  compiled = differentiated(fused).lower(held, placed)
+  assert compiled.as_text().count("manual_computation") >= 2
+  assert_close(differentiated(fused)(params(), INPUTS), compiled.compile()(held, placed))
+
+
+def test_it_has_the_same_parameters_from_the_start():
+  made = [
+    nn.unbox(module(PLAIN, how).init(jax.random.key(4), INPUTS)) for how in ("plain", "fused")
+  ]
+  jax.tree.map(np.testing.assert_array_equal, *made)
+
+
+def is_fused(one: Attention, **asked: Any) -> bool:
+  """Whether the product with queries, keys and values has the router's first layer in it."""
+  program = jax.make_jaxpr(lambda p, x: output(one, p, x, **asked))(params(), INPUTS)
+  return f"[24,{3 * DIM + PLAIN.hidden_dim}]" in str(program)
+
+
+def test_what_is_between_the_kernels_can_be_read_and_changed_while_fused():
+  edits = {"router/weights": zero_units(2), "router/signatures": lambda a: 2 * a}
+  asked = {"capture": SITES, "edits": edits}
+  plain, fused = module(PLAIN), module(PLAIN, "fused")
+  assert is_fused(fused, **asked)
+  assert not is_fused(plain, **asked)
+  expected, found = (output(one, params(), **asked) for one in (plain, fused))
+  assert set(found[1]) == set(SITES)
+  assert_close(expected, found)
+
+
+@pytest.mark.parametrize(
+  "asked",
+  [
+    {"capture": ["router/scores"]},
+    {"capture": ["heads_scaled"]},
+    {"edits": {"heads_scaled": lambda a: 2 * a}},
+    {"edits": {"router/scores": lambda a: 2 * a}},
+  ],
+)
+def test_where_something_inside_is_asked_for_the_plain_way_runs(asked):
+  fused = module(PLAIN, "fused")
+  assert not is_fused(fused, **asked)
+  expected, found = (output(one, params(), **asked) for one in (module(PLAIN), fused))
+  jax.tree.map(np.testing.assert_array_equal, expected, found)
+
+
+@pytest.mark.parametrize("changed", [{"inactive": "value", "rule": "top_k"}, {"dropout": 0.5}])
+def test_what_kernels_do_not_do_runs_the_plain_way(changed):
+  config = dataclasses.replace(PLAIN, **changed)
+  expected, found = (
+    module(config, how).apply(
+      params(), INPUTS, deterministic=False, rngs={"dropout": jax.random.key(0)}
+    )
+    for how in ("plain", "fused")
+  )
+  np.testing.assert_array_equal(expected, found)
+
+
+@pytest.mark.parametrize(
+  ("platform", "device", "call"),
+  [
+    ("tpu", AbstractDevice("TPU v5e", 1, platform="tpu"), "tpu_custom_call"),
+    ("cuda", AbstractDevice("NVIDIA H100 80GB HBM3", 132, platform="gpu"), "gpu.triton"),
+  ],
+)
+def test_accelerators_get_the_kernels_by_themselves_and_cpus_the_plain_way(platform, device, call):
+  one = Attention(512, 8, competition=CompetitionConfig())
+  held = jax.eval_shape(one.init, jax.random.key(0), jnp.zeros((1, 2, 512)))
+  inputs = jax.ShapeDtypeStruct((2, 256, 512), jnp.float32)
+  with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=device)):
+    traced = jax.jit(one.apply).trace(held, inputs)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+  assert text.count(call) >= 2
+  assert "custom_call" not in jax.jit(one.apply).lower(held, inputs).as_text()

@@ -42,16 +42,17 @@ def worlds() -> Experiment:
   return Experiment(
     name="NeMoT on worlds",
     task=AnsweringConfig(
-      data=Mixed(seeds=(WorldsData(train=240_000, asked=6, kinds=FEW_KINDS),)),
+      data=Mixed(seeds=(WorldsData(train=240_000, asked=6, words=8, kinds=FEW_KINDS),)),
       tokenizer=dataclasses.replace(AnsweringConfig().tokenizer, vocab_size=600),
       length=192,
       answer_length=24,
-      batch_questions=16,
+      batch_questions=8,
       turns=6,
+      answer_mean="question",
     ),
     model=NemotConfig(
       tasks=("mqa", "gqa"),
-      vanilla_layers=3,
+      vanilla_layers=4,
       modulatory_layers=1,
       output_layers=1,
       dim=64,
@@ -62,7 +63,12 @@ def worlds() -> Experiment:
       dropout=0.0,
     ),
     optimizer=OptimizerConfig(
-      learning_rate=3e-3, schedule="cosine", warmup_steps=400, clip=1.0, final_fraction=0.1
+      name="muon",
+      learning_rate=4e-3,
+      schedule="cosine",
+      warmup_steps=200,
+      clip=1.0,
+      final_fraction=0.1,
     ),
     phases=(Phase(steps=12_000),),
     evaluate_every=2000,
@@ -103,7 +109,7 @@ def general() -> Experiment:
     model=dataclasses.replace(
       base.model, dim=192, heads=4, ffn_dim=768, max_length=256, dropout=0.1, convolution=1
     ),
-    optimizer=dataclasses.replace(base.optimizer, learning_rate=1e-3),
+    optimizer=dataclasses.replace(base.optimizer, name="adamw", learning_rate=1e-3),
     phases=(Phase(steps=6000),),
     evaluate_every=1000,
     evaluate_sentences=300,
@@ -135,6 +141,7 @@ def paper() -> Experiment:
     answer_length=64,
     batch_questions=2,
     turns=1,
+    answer_mean="token",
   )
   return dataclasses.replace(
     base,

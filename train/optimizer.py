@@ -11,6 +11,7 @@ import optax
 from compmod_jax import errors
 from compmod_jax.mechanisms.competition import routing_parameter
 from compmod_jax.mechanisms.recoding_config import STANDING
+from train.muon import orthogonal
 
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant", "plateau"]
 
@@ -19,8 +20,9 @@ Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant", "plateau"]
 class OptimizerConfig:
   """How parameters move; the defaults are the translation recipe's."""
 
-  name: Literal["adam", "adamw", "sgd"] = "adamw"
-  """adamw decouples weight decay from the gradient; adam and sgd take none."""
+  name: Literal["adam", "adamw", "muon", "sgd"] = "adamw"
+  """adamw decouples weight decay from the gradient; adam and sgd take none. muon is adamw with
+  orthogonal steps for hidden matrices."""
   learning_rate: float = 5e-4
   """Largest learning rate, reached at the end of the warm-up."""
   schedule: Schedule = "inverse_sqrt"
@@ -49,7 +51,7 @@ class OptimizerConfig:
   """Largest global gradient norm; 0 means no clipping."""
 
   def __post_init__(self):
-    errors.check_choice("optimizer.name", self.name, ("adam", "adamw", "sgd"))
+    errors.check_choice("optimizer.name", self.name, ("adam", "adamw", "muon", "sgd"))
     errors.check_choice("optimizer.schedule", self.schedule, SCHEDULES)
     for field in ("warmup_steps", "final_fraction", "weight_decay", "momentum", "clip"):
       value = getattr(self, field)
@@ -59,7 +61,7 @@ class OptimizerConfig:
       f"optimizer.learning_rate is {self.learning_rate}; it must be positive.",
     )
     errors.check(
-      self.weight_decay == 0 or self.name == "adamw",
+      self.weight_decay == 0 or self.name in ("adamw", "muon"),
       f"optimizer.weight_decay is {self.weight_decay} but optimizer.name is {self.name!r}, which"
       " takes none. Use adamw or set weight_decay to 0.",
     )
@@ -245,8 +247,9 @@ def make_optimizer(
   if config.name == "sgd":
     chain.append(optax.trace(config.momentum) if config.momentum else optax.identity())
   else:
-    adam = adam_in_groups if grouped else optax.scale_by_adam
-    chain.append(adam(config.b1, config.b2, config.eps))
+    make = adam_in_groups if grouped else optax.scale_by_adam
+    adam: Any = make(config.b1, config.b2, config.eps)
+    chain.append(orthogonal(adam, config.b1) if config.name == "muon" else adam)
   if config.weight_decay > 0:
     chain.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
   chain.append(optax.scale_by_learning_rate(rate))

@@ -348,7 +348,7 @@ def train(
   """What the training program does, in this process."""
   made = set_up(experiment, workdir, command="x")
   with Writer(workdir, total_steps=made.total_steps, quiet=True) as writer, Preemption() as held:
-    loop = Loop(made, writer, held, profiler)
+    loop = Loop(made, writer, held, profiler=profiler)
     loop.train()
     if report:
       finish.report_run(made, loop.history, writer, command="x")

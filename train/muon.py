@@ -52,15 +52,16 @@ def orthogonal(adam: Any, b1: float) -> optax.GradientTransformationExtraArgs:
     adam: `optax.scale_by_adam`, or what has a state with its fields.
     b1: decay of its first moment.
   """
+  inner: Any = optax.with_extra_args_support(adam)
 
   def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-    found, after = optax.with_extra_args_support(adam).update(updates, state, params, **extra)
+    found, after = inner.update(updates, state, params, **extra)
     numbers = matrices(updates)
     ahead = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, after.mu, updates)
     named = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(ahead)}
     chosen = {name: named[name] for name in numbers}
     # Without a memory of its own, it only orthogonalises.
-    iteration = scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=numbers)
+    iteration: Any = scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=numbers)
     steps, _ = iteration.update(chosen, iteration.init(chosen))
 
     def pick(path: Any, step: jax.Array) -> jax.Array:

@@ -110,8 +110,12 @@ def layer_runs(case: Case, competition: CompetitionConfig | None) -> dict[str, C
 
 
 def measure_layers(report: common.Report, case: Case) -> None:
-  """Times a layer with competing heads against the plain one."""
-  layers = {"plain": layer_runs(case, None), "competing": layer_runs(case, CompetitionConfig())}
+  """Times a layer with competing heads, as it is on CPUs and fused, against the plain one."""
+  layers = {
+    "plain": layer_runs(case, None),
+    "competing": layer_runs(case, CompetitionConfig()),
+    "fused": layer_runs(case, CompetitionConfig(routing="fused")),
+  }
   for name in PASSES:
     runs = {layer: both[name] for layer, both in layers.items()}
     tokens = case.batch * case.time
@@ -122,6 +126,8 @@ def measure_layers(report: common.Report, case: Case) -> None:
       seconds["plain"],
       at_most=1.05,
     )
+    # For comparison: what accelerators do, without their kernels.
+    report.claim(f"CPU {name}: the same, fused / plain", seconds["fused"], seconds["plain"])
 
 
 def main() -> None:

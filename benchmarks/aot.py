@@ -8,7 +8,7 @@ training (all gradients); 16,384 tokens. Every program is compiled by the compil
 would use; nothing runs. Bytes are the operands and results of every top-level instruction of the
 optimised module in main memory; model time is what takes longer, these bytes at the memory's
 bandwidth or the products at their peak. XLA's own estimate leaves kernels out. Registers a thread
-and spilt bytes are the worst of a program's Triton kernels. In full about ten minutes on 2 cores.
+and spilt bytes are the worst of a program's Triton kernels. In full about three minutes on 2 cores.
 """
 
 import argparse

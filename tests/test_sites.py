@@ -24,7 +24,8 @@ CONFIG = TransformerConfig(
   activation="gelu",
   max_length=8,
   compete=PLACES,
-  competition=CompetitionConfig(key_dim=3, hidden_dim=4),
+  # Fused, some sites are there only where they are asked for.
+  competition=CompetitionConfig(key_dim=3, hidden_dim=4, routing="plain"),
 )
 SOURCE, TARGET = jnp.asarray([[4, 5, 6, 0]]), jnp.asarray([[2, 4, 5]])
 ATTENTION = ("attention", "heads", "heads_scaled")

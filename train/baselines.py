@@ -2,23 +2,37 @@
 
     python -m train.baselines --config configs/nmt_cah.py --split test
 
-Two baselines on raw text: every word replaced by its entry in a dictionary (the grammar's own, or
-one learnt from the training pairs), and the translation of the most similar training sentence.
+Of translation, two baselines on raw text: every word replaced by its entry in a dictionary (the
+grammar's own, or one learnt from the training pairs), and the translation of the most similar
+training sentence. Of question answering, what `compmod_jax.data.qa.baselines` has: the share of
+exact answers from the question alone, the last sentence and other tricks, beside chance.
 """
 
 import dataclasses
+import itertools
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from compmod_jax.tasks.answering_config import AnsweringConfig
 from train import cli
 from train.evaluate import write_json
 from train.experiment import Experiment, parse, translation_task
 
+if TYPE_CHECKING:
+  from compmod_jax.data.qa.example import Question
+  from compmod_jax.data.qa.mixed import Mixed
+
 COLUMNS = ("split", "sentences", "bleu", "interval", "chrf", "exact_match")
+_SHORT = {
+  "multiple_choice": "choice",
+  "yes_no": "yes/no",
+  "extractive": "extr.",
+  "abstractive": "abstr.",
+}
 HEADINGS = ("split", "sentences", "BLEU", "95 % interval", "chrF", "exact match")
 
 
@@ -30,6 +44,8 @@ class Args:
   """The experiment whose data are used."""
   splits: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--split"])] = ()
   """Names of splits; none: all but the training split."""
+  questions: int = 20_000
+  """Training questions of each set that the baselines of question answering learn from, at most."""
   json: Path | None = None
   """Also write all numbers to this file."""
 
@@ -37,9 +53,13 @@ class Args:
 def main(argv: list[str]) -> None:
   """Scores the baselines and prints a table."""
   args = parse(Args, argv)
-  task = translation_task(args.config)
-  rows = score(task.data, args.splits)
-  print(table(rows))
+  task = args.config.task
+  if isinstance(task, AnsweringConfig):
+    rows = answer_rows(task.data, args.splits, args.questions)
+    print(answer_table(rows))
+  else:
+    rows = score(translation_task(args.config).data, args.splits)
+    print(table(rows))
   if args.json is not None:
     command = shlex.join(["python", "-m", "train.baselines", *argv])
     write_json(args.json, {"name": args.config.name, "command": command, "rows": rows})
@@ -103,6 +123,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   for row in rows:
     texts = cells(row, "-", "-")  # type: ignore[arg-type]
     shown.append((row["baseline"], *(texts[column] for column in COLUMNS)))
+  lines = _aligned(shown)
+  first = [row for row in rows if row["baseline"] == rows[0]["baseline"]]
+  found = signatures({"name": "baselines", "splits": first})  # type: ignore[typeddict-item]
+  return "\n".join([*lines, *(f"{metric}: {text}" for metric, text, _ in found)])
+
+
+def _aligned(shown: Sequence[Sequence[str]]) -> list[str]:
+  """Lines of a table, the first two columns to the left, with a rule below the headings."""
   widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
   lines = [
     "  ".join(
@@ -112,9 +140,68 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for line in shown
   ]
   lines.insert(1, "-" * sum(widths, 2 * len(widths) - 2))
-  first = [row for row in rows if row["baseline"] == rows[0]["baseline"]]
-  found = signatures({"name": "baselines", "splits": first})  # type: ignore[typeddict-item]
-  return "\n".join([*lines, *(f"{metric}: {text}" for metric, text, _ in found)])
+  return lines
+
+
+def answer_rows(data: "Mixed", splits: Sequence[str], most: int) -> list[dict[str, Any]]:
+  """Exact answers of every baseline on every split, in per cent, and what guessing gives.
+
+  Args:
+    data: the sets of questions.
+    splits: names; none for all but the training split.
+    most: training questions of each set to learn from.
+
+  Returns:
+    Rows with `baseline`, `split`, `questions` and `exact_match/FORMAT`, or as models are scored,
+    `exact_match/FORMAT/FACTS`, where questions tell how many facts they need.
+
+  Raises:
+    UserError: an unknown split, or data that cannot be read.
+  """
+  from compmod_jax.data.qa.baselines import scores
+  from compmod_jax.data.worlds import CLASSES, WorldsData
+
+  splits = splits or [split for split in data.splits() if split != "train"]
+  tests = {split: _questions(data, split) for split in splits}
+  train = _questions(data, "train", most)
+  kinds = CLASSES if all(isinstance(one, WorldsData) for one in data.seeds) else None
+  rows = []
+  for split, asked in tests.items():
+    found: dict[str, dict[str, Any]] = {}
+    for facts, group in _by_facts(asked):
+      for one in scores(train, group, kinds):
+        cell = f"exact_match/{one.format}" + (f"/{facts}" if facts else "")
+        for name, share in (("chance", one.chance), (one.baseline, one.score)):
+          row = {"baseline": name, "split": split, "questions": len(asked)}
+          found.setdefault(name, row)[cell] = 100 * share
+    rows += found.values()
+  return rows
+
+
+def _questions(data: "Mixed", split: str, most: int | None = None) -> "list[Question]":
+  return [q for one, name in data.sets(split) for q in one.load(name).items[:most]]
+
+
+def _by_facts(questions: "Sequence[Question]") -> "Iterable[tuple[int, list[Question]]]":
+  """The questions that need so many facts; 0 for those that do not tell."""
+
+  def facts(question: "Question") -> int:
+    return question.info.get("facts", 0)
+
+  for number, group in itertools.groupby(sorted(questions, key=facts), facts):
+    yield number, list(group)
+
+
+def answer_table(rows: Sequence[dict[str, Any]]) -> str:
+  """The scores as aligned plain text."""
+  names = dict.fromkeys(name for row in rows for name in row if name.startswith("exact_match/"))
+  cells = (name.split("/")[1:] for name in names)
+  headings = (" ".join((_SHORT[format], *facts)) for format, *facts in cells)
+  shown = [("baseline", "split", "questions", *headings)]
+  for row in rows:
+    scores = (f"{row[name]:.1f}" if name in row else "-" for name in names)
+    shown.append((row["baseline"], row["split"], f"{row['questions']:,}", *scores))
+  return "\n".join([*_aligned(shown), "Exact answers in per cent, by format and number of facts."])
 
 
 if __name__ == "__main__":

@@ -119,6 +119,7 @@ def collect(
 
 
 def split_result(split: str, result: Evaluation) -> SplitResult:
-  """The scores of a split that the table shows."""
+  """The scores of a split that the table shows, and those of its parts."""
   shown = {k: v for k, v in result.values.items() if k in SplitResult.__annotations__}
-  return cast(SplitResult, {"split": split, **shown})
+  parts = {k: v for k, v in result.values.items() if "/" in k}
+  return cast(SplitResult, {"split": split, **shown, **({"parts": parts} if parts else {})})

@@ -186,6 +186,7 @@ def traffic(module: Module) -> int:
     times * _moved(one, module.computations[name], module)
     for name, times in module.runs()
     for one in module.computations[name].values()
+    if moves(one)
   )
 
 
@@ -193,23 +194,43 @@ def _main(arrays: Iterable[Array]) -> int:
   return sum(array.bytes for array in arrays if array.main)
 
 
+def _given(one: Instruction, around: Computation) -> list[tuple[Array, ...]]:
+  return [around[name].arrays for name in one.operands if name in around]
+
+
 def _moved(one: Instruction, around: Computation, module: Module) -> int:
-  if one.opcode in _MOVES_NOTHING or one.opcode.endswith("-done"):
-    return 0
-  given = [around[name].arrays for name in one.operands if name in around]
+  given = _given(one, around)
   if one.opcode == "fusion":
     return _fused(one, given, module.computations[one.attribute("calls")])
   if one.opcode == "dynamic-slice":
     return 2 * _main(one.arrays)
   if one.opcode == "dynamic-update-slice":
     return 2 * _main(given[1])
+  return whole(one, around)
+
+
+def moves(one: Instruction) -> bool:
+  """Whether an instruction reads or writes anything by itself."""
+  return one.opcode not in _MOVES_NOTHING and not one.opcode.endswith("-done")
+
+
+def whole(one: Instruction, around: Computation) -> int:
+  """Bytes of an instruction that reads all of its operands and writes all of its results.
+
+  Args:
+    one: it `moves` something.
+    around: the computation that it stands in.
+  """
+  given = _given(one, around)
   read = sum(map(_main, given))
   if one.opcode in ("copy-start", "slice-start"):
     # What is made stands beside what was given, of which no more is read than is made.
     made = list(one.arrays)
     made.remove(given[0][0])
     return min(read, max(array.bytes for array in made)) + _main(made)
-  return read + _main(one.arrays)
+  # The last of what a GPU's libraries return is their work space.
+  library = one.opcode == "custom-call" and '"__cu' in one.rest
+  return read + _main(one.arrays[:-1] if library and len(one.arrays) > 1 else one.arrays)
 
 
 def _fused(one: Instruction, given: list[tuple[Array, ...]], inside: Computation) -> int:

@@ -155,6 +155,7 @@ def make(
 def _make(cell: Cell, args: Args, preemption: Preemption, command: str) -> None:
   import jax
 
+  from compmod_jax.analysis.results import flattened
   from train.main import train
   from train.provenance import provenance
 
@@ -163,7 +164,8 @@ def _make(cell: Cell, args: Args, preemption: Preemption, command: str) -> None:
   jax.clear_caches()
   results = json.loads((workdir / "results.json").read_text())
   scores = {
-    row["split"]: {k: v for k, v in row.items() if k != "split"} for row in results["splits"]
+    row["split"]: {k: v for k, v in flattened(row).items() if k != "split"}
+    for row in results["splits"]
   }
   for split, seconds in results["evaluate_seconds"].items():
     if "tokens" in scores[split]:

@@ -59,6 +59,8 @@ class SplitResult(TypedDict, total=False):
   """The same afterwards."""
   sentences_per_second: float | None
   """Of the whole evaluation: loss, search and compilation."""
+  parts: Mapping[str, float] | None
+  """Scores of parts of the split by name, such as "exact_match/yes_no/2" or "SET/score"."""
   signature: str | None
   """sacreBLEU's signature of `bleu`."""
   chrf_signature: str | None
@@ -162,13 +164,21 @@ def table(results: Results) -> str:
 
 def csv_table(results: Results) -> str:
   """The splits as CSV, a row each, in full precision; a missing value is an empty cell."""
-  columns = list(SplitResult.__annotations__)
+  columns = [name for name in SplitResult.__annotations__ if name != "parts"]
+  flat = [flattened(row) for row in results["splits"]]
+  parts = sorted({name for row in flat for name in row} - set(columns))
   buffer = io.StringIO()
-  writer = csv.DictWriter(buffer, ["name", *columns], lineterminator="\n")
+  writer = csv.DictWriter(buffer, ["name", *columns, *parts], lineterminator="\n")
   writer.writeheader()
-  for row in results["splits"]:
+  for row in flat:
     writer.writerow({"name": results["name"], **row})
   return buffer.getvalue()
+
+
+def flattened(row: SplitResult) -> dict[str, Any]:
+  """The scores of a split with those of its parts among them."""
+  scores: dict[str, Any] = dict(row)
+  return scores | (scores.pop("parts", None) or {})
 
 
 def plain(value: Any) -> Any:

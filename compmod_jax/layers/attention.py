@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from compmod_jax import sharding
 from compmod_jax.layers.cached_attention import (
   Cache,
   add_to_cache,
@@ -155,8 +154,6 @@ class Attention(nn.Module):
       return None
     asked = taps.wants("heads_scaled", "router/scores") or config.inactive == "value"
     if asked or (config.dropout > 0 and not deterministic):
-      return None
-    if config.routing == "auto" and sharding.platform_of(inputs) == "cpu":
       return None
     return self.router.first(inputs.shape[-1])
 

@@ -71,9 +71,9 @@ class CompetitionConfig:
   """Multiply weights by the number of heads, so that uniform weights change nothing."""
   dropout: float = 0.0
   """Dropout inside the inference network."""
-  routing: Literal["auto", "fused", "plain"] = "auto"
+  routing: Literal["fused", "plain"] = "fused"
   """How the weights of heads and what they scale are computed: fused with their neighbours, except
-  where something in between is asked for, always plain, or fused on accelerators alone."""
+  where something in between is asked for, or one step after the other."""
   balance: float = 0.0
   """Coefficient of the load-balance loss; 0 for none, 0.01 is usual."""
   z: float = 0.0
@@ -84,7 +84,7 @@ class CompetitionConfig:
       value = getattr(self, field)
       errors.check(value >= 1, f"competition.{field} is {value}; it must be at least 1.")
     errors.check_choice("competition.rule", self.rule, ("soft", "top_k", "threshold"))
-    errors.check_choice("competition.routing", self.routing, ("auto", "fused", "plain"))
+    errors.check_choice("competition.routing", self.routing, ("fused", "plain"))
     errors.check_choice("competition.inactive", self.inactive, ("null", "value"))
     errors.check(
       0 <= self.threshold < 1,

@@ -40,10 +40,10 @@ def test_losses_of_sentences_add_up_to_the_loss_of_the_split(subject, losses):
   assert counts.tolist() == [len(encode(text)) + 1 for text in pairs.target]
 
 
-def test_replacing_nothing_changes_no_bit(subject, losses, zeros):
+def test_replacing_nothing_changes_no_more_than_rounding(subject, losses, zeros):
   plain, _ = losses(subject.params, {})
   kept, _ = losses(subject.params, keeping(subject.modules, zeros, ()))
-  np.testing.assert_array_equal(plain, kept)
+  np.testing.assert_allclose(plain, kept, rtol=1e-6)
 
 
 def test_a_unit_without_its_output_is_as_if_it_were_zero(subject, losses, zeros):

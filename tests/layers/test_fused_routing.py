@@ -154,7 +154,7 @@ def test_what_kernels_do_not_do_runs_the_plain_way(changed):
     ("cuda", AbstractDevice("NVIDIA H100 80GB HBM3", 132, platform="gpu"), "gpu.triton"),
   ],
 )
-def test_accelerators_get_the_kernels_by_themselves_and_cpus_the_plain_way(platform, device, call):
+def test_accelerators_get_the_kernels_by_themselves_and_cpus_none(platform, device, call):
   one = Attention(512, 8, competition=CompetitionConfig())
   held = jax.eval_shape(one.init, jax.random.key(0), jnp.zeros((1, 2, 512)))
   inputs = jax.ShapeDtypeStruct((2, 256, 512), jnp.float32)

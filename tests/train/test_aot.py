@@ -182,7 +182,8 @@ def test_devices_that_share_a_batch_add_up_their_gradients(shared):
   found = re.findall(r"^ +all-reduce +8 +(\d+) +([\d.]+) (k?B)", text, re.MULTILINE)
   sizes = {"B": 1, "kB": 1e3}
   reduced = sum(int(times) * float(size) * sizes[unit] for times, size, unit in found)
-  assert reduced >= 4 * describe.count_parameters(run.task) * 0.99
+  # Of a router's last layer and signatures, the gradient of their product is added up.
+  assert reduced >= 4 * describe.count_parameters(run.task) * 0.95
 
 
 def test_model_time_is_that_of_the_slowest_and_of_collectives(shared):

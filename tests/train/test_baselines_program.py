@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from compmod_jax.data.grammar import GrammarData
+from compmod_jax.data.qa.example import FORMATS
 from compmod_jax.data.text import TextData
 from compmod_jax.errors import UserError
 from train import baselines
@@ -18,6 +19,20 @@ from compmod_jax.data.text import TextData
 def get_config(variant):
   experiment = original("")
   task = dataclasses.replace(experiment.task, data=TextData(folder={folder!r}))
+  return dataclasses.replace(experiment, task=task)
+"""
+
+
+QUESTIONS = """
+import dataclasses
+from configs.nemot_qa import get_config as original
+from compmod_jax.data.qa.mixed import Mixed
+from compmod_jax.data.worlds import WorldsData
+
+def get_config(variant):
+  experiment = original("")
+  worlds = WorldsData(train=600, valid=12, test=120, shifted=24)
+  task = dataclasses.replace(experiment.task, data=Mixed(seeds=(worlds,)))
   return dataclasses.replace(experiment, task=task)
 """
 
@@ -72,3 +87,22 @@ def test_all_splits_but_training_are_scored_unless_some_are_named(data):
 def test_missing_data_are_a_user_error():
   with pytest.raises(UserError, match="no folder"):
     baselines.score(TextData(folder=str(Path("/nowhere/at/all"))))
+
+
+def test_tricks_on_questions_stand_beside_chance_by_format_and_facts(tmp_path, capsys):
+  config, path = tmp_path / "config.py", tmp_path / "scores.json"
+  config.write_text(QUESTIONS)
+  args = ["--config", str(config), "--split", "test", "facts", "--questions", "300"]
+  baselines.main([*args, "--json", str(path)])
+  rows = json.loads(path.read_text())["rows"]
+  found = {(row["baseline"], row["split"]): row for row in rows}
+  for split, facts in (("test", "123"), ("facts", "4")):
+    chance = found["chance", split]
+    assert [chance[f"exact_match/yes_no/{n}"] for n in facts] == [50] * len(facts)
+    assert {"majority", "question only", "last sentence"} <= {name for name, _ in found}
+    cells = {f"exact_match/{format}/{n}" for format in FORMATS for n in facts}
+    assert all(cells <= set(row) for (_, where), row in found.items() if where == split)
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0].split()[:3] == ["baseline", "split", "questions"]
+  assert lines[2].split()[:3] == ["chance", "test", "120"]
+  assert lines[2].split()[-1] == "-"  # no test question needs four facts

@@ -319,7 +319,7 @@ def test_an_lstm_costs_what_its_matrices_do_for_every_token_of_a_stretch():
 def test_competition_costs_its_routers():
   plain, competing = (translation(**ONE, compete=places) for places in ((), PLACES))
   added = cost(competing).forward - cost(plain).forward
-  router = 2 * (128 * 128 + 128 * 24 + 24 * 4)
+  router = 2 * (128 * 128 + 128 * 4)  # its last layer is multiplied with the signatures beforehand
   assert added == pytest.approx(3 * router, rel=0.1)
 
 

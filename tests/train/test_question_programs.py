@@ -1,5 +1,6 @@
 """Models that answer questions, and decoders on any text, through Python and the programs."""
 
+import csv
 import dataclasses
 import io
 import json
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import compmod_jax
+from compmod_jax.analysis.results import csv_table, flattened
 from compmod_jax.data.documents import GrammarDocuments
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.qa.example import FORMATS
@@ -23,10 +25,11 @@ from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.serialise import to_json
 from compmod_jax.tasks.answer_scores import scores
 from compmod_jax.tasks.answering_config import AnsweringConfig
+from compmod_jax.tasks.base import Evaluation
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.modulated import parameters
-from train import check_data, evaluate, predict, run
+from train import check_data, evaluate, finish, predict, run
 from train.tables.registry import table
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -141,7 +144,12 @@ def test_tables_of_modulation_compare_what_is_scored():
   questions = [WORLDS.question("valid", i) for i in range(12)]
   known = scores(questions, ["worlds"] * 12, [question.answer for question in questions])
   mine = [column for column in general.columns if column.split == "test"]
-  assert {column.value for column in mine} <= set(known)
+  kept = finish.split_result("test", Evaluation(known, [], [], []))
+  assert {column.value for column in mine} <= set(flattened(kept))
+  for row in csv.DictReader(io.StringIO(csv_table({"name": "a", "splits": [kept]}))):
+    assert {column.value: float(row[column.value]) for column in mine} == {
+      column.value: known[column.value] for column in mine
+    }
   assert len(mine) == 1 + 3 * len(FORMATS)
   assert {column.split for column in general.columns} - {"test"} == {"facts", "names", "length"}
   models = {name: row.experiment.model for name, row in general.rows.items()}

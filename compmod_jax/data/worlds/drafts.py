@@ -41,6 +41,8 @@ class Plan:
     options: how many there are, in multiple choice.
     right: whether the answer to a yes/no question is yes.
     told: whether the story holds the answer.
+    outside: words of every class; if given, wrong options are some of those that the story does not
+      have, where there are enough.
   """
 
   format: Format
@@ -49,6 +51,7 @@ class Plan:
   options: int = 0
   right: bool = True
   told: bool = True
+  outside: Cast | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,7 +194,7 @@ def _asked(
     return None
   choices.remove(value)
   if plan.format == "multiple_choice":
-    options = several(random, choices, plan.options - 1)
+    options = several(random, _wrong(plan, world, choices), plan.options - 1)
     options.insert(int(random() * plan.options), value)
     return query, tuple(options)
   if plan.format == "yes_no":
@@ -204,6 +207,15 @@ def _choices(query: Query, world: World, topic: str) -> list[str]:
   told = dict.fromkeys(word for event in world.events for word in event[1:])
   named = set(words_in(query))
   return [word for word in told if CLASSES[word] == topic and word not in named]
+
+
+def _wrong(plan: Plan, world: World, choices: list[str]) -> list[str]:
+  """The words that wrong options are drawn from: `choices`, unless the plan has others."""
+  if plan.outside is None:
+    return choices
+  told = {word for event in world.events for word in event[1:]}
+  others = [word for word in getattr(plan.outside, CLASSES[choices[0]]) if word not in told]
+  return others if len(others) >= plan.options - 1 else choices
 
 
 def _untold(random: Random, draft: Draft) -> Draft | None:

@@ -1,7 +1,10 @@
 """The worlds in English: sentences of stories, questions, options and answers."""
 
 import itertools
+from collections.abc import Sequence
 
+from compmod_jax.data.qa.example import Question
+from compmod_jax.data.worlds.drafts import Draft, Plan
 from compmod_jax.data.worlds.lexicon import CLASSES, NUMERALS
 from compmod_jax.data.worlds.queries import Query, Value
 from compmod_jax.data.worlds.stories import Random, pick
@@ -73,6 +76,35 @@ _SENTENCE_ANSWERS = {
 }
 
 
+def question(
+  random: Random, plan: Plan, draft: Draft, sentences: Sequence[str], ways: int
+) -> Question:
+  """A question with its story, options and answers.
+
+  Args:
+    random: draws from [0, 1).
+    plan: its format and number of facts.
+    draft: what is asked.
+    sentences: of the story, one for each event.
+    ways: to put a question, at most.
+  """
+  right: tuple[str, ...] = ()
+  if draft.kind == "told":
+    pairs = zip(sentences, draft.events, strict=True)
+    right = (" ".join(told for told, event in pairs if event in draft.value),)
+  elif draft.value is not None and not draft.options:
+    right = answers(draft.query, draft.value)
+  return Question(
+    format=plan.format,
+    question=asked(random, draft.query, ways),
+    passage=" ".join(sentences),
+    options=tuple(map(with_article, draft.options)),
+    answers=right,
+    label=1 + draft.options.index(draft.value) if draft.options else 0,
+    info={"facts": plan.facts, "supporting": draft.supporting, "question_kind": draft.kind},
+  )
+
+
 def with_article(word: str) -> str:
   """The word as a noun phrase: places and things take `the`."""
   return f"the {word}" if CLASSES.get(word) in ("place", "thing") else word
@@ -92,7 +124,7 @@ def phrase(query: Query) -> str:
   return _PHRASES[query[0]].format(part[1] if bare else phrase(part))
 
 
-def question(random: Random, query: Query, ways: int) -> str:
+def asked(random: Random, query: Query, ways: int) -> str:
   """The question after a query's value, in one of the first so many ways to put it."""
   kind, parts = query[0], query[1:]
   if kind in ("count", "sentence", "equal"):

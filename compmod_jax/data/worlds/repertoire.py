@@ -24,18 +24,15 @@ KINDS: dict[Format, dict[int, tuple[str, ...]]] = {
     1: (*_COUNTS, *_SENTENCES * 2, *("describe",) * 6, *("told",) * 5),
     2: (*_COUNTS, *_SENTENCES, "describe", "describe", *LISTS, *("told",) * 4),
     3: (*_COUNTS, *_SENTENCES[:2], "describe", "describe", *LISTS, *("told",) * 4),
-    4: (*_SENTENCES[:2], "describe", "describe", "things"),
+    4: (*_SENTENCES[:2], "describe", "describe", "things", "told"),
   },
 }
 """format -> number of facts -> kinds of questions, each as likely as it is often listed"""
 
 ALL = tuple(dict.fromkeys(kind for by in KINDS.values() for kinds in by.values() for kind in kinds))
 
-FEW_KINDS = (
-  *("place", "friend", "colour", "possession", "holder"),
-  *("told", "sentence holder", "sentence possession"),
-)
-"""A small world to begin with: lookups of four kinds of facts, and what is put together of them."""
+FEW_KINDS = ("place", "friend", "told")
+"""A small world to begin with: who went where, and who is the best friend of whom."""
 
 _EVENTS = {
   "place": ("go",),

@@ -48,8 +48,9 @@ class WorldsData:
   a row, from a multiple of twelve on, have each of the four formats with each of one, two and three
   facts. Yes/no questions are answered yes in one such turn and no in the next, options are 2, 3 and
   4 by turns, and in each fifth turn extractive questions have no answer: one sentence that they
-  need is left out. Further questions on a story (`asked`) have few facts more often. A hash of the
-  passage says which split may hold it, for every seed, so that no passage is in two of them.
+  need is left out. Further questions on a story (`asked`) have few facts more often, and answers. A
+  hash of the passage says which split may hold it, for every seed, so that no passage is in two of
+  them.
 
   Answers cannot be told without reading: wrong options and denied answers are of the same story,
   which has at least four words that the answer could be, and where facts stand is drawn at random.
@@ -89,6 +90,9 @@ class WorldsData:
   asked: int = 1
   """training: questions on each story, one after another; those after the first are answered by any
   sentences of it"""
+  easy_options: float = 0.0
+  """training: share of multiple-choice questions whose wrong options the story does not have; to
+  find out which option it has is a first step towards finding out why"""
 
   def __post_init__(self) -> None:
     for field in ("train", "valid", "test", "shifted"):
@@ -110,6 +114,10 @@ class WorldsData:
       not lacking,
       f"kinds is {self.kinds}, which leaves nothing to ask for in {lacking[:1]} (format, facts);"
       " add one that worlds.repertoire.KINDS has there.",
+    )
+    check(
+      0 <= self.easy_options <= 1,
+      f"easy_options is {self.easy_options}; it is a share: give a number from 0 to 1.",
     )
     for field in ("ways", "asked"):
       value = getattr(self, field)
@@ -194,12 +202,13 @@ class WorldsData:
       options=2 + number % 3 if choices else 0,
       right=draws() < 0.5,
     )
+    plan = self._eased(draws, plan)
     for facts in dict.fromkeys((plan.facts, 2, 1)):
       plan = dataclasses.replace(plan, facts=facts)
       draft = draw_further(draws, plan, first.events, self._repertoire)
       if draft is not None and draft.query not in before:
         sentences = re.findall(r"[^. ][^.]*\.", question.passage)
-        return _question(draws, plan, draft, sentences, self.ways), draft
+        return english.question(draws, plan, draft, sentences, self.ways), draft
     return question, first
 
   def _draws(self, split: str, name: str) -> Random:
@@ -210,15 +219,25 @@ class WorldsData:
   def _first(self, split: str, index: int) -> tuple[Question, Draft]:
     """The first question on a story."""
     draws = self._draws(split, str(index))
+    words = self._words(NEW_NAMES if split == "names" else NAMES)
     plan = self._plan(split, index)
-    names = NEW_NAMES if split == "names" else NAMES
-    lists = (names, PLACES, THINGS, COLOURS, MATERIALS)
-    words = Cast(*(of_class[: self.words] for of_class in lists))
+    plan = self._eased(draws, plan) if split == "train" else plan
     while True:
       draft = draw(draws, words, plan, self._repertoire)
       sentences = _passage(draws, split, draft.events, self.ways)
       if sentences is not None:
-        return _question(draws, plan, draft, sentences, self.ways), draft
+        return english.question(draws, plan, draft, sentences, self.ways), draft
+
+  def _words(self, names: Sequence[str]) -> Cast:
+    """The words of every class that there are."""
+    lists = (names, PLACES, THINGS, COLOURS, MATERIALS)
+    return Cast(*(of_class[: self.words] for of_class in lists))
+
+  def _eased(self, draws: Random, plan: Plan) -> Plan:
+    """The plan of a training question, with wrong options of other stories now and then."""
+    if not plan.options or draws() >= self.easy_options:
+      return plan
+    return dataclasses.replace(plan, outside=self._words(NAMES))
 
   def _plan(self, split: str, index: int) -> Plan:
     """What the question at a place is like."""
@@ -267,31 +286,6 @@ def _belongs(split: str, part: int) -> bool:
   if split == "train":
     return part >= len(_OWN)
   return split not in _OWN or part == _OWN.index(split)
-
-
-def _question(
-  draws: Random, plan: Plan, draft: Draft, sentences: Sequence[str], ways: int
-) -> Question:
-  """The question in English."""
-  answers: tuple[str, ...] = ()
-  if draft.kind == "told":
-    pairs = zip(sentences, draft.events, strict=True)
-    answers = (" ".join(told for told, event in pairs if event in draft.value),)
-  elif draft.value is not None and not draft.options:
-    answers = english.answers(draft.query, draft.value)
-  return Question(
-    format=plan.format,
-    question=english.question(draws, draft.query, ways),
-    passage=" ".join(sentences),
-    options=tuple(map(english.with_article, draft.options)),
-    answers=answers,
-    label=1 + draft.options.index(draft.value) if draft.options else 0,
-    info={
-      "facts": plan.facts,
-      "supporting": draft.supporting,
-      "question_kind": draft.kind,
-    },
-  )
 
 
 class _Made(Sequence[Question]):

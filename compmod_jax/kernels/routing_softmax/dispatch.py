@@ -94,7 +94,7 @@ def routing_softmax(
   rows = jnp.reshape(scores, (-1, units)).astype(jnp.float32)
   choice = complete(choice, units)
   refusals = shapes.softmax(*rows.shape)
-  plan = make_plan(implementation, interpret, blocks, refusals)
+  plan = make_plan(implementation, interpret, blocks, refusals, rows)
   weights: Any = (
     reference.softmax(rows, choice=choice) if plan is None else _softmax(choice, plan, rows)
   )
@@ -136,7 +136,7 @@ def routing_weights(
   if first is not None:
     first = first[0].astype(inputs.dtype), first[1]
   refusals = shapes.route(rows.shape, matrix.shape, first is not None, rows.dtype, blocks)
-  plan = make_plan(implementation, interpret, blocks, refusals)
+  plan = make_plan(implementation, interpret, blocks, refusals, rows)
   weights: Any
   if plan is None:
     weights, _ = reference.route(rows, first, matrix, readout.bias, choice=choice)
@@ -176,7 +176,7 @@ def scaled_projection(
   )
   scale, rows = weights.reshape(-1, units), heads.reshape(-1, features)
   refusals = shapes.project(scale.shape, kernel.shape, rows.dtype, blocks)
-  plan = make_plan(implementation, interpret, blocks, refusals)
+  plan = make_plan(implementation, interpret, blocks, refusals, rows)
   project = reference.project if plan is None else functools.partial(_project, plan)
   out = project(scale.astype(jnp.float32), rows, kernel.astype(rows.dtype))
   return out.reshape(*heads.shape[:-1], embed)

@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args
 
 import jax
 from jax import lax
-from jax.sharding import get_abstract_mesh
 
 from compmod_jax import errors
 from compmod_jax.kernels.routing_softmax import reference
 from compmod_jax.kernels.routing_softmax.blocks import Blocks
 from compmod_jax.kernels.routing_softmax.reference import Choice
+from compmod_jax.sharding import platform_of
 
 Implementation = Literal["reference", "tpu", "gpu"]
 _PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
@@ -78,15 +78,29 @@ def make_plan(
   interpret: Any,
   blocks: Blocks,
   refusals: Mapping[str, str | None],
+  array: jax.Array,
 ) -> Plan | None:
-  """Which kernels may run; nothing if only the reference can."""
+  """Which kernels may run; nothing if only the reference can.
+
+  Args:
+    implementation: a named one, or the best.
+    interpret: whether it need not be for the platform that the program is traced for.
+    blocks: sizes of blocks.
+    refusals: why each kernel cannot do it.
+    array: an argument, whose mesh may say what the program is for.
+
+  Raises:
+    UserError: the named one cannot do it.
+  """
+  platform = {"cuda": "gpu"}.get(name := platform_of(array), name)
   if implementation is None:
     ways = tuple(way for way, refusal in refusals.items() if refusal is None)
-    return Plan(ways, False, False, blocks) if ways else None
+    # Kernels of others are not even traced where a program is for CPUs.
+    return Plan(ways, False, False, blocks) if ways and platform in refusals else None
   errors.check_choice("implementation", implementation, get_args(Implementation))
   if implementation == "reference":
     return None
-  refusal, platform = refusals[implementation], _platform()
+  refusal = refusals[implementation]
   if refusal is None and not interpret and platform != implementation:
     refusal = f"the program is for a {platform}, and interpret is off"
   errors.check(
@@ -95,13 +109,6 @@ def make_plan(
     " best way that can, or set it to 'reference'.",
   )
   return Plan((implementation,), True, interpret, blocks)
-
-
-def _platform() -> str:
-  """What a program traced here is for, as far as can be known: the mesh says, or the backend."""
-  device = get_abstract_mesh().abstract_device
-  platform = jax.default_backend() if device is None else device.platform
-  return "gpu" if platform == "cuda" else platform
 
 
 def complete(choice: Choice, units: int) -> Choice:

@@ -209,10 +209,11 @@ def test_the_description_names_sizes_and_seed():
     (lambda: WorldsData(words=7), "words is 7"),
     (lambda: WorldsData(ways=0), "ways is 0"),
     (lambda: WorldsData(asked=0), "asked is 0"),
+    (lambda: WorldsData(easy_options=1.5), "easy_options is 1.5"),
     (lambda: WorldsData(kinds=("where",)), "kinds is 'where'"),
     (
-      lambda: WorldsData(kinds=("place", "told")),
-      "to ask for in .*'abstractive', 4",
+      lambda: WorldsData(kinds=("place", "friend")),
+      "to ask for in .*'abstractive', 1",
     ),
     (lambda: WorldsData(longest=17), "longest is 17"),
     (lambda: WorldsData().load("dev"), "split is 'dev'"),
@@ -270,6 +271,19 @@ def test_further_questions_are_about_the_story_of_the_first():
   assert min(facts[number] for number in (1, 2, 3)) > 150
   different = sum(len({q.question for q in found[i : i + 6]}) for i in range(0, len(found), 6))
   assert different > 0.8 * len(found)
+
+
+def test_easy_options_are_of_other_stories_and_in_training_alone():
+  data = WorldsData(train=2_400, valid=240, test=1, shifted=1, asked=4, easy_options=0.5)
+  for split, least, most in (("train", 0.4, 0.6), ("valid", 0.0, 0.0)):
+    asked = [q for q in data.load(split).items[:] if q.options]
+    told = [[option.split()[-1] in words(q.passage) for option in q.options] for q in asked]
+    assert all(has.pop(q.label - 1) for q, has in zip(asked, told, strict=True))
+    # Of one question, all wrong options are in the story, or none is.
+    assert all(len(set(has)) == 1 for has in told)
+    assert least <= sum(not has[0] for has in told) / len(asked) <= most
+  plain = WorldsData(train=2_400, valid=240, test=1, shifted=1, asked=4)
+  assert plain.load("valid").items[:] == data.load("valid").items[:]
 
 
 def test_further_questions_follow_from_the_sentences_that_they_name():

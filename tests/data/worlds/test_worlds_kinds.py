@@ -21,14 +21,13 @@ def test_all_of_them_are_asked_and_no_others(drawn):
 
 def test_nothing_happens_but_what_they_are_about(drawn):
   events = {event[0] for _, draft in drawn for event in draft.events}
-  assert events == {"go", "take", "friend", "colour"}
+  assert events == {"go", "take", "friend"}
 
 
 def test_nothing_is_described_by_what_is_not_asked_for(drawn):
-  other = re.compile("made of|the thing in|the person in")
+  other = re.compile("made of|the thing|the person")
   assert not any(other.search(question.question) for question, _ in drawn)
-  for way in ("thing carried by", "best friend of the person who has", "the [a-z]+ thing"):
-    assert any(re.search(way, question.question) for question, _ in drawn)
+  assert any("Where is the best friend of the best friend of" in q.question for q, _ in drawn)
 
 
 def test_kinds_that_describe_nothing_are_told():
@@ -54,4 +53,4 @@ def test_without_a_choice_all_kinds_are_asked():
 
 
 def test_the_description_says_how_many_kinds_there_are():
-  assert "8 sentences, 8 of 22 kinds:" in WorldsData(kinds=FEW_KINDS).describe()
+  assert "8 sentences, 3 of 22 kinds:" in WorldsData(kinds=FEW_KINDS).describe()

@@ -31,7 +31,7 @@ def task(tmp_path_factory):
 
 
 def parameters(task, seed):
-  return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(task.init(jax.random.key(seed))))
+  return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(jax.jit(task.init)(jax.random.key(seed))))
 
 
 def save(folder, task, seed):

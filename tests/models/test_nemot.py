@@ -332,13 +332,16 @@ def test_a_convolution_follows_hypotheses_that_change_places_and_stops_at_segmen
   segments = jnp.asarray([[0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1]])
   prompt = Text(TOKENS[:, :4], aux, segments[:, :4])
   steps = np.random.default_rng(2).integers(4, VOCAB, (ROWS, 2, 2))
-  cache = module.apply(params, prompt, "mqa", beams=2, length=2, method="prefill")
-  _, cache = module.apply(params, cache, jnp.asarray(steps[..., 0]), "mqa", method="step")
+  fill = functools.partial(module.apply, beams=2, length=2, method="prefill")
+  cache = jax.jit(fill, static_argnums=2)(params, prompt, "mqa")
+  step = jax.jit(functools.partial(module.apply, method="step"), static_argnums=3)
+  _, cache = step(params, cache, jnp.asarray(steps[..., 0]), "mqa")
   swapped = {**cache, "ancestry": cache["ancestry"][:, ::-1]}
-  logits, _ = module.apply(params, swapped, jnp.asarray(steps[..., 1]), "mqa", method="step")
+  logits, _ = step(params, swapped, jnp.asarray(steps[..., 1]), "mqa")
+  whole = jax.jit(lambda given: module.apply(params, given, [("mqa", ROWS)]).logits)
   for beam in range(2):
     tokens = TOKENS.at[:, 4].set(steps[:, 1 - beam, 0]).at[:, 5].set(steps[:, beam, 1])
-    expected = module.apply(params, Text(tokens, aux, segments), [("mqa", ROWS)]).logits[:, 5]
+    expected = whole(Text(tokens, aux, segments))[:, 5]
     np.testing.assert_allclose(logits[:, beam], expected, atol=2e-5)
 
 

@@ -47,12 +47,17 @@ def tokenizer():
 def made(tokenizer):
   """A task and parameters."""
   task = Answering(TINY, MODEL, tokenizer)
-  return task, nn.unbox(task.init(jax.random.key(1)))
+  return task, nn.unbox(jax.jit(task.init)(jax.random.key(1)))
 
 
 def first_batch(task):
   iterator, _ = task.train_batches(seed=0, multiple=1)
   return {name: jnp.asarray(value) for name, value in next(iterator).items()}
+
+
+def losses(task, params, batch):
+  """The sums and counts of its losses."""
+  return jax.jit(lambda *given: task.loss(*given, STILL)[0])(params, (), batch)
 
 
 def labels_shape(batch):
@@ -141,10 +146,10 @@ def test_every_question_is_evaluated_once(made):
 def test_losses_are_means_over_the_right_tokens(made):
   task, params = made
   batch = first_batch(task)
-  terms, _, _ = task.loss(params, (), batch, STILL)
+  terms = losses(task, params, batch)
   places = jnp.arange(batch["tokens"].shape[1] - 1)[None]
   everywhere = jnp.broadcast_to(places, labels_shape(batch))
-  run = task._run(params, batch, OFF, None, everywhere)
+  run = jax.jit(lambda *given: task._run(*given, OFF, None, everywhere))(params, batch)
   heads = {"answer": run.logits, "sequence": run.logits, "vanilla": run.vanilla}
   nats = {name: -np.asarray(jax.nn.log_softmax(logits)) for name, logits in heads.items()}
   sums = {name: [0.0, 0] for name in heads}
@@ -165,10 +170,10 @@ def test_losses_are_means_over_the_right_tokens(made):
 def test_options_that_see_each_other_are_left_out_of_the_sequence(made, tokenizer):
   model = dataclasses.replace(MODEL, option_interaction=True)
   task = Answering(TINY, model, tokenizer)
-  params = nn.unbox(task.init(jax.random.key(1)))
+  params = nn.unbox(jax.jit(task.init)(jax.random.key(1)))
   batch = first_batch(task)
-  terms, _, _ = task.loss(params, (), batch, STILL)
-  plain, _, _ = made[0].loss(made[1], (), batch, STILL)
+  terms = losses(task, params, batch)
+  plain = losses(*made, batch)
   options = np.asarray(batch["options"])
   assert (
     float(plain["sequence"].count - terms["sequence"].count)
@@ -180,8 +185,8 @@ def test_options_that_see_each_other_are_left_out_of_the_sequence(made, tokenize
 def test_rows_of_a_mixed_batch_are_those_of_their_own_task(made):
   task, params = made
   batch = first_batch(task)
-  whole = task.forward(params, batch)
-  parts = [task.forward(params, part(batch, name)) for name in ("mqa", "gqa")]
+  whole = jax.jit(task.forward)(params, batch)
+  parts = [jax.jit(task.forward)(params, part(batch, name)) for name in ("mqa", "gqa")]
   np.testing.assert_allclose(whole, jnp.concatenate(parts), atol=1e-5)
 
 
@@ -223,7 +228,7 @@ def test_a_set_without_a_task_in_the_batch_does_not_move(made):
 )
 def test_generated_answers_are_the_most_probable_tokens(model, tokenizer):
   task = Answering(TINY, model, tokenizer)
-  params = nn.unbox(task.init(jax.random.key(2)))
+  params = nn.unbox(jax.jit(task.init)(jax.random.key(2)))
   questions = list(task.config.questions("test")[0][:6])
   answers = task.answerer(params, questions, task.decode)
   forward = jax.jit(task.forward)

@@ -41,7 +41,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def params(task):
-  return nn.unbox(task.init(jax.random.key(1)))
+  return nn.unbox(jax.jit(task.init)(jax.random.key(1)))
 
 
 @pytest.fixture(scope="module")
@@ -100,28 +100,29 @@ def test_every_question_of_a_row_is_read_as_if_it_stood_alone(task, batch, kind)
     sizes = {"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 160}
     model = DecoderConfig(decoder_layers=1, convolution=4, dropout=0.0, **sizes)
   task = Answering(task.config, model, task.tokenizer)
-  params = nn.unbox(task.init(jax.random.key(2)))
-  logits = task.forward(params, batch)
+  params, forward = nn.unbox(jax.jit(task.init)(jax.random.key(2))), jax.jit(task.forward)
+  logits = forward(params, batch)
   rows = asked_in(task, batch)
   for row in (0, len(rows) - 1):  # one of each task
     questions, starts = rows[row], batch["answer"][row].tolist()
-    for question, start in zip(questions, starts, strict=False):
-      alone = task.asked.batch([question])
-      first, length = int(alone["answer"][0, 0]), alone["tokens"].shape[1]
+    alone = task.asked.batch(questions)
+    apart = forward(params, alone)
+    for number, (first, start) in enumerate(zip(alone["answer"][:, 0], starts, strict=False)):
+      length = int((np.asarray(alone["tokens"][number]) != task.tokenizer.pad).sum()) - int(first)
       np.testing.assert_array_equal(
-        batch["tokens"][row, start : start + length - first], alone["tokens"][0, first:]
+        batch["tokens"][row, start : start + length], alone["tokens"][number, first:][:length]
       )
       np.testing.assert_allclose(
-        logits[row, start - 1 : start - 1 + length - first],
-        task.forward(params, alone)[0, first - 1 :],
+        logits[row, start - 1 : start - 1 + length],
+        apart[number, first - 1 : first - 1 + length],
         atol=1e-5,
       )
 
 
 def test_the_losses_are_means_over_the_answers_of_all_questions(task, params, batch):
-  terms, _, _ = task.loss(params, (), batch, STILL)
+  terms, _, _ = jax.jit(lambda *given: task.loss(*given, STILL))(params, (), batch)
   counted, _ = task.counted(batch)
-  log = jax.nn.log_softmax(task.forward(params, batch))
+  log = jax.nn.log_softmax(jax.jit(task.forward)(params, batch))
   labels = np.asarray(batch["tokens"])[:, 1:]
   nll = -np.take_along_axis(np.asarray(log), labels[..., None], axis=-1)[..., 0]
   expected = nll[np.asarray(counted)].sum()
@@ -131,8 +132,8 @@ def test_the_losses_are_means_over_the_answers_of_all_questions(task, params, ba
 
 def test_a_mean_over_questions_weighs_answers_alike_whatever_their_length(task, params, batch):
   each = Answering(dataclasses.replace(task.config, answer_mean="question"), MODEL, task.tokenizer)
-  terms, _, _ = each.loss(params, (), batch, STILL)
-  log = np.asarray(jax.nn.log_softmax(task.forward(params, batch)))
+  terms, _, _ = jax.jit(lambda *given: each.loss(*given, STILL))(params, (), batch)
+  log = np.asarray(jax.nn.log_softmax(jax.jit(task.forward)(params, batch)))
   labels, means = np.asarray(batch["tokens"])[:, 1:], []
   tasks = [name for name, count in blocks_of(batch) for _ in range(count)]
   for row, (name, starts) in enumerate(zip(tasks, np.asarray(batch["answer"]), strict=True)):

@@ -71,7 +71,7 @@ def test_documents_are_predicted_apart_from_one_another(folder, model):
   documents = [task.tokenizer.encode(text) for text in ("a b c", "d", "e f a b")]
   stream = [token for document in documents for token in (*document, eos)]
   batch = {"tokens": jnp.asarray([[eos, *stream]]), "index": jnp.arange(1)}
-  logits = task.forward(params, batch)[0]
+  logits = jax.jit(task.forward)(params, batch)[0]
   found = -jax.nn.log_softmax(logits)[jnp.arange(len(stream)), jnp.asarray(stream)]
   expected = [value for document in documents for value in one_by_one(task, params, document)]
   np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -81,7 +81,7 @@ def test_joined_documents_are_predicted_from_those_before(folder):
   apart, joined = config(folder).build(NEMOT), config(folder, joined=True).build(NEMOT)
   params = params_of(apart)
   batch = {"tokens": jnp.asarray([[3, 4, 5, 3, 6, 4]]), "index": jnp.arange(1)}
-  one, other = apart.forward(params, batch), joined.forward(params, batch)
+  one, other = jax.jit(apart.forward)(params, batch), jax.jit(joined.forward)(params, batch)
   np.testing.assert_allclose(one[:, :3], other[:, :3], atol=1e-5)
   assert np.abs(one[:, 3:] - other[:, 3:]).max() > 1e-3
 
@@ -132,9 +132,9 @@ def test_the_loss_is_the_mean_over_real_tokens(folder, model):
   batch = next(iter(task.eval_batches("valid")))
   given = {name: jnp.asarray(batch[name]) for name in ("tokens", "index")}
   context = Context(jax.random.key(0), jnp.int32(0), train=False, progress=jnp.float32(0))
-  terms, carry, found = task.loss(params, (), given, context)
+  terms, carry, found = jax.jit(lambda *both: task.loss(*both, context))(params, (), given)
   assert carry == ()
-  log_probs = jax.nn.log_softmax(task.forward(params, given))
+  log_probs = jax.nn.log_softmax(jax.jit(task.forward)(params, given))
   gold = jnp.take_along_axis(log_probs, given["tokens"][:, 1:, None], axis=-1)[..., 0]
   real = given["tokens"][:, 1:] != task.tokenizer.pad
   np.testing.assert_allclose(terms["cross_entropy"].sum, -jnp.sum(gold * real), rtol=1e-5)

@@ -40,7 +40,7 @@ def task(folder):
 
 @functools.cache
 def parameters(task):
-  return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(task.init(jax.random.key(0))))
+  return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(jax.jit(task.init)(jax.random.key(0))))
 
 
 def losses(task, batches, carry):

@@ -75,7 +75,7 @@ PAIRS = [
 def test_mechanisms_train_together(pair, files):
   given = tiny(pair)
   task = given.task.build(given.model, files=files)
-  params = nn.unbox(task.init(jax.random.key(0)))
+  params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
   optimizer = optax.adam(1e-2)
   mask = jax.tree.map(lambda _: True, params)
   options = {"seed": 0, "micro_batches": 1, "ema": 0.0, "mask": mask}

@@ -43,7 +43,7 @@ LINES = ["Anna is here. | Where is Anna?", "", "Who? (1) Ben (2) Anna", '{"quest
 def save(folder, task, model):
   """A model folder with random parameters."""
   built = task.build(model)
-  params = jax.tree.map(np.asarray, nn.unbox(built.init(jax.random.key(0))))
+  params = jax.tree.map(np.asarray, nn.unbox(jax.jit(built.init)(jax.random.key(0))))
   meta = {"task": to_json(task, TaskConfig), "model": to_json(model, ModelConfig)}
   save_model_folder(folder, params=params, files=built.files(), meta=meta)
   return folder

@@ -99,7 +99,7 @@ def test_questions_are_learnt_from_a_language_model(tmp_path, monkeypatch):
   model = NemotConfig(**SIZES, **LAYERS)
   language = CausalLMConfig(data=grammar, tokenizer=TOKENIZER, length=33, batch_tokens=33 * 4)
   first = language.build(model)
-  params = jax.tree.map(np.asarray, nn.unbox(first.init(jax.random.key(3))))
+  params = jax.tree.map(np.asarray, nn.unbox(jax.jit(first.init)(jax.random.key(3))))
   meta = {"model": to_json(model, ModelConfig)}
   save_model_folder(tmp_path / "first", params=params, files=first.files(), meta=meta)
   worlds = WorldsData(train=24, valid=12, test=12, shifted=12)

@@ -10,8 +10,8 @@ runs, so no such figure is a measured time. Designs whose kernels matter only el
 with what they move there.
 
 On the CPU no kernel runs: an attention layer whose heads compete against the plain layer, 2,048
-tokens, width 512, float32, forward and training (gradients of parameters and inputs). In full about
-five minutes on 2 cores.
+tokens, width 512, float32, forward and training (gradients of parameters and inputs), fused and
+step by step. In full about two minutes on 2 cores.
 """
 
 import dataclasses

@@ -152,8 +152,8 @@ class Attention(nn.Module):
     config = self.competition
     if config is None or self.heads == 1 or config.routing == "plain":
       return None
-    asked = taps.wants("heads_scaled", "router/scores") or config.inactive == "value"
-    if asked or (config.dropout > 0 and not deterministic):
+    whole = taps.wants("heads_scaled") or config.inactive == "value"
+    if whole or (config.dropout > 0 and not deterministic):
       return None
     return self.router.first(inputs.shape[-1])
 

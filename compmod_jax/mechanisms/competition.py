@@ -11,6 +11,7 @@ Source: Kolios 2023, section 5.3.2, equation 5.3.
 """
 
 import dataclasses
+import functools
 from typing import Literal
 
 import flax.linen as nn
@@ -27,6 +28,7 @@ from compmod_jax.kernels.routing_softmax import (
   Selection,
   fold_signatures,
   rank,
+  routing_softmax,
   routing_weights,
   select,
 )
@@ -244,22 +246,27 @@ class Router(nn.Module):
   def weights_of(
     self, hidden: Float[Array, "batch time hidden"], *, taps: Taps = OFF
   ) -> Float[Array, "batch time units"]:
-    """The same weights, without dropout, by a kernel where there is one; scores are never formed.
+    """The same weights, without dropout, by a kernel where there is one.
 
     Args:
       hidden: what the first layer makes of the inputs, before its relu.
-      taps: sites to read or change: all but `scores`.
+      taps: sites to read or change; scores are formed only if they are among them.
     """
     config = self.config
     signatures = taps("signatures", self.signatures)
     readout = fold_signatures(*self.key(config.hidden_dim), signatures, scale=config.scale)
     keep = config.kept(self.units)
     choice = Choice(config.rule, keep, config.threshold, config.temperature)
-    weights = sharding.on_parts(
-      lambda kernel, bias, hidden: routing_weights(hidden, Readout(kernel, bias), choice=choice),
-      [*readout, hidden],
-      [(None, None), (None,), ("batch", "time", None)],
-    )
+    rows = ("batch", "time", None)
+    if taps.wants("scores"):
+      softmax = functools.partial(routing_softmax, choice=choice)
+      weights = sharding.on_parts(softmax, [taps("scores", readout.scores(hidden))], [rows])
+    else:
+      weights = sharding.on_parts(
+        lambda kernel, bias, hidden: routing_weights(hidden, Readout(kernel, bias), choice=choice),
+        [*readout, hidden],
+        [(None, None), (None,), rows],
+      )
     return taps("weights", weights)
 
 

@@ -33,6 +33,16 @@ class Readout(NamedTuple):
   kernel: Float[Array, "hidden units"]
   bias: Float[Array, " units"]
 
+  def scores(self, inputs: Float[Array, "*rows hidden"]) -> Float[Array, "*rows units"]:
+    r"""Scores :math:`\mathrm{relu}(x) M + c`, float32, where they are wanted by themselves.
+
+    Args:
+      inputs: hidden activations before their relu; M is rounded to their type.
+    """
+    kernel = self.kernel.astype(inputs.dtype)
+    made = jnp.matmul(jnp.maximum(inputs, 0), kernel, preferred_element_type=jnp.float32)
+    return made + jnp.expand_dims(self.bias, range(made.ndim - 1))
+
 
 def fold_signatures(
   kernel: Float[Array, "hidden key"],

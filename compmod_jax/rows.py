@@ -1,4 +1,4 @@
-"""Matrix products over the positions of a batch."""
+"""The rows of a batch: products over all positions, and copies of examples."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,3 +44,15 @@ def _narrow_backward(kept: Any, errors: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 narrow_product.defvjp(_narrow_forward, _narrow_backward)
+
+
+def rows_of_copies(state: Float[Array, "batch *copies dim"]) -> Float[Array, "rows dim"]:
+  """Copies of the same examples as rows, copy by copy; without copies, the examples."""
+  return state if state.ndim == 2 else state.swapaxes(0, 1).reshape(-1, state.shape[-1])
+
+
+def copies_of_rows(rows: Float[Array, "rows dim"], batch: int) -> Float[Array, "batch *copies dim"]:
+  """The reverse of `rows_of_copies`, for so many examples."""
+  if len(rows) == batch:
+    return rows
+  return rows.reshape(-1, batch, rows.shape[-1]).swapaxes(0, 1)

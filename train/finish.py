@@ -15,7 +15,7 @@ from compmod_jax.interop.model_folder import load_model_folder
 from compmod_jax.serialise import to_json
 from compmod_jax.tasks.base import Evaluation, Sharing, Task
 from train import describe
-from train.loop import History
+from train.history import History
 from train.multihost import Group
 from train.run import Run, parameter_shardings
 from train.workdir import read_config

@@ -17,6 +17,7 @@ from compmod_jax.tasks.base import lower_is_better
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from train import describe, nonfinite
 from train.checkpoint import Checkpointer
+from train.history import History
 from train.log import Log, Step
 from train.multihost import Group
 from train.optimizer import lower_rate, stands_still
@@ -25,32 +26,6 @@ from train.profiling import Profiler
 from train.run import Run, encode_files
 from train.step import TrainState
 from train.writer import Writer
-
-
-@dataclasses.dataclass
-class History:
-  """What a run remembers between steps besides its arrays; part of every checkpoint.
-
-  Attributes:
-    step: batches seen.
-    evaluated: step of the last evaluation.
-    best: score of the best evaluation, None before the first.
-    best_step: its step.
-    stale: evaluations since the best one.
-    seconds: wall time spent in training so far, evaluations included.
-    stopped: why training ended before its last step; empty if it did not.
-    log: what the log has added up since its last line.
-  """
-
-  step: int = 0
-  evaluated: int = -1
-  best: float | None = None
-  best_step: int = 0
-  stale: int = 0
-  seconds: float = 0.0
-  stopped: str = ""
-  log: dict[str, Any] = dataclasses.field(default_factory=lambda: Log.EMPTY)
-
 
 TIME_UP = "the time limit was reached"
 

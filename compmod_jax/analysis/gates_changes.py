@@ -18,8 +18,9 @@ from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.sites import Edit, Taps
 from compmod_jax.tasks import modulated
+from compmod_jax.tasks.answer_tokens import MULTIPLE_CHOICE
 from compmod_jax.tasks.answerer import Answerer
-from compmod_jax.tasks.answering import MULTIPLE_CHOICE, Answering
+from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.base import Batch, Sharing
 from compmod_jax.tasks.causal_lm import CausalLM
 

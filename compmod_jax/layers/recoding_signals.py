@@ -15,10 +15,11 @@ from jax import lax
 
 from compmod_jax.layers.deferred import Product
 from compmod_jax.layers.dropout import random_bits
-from compmod_jax.layers.recoded_lstm import Inputs, States
+from compmod_jax.layers.recoded_lstm import Inputs, Signal, States, StepSize
 from compmod_jax.layers.recurrent import State
 from compmod_jax.mechanisms import error_signals
 from compmod_jax.mechanisms.error_signals import Supervised
+from compmod_jax.mechanisms.recoding_config import RecodingConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,3 +218,23 @@ class Predicted:
       held = product(f"{name}_{number}", held) + others[f"{name}_{number}"][None]
       held = jax.nn.relu(held) if number < 2 else held
     return jax.nn.softplus(held[:, 0])
+
+
+def signal_of(config: RecodingConfig) -> Signal | None:
+  """The error signal of a configuration; None where nothing is recoded."""
+  kind = config.signal
+  if kind == "none":
+    return None
+  if kind in ("surprisal", "argmax", "nll"):
+    return OfToken(kind)
+  if kind == "weak_supervision":
+    return OfLabel()
+  samples = 1 if kind == "entropy" else config.samples
+  return OfEntropy(kind, samples, config.rate, config.on)
+
+
+def size_of(config: RecodingConfig) -> StepSize:
+  """The step sizes of a configuration."""
+  if config.step == "learned":
+    return Learned()
+  return Predicted() if config.step == "predicted" else Constant(config.size)

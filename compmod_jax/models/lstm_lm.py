@@ -6,29 +6,21 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Int
 
 from compmod_jax.errors import UserError
 from compmod_jax.layers import recoded_lstm, recurrent, word_decoder
-from compmod_jax.layers.recoding_signals import (
-  Constant,
-  Learned,
-  OfEntropy,
-  OfLabel,
-  OfToken,
-  Predicted,
-  dropout_factors,
-)
+from compmod_jax.layers.recoding_signals import dropout_factors, signal_of, size_of
 from compmod_jax.layers.recurrent import State
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
 from compmod_jax.models.lstm_lm_config import LstmConfig
+from compmod_jax.models.step_sizes import step_size_parameters
+from compmod_jax.rows import copies_of_rows, over_rows, rows_of_copies
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
 
 __all__ = ["Given", "LstmConfig", "LstmLM", "Output"]
 
-_PREDICTOR = (300, 100, 1)  # units of the layers that predict a step size
 _UNIFORM = 0.1  # fresh embeddings and decoders lie within plus and minus this
 
 
@@ -114,26 +106,8 @@ class LstmLM(nn.Module):
 
   def _step_sizes(self) -> dict[str, jax.Array]:
     """Parameters of step sizes that are learned or predicted."""
-    c, r = self.config, self.config.recoding
-    if not r.active or r.step not in ("learned", "predicted"):
-      return {}
-    start = float(np.log(np.expm1(r.size)))
-    if r.step == "learned":
-      given = logical(nn.initializers.constant(start), "layers", "kinds")
-      return {"steps": self.param("steps", given, (c.layers, 2))}
-    found = {}
-    for layer in range(c.layers):
-      for kind in "hc":
-        width = c.dim
-        for number, units in enumerate(_PREDICTOR):
-          name = f"step_{layer}_{kind}_{number}"
-          last = number == len(_PREDICTOR) - 1
-          kernel = nn.initializers.zeros if last else nn.initializers.he_uniform()
-          bias = nn.initializers.constant(start if last else 0.0)
-          found[name] = self.param(name, logical(kernel, "embed", "units"), (width, units))
-          found[f"{name}_bias"] = self.param(f"{name}_bias", logical(bias, "units"), (units,))
-          width = units
-    return found
+    made = step_size_parameters(self.config)
+    return {name: self.param(name, *given) for name, given in made.items()}
 
   def initial_states(self, batch: int) -> tuple[State, ...]:
     """States of zeros, [batch, dim], or with several copies [batch, copies, dim]."""
@@ -197,21 +171,24 @@ class LstmLM(nn.Module):
     """Layer by layer, every product over the whole stretch where there is one."""
     last, batch = [], x.shape[1]
     x = jnp.tile(x, (1, self.config.recoding.copies, 1))
-    for number, state in enumerate(jax.tree.map(_rows_of_copies, states)):
-      first = _rows(x, self.inputs[number]) + self.biases[number][None, None]
+    for number, state in enumerate(jax.tree.map(rows_of_copies, states)):
+      first = self._first(number, x)
       x, state = recurrent.layer(first, self.recurrent[number], state)
-      last.append(jax.tree.map(lambda leaf: _copies_of_rows(leaf, batch), state))
+      last.append(jax.tree.map(lambda leaf: copies_of_rows(leaf, batch), state))
       name = "out" if number + 1 == len(states) else f"between_{number + 1}"
       x = x * factors[name] if name in factors else x
     return tuple(last), x
+
+  def _first(self, number: int, x: jax.Array) -> jax.Array:
+    """W x + b of a layer at every step."""
+    return over_rows(lambda rows: rows @ self.inputs[number] + self.biases[number][None], x)
 
   def _by_step(
     self, recoding, x, targets, states, factors, given, measure, taps
   ) -> tuple[tuple[State, ...], dict[str, Any]]:
     """Step by step, all layers together."""
     copies = self.config.recoding.copies
-    first = _rows(x, self.inputs[0]) + self.biases[0][None, None]
-    xs = {"first": jnp.tile(first, (1, copies, 1)), "target": targets, **factors}
+    xs = {"first": jnp.tile(self._first(0, x), (1, copies, 1)), "target": targets, **factors}
     if given.active is not None:
       xs["active"] = jnp.tile(given.active.T, (1, copies))
     if given.labels is not None:
@@ -223,17 +200,17 @@ class LstmLM(nn.Module):
       others["classifier"] = jax.lax.stop_gradient(dict(given.classifier))
     batch = x.shape[1]
     last, out = recoded_lstm.scan(
-      self._signal(recoding),
-      self._size(recoding),
+      signal_of(recoding),
+      size_of(recoding),
       recoding,
       weights,
       others,
-      jax.tree.map(_rows_of_copies, states),
+      jax.tree.map(rows_of_copies, states),
       xs,
       measure=measure,
       taps=taps,
     )
-    return jax.tree.map(lambda leaf: _copies_of_rows(leaf, batch), last), out
+    return jax.tree.map(lambda leaf: copies_of_rows(leaf, batch), last), out
 
   def _known(
     self, out: Mapping[str, Any], hidden: jax.Array, targets: jax.Array
@@ -262,22 +239,6 @@ class LstmLM(nn.Module):
         factors = self._dropped(rng, number, (time, batch * c.recoding.copies, c.dim))
         found |= {} if factors is None else {name: factors}
     return found
-
-  def _signal(self, recoding: RecodingConfig) -> recoded_lstm.Signal | None:
-    kind = recoding.signal
-    if kind == "none":
-      return None
-    if kind in ("surprisal", "argmax", "nll"):
-      return OfToken(kind)
-    if kind == "weak_supervision":
-      return OfLabel()
-    samples = 1 if kind == "entropy" else recoding.samples
-    return OfEntropy(kind, samples, recoding.rate, recoding.on)
-
-  def _size(self, recoding: RecodingConfig) -> recoded_lstm.StepSize:
-    if recoding.step == "learned":
-      return Learned()
-    return Predicted() if recoding.step == "predicted" else Constant(recoding.size)
 
   def _weights(self) -> tuple[dict[str, jax.Array], dict[str, Any]]:
     """What steps multiply with, and what else they use."""
@@ -317,23 +278,6 @@ class LstmLM(nn.Module):
     if rng is None or self.config.dropout == 0:
       return None
     return dropout_factors(jax.random.fold_in(rng, place), shape, self.config.dropout)
-
-
-def _rows(x: jax.Array, weight: jax.Array) -> jax.Array:
-  """A product over all rows of [time, batch, inner]."""
-  return (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], -1)
-
-
-def _rows_of_copies(state: jax.Array) -> jax.Array:
-  """[batch, copies, dim] as rows, copy by copy."""
-  return state if state.ndim == 2 else state.swapaxes(0, 1).reshape(-1, state.shape[-1])
-
-
-def _copies_of_rows(rows: jax.Array, batch: int) -> jax.Array:
-  """The reverse of `_rows_of_copies`."""
-  if len(rows) == batch:
-    return rows
-  return rows.reshape(-1, batch, rows.shape[-1]).swapaxes(0, 1)
 
 
 def _needed(key: jax.Array | None) -> jax.Array:

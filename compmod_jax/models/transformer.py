@@ -211,3 +211,8 @@ class Transformer(nn.Module):
   def _logits(self, x: jax.Array, taps: Taps) -> jax.Array:
     x = self.decoder_norm(x) if self.config.norm == "pre" else x
     return taps("logits", self.output_embedding.logits(x))
+
+
+def shift_right(target: Int[Array, "batch time"], start: int) -> Int[Array, "batch time"]:
+  """What the decoder reads: the start token, then every target token but the last."""
+  return jnp.pad(target, ((0, 0), (1, 0)), constant_values=start)[:, :-1]

@@ -43,6 +43,13 @@ class TransformerConfig(StackConfig):
     )
     errors.check_choice("model.share_embeddings", self.share_embeddings, ("none", "decoder", "all"))
 
+  def describe(self) -> str:
+    """Sizes and competition, in a few words."""
+    return (
+      f"{self.encoder_layers} + {self.decoder_layers} layers of width {self.dim} and"
+      f" {self.heads} heads ({self.describe_competition()})"
+    )
+
   def sides(self) -> tuple[str, ...]:
     """The encoder and the decoder."""
     return ("encoder", "decoder")

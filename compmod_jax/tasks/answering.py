@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import OUTPUT, NemotConfig
 from compmod_jax.models.text import Text, TextOutput
 from compmod_jax.sites import OFF, Edit, Taps
-from compmod_jax.tasks import competing, modulated
+from compmod_jax.tasks import answer_tokens, competing, modulated
 from compmod_jax.tasks.answer_scores import scores, source_text
 from compmod_jax.tasks.answerer import Answerer
 from compmod_jax.tasks.answering_config import AnsweringConfig
@@ -28,22 +28,19 @@ from compmod_jax.tasks.base import (
   Context,
   Evaluation,
   Metrics,
-  OfSplits,
   Sharing,
   Status,
   silent,
   total_losses,
 )
+from compmod_jax.tasks.of_questions import OfQuestions
 from compmod_jax.tasks.question_batches import QuestionBatches
-from compmod_jax.tasks.text_tokenizer import FILE
 from compmod_jax.tasks.translator import mean_entropy
 
 __all__ = ["Answering", "AnsweringConfig"]
 
-MULTIPLE_CHOICE = "mqa"
 
-
-class Answering(OfSplits):
+class Answering(OfQuestions):
   """A question answering task; see `AnsweringConfig` and the contract in `tasks.base`.
 
   Batches are those of `data.qa.batches`: rows in blocks of one task each. Logits are those of every
@@ -76,8 +73,8 @@ class Answering(OfSplits):
       " a row. Set task.turns = 1.",
     )
     self.config, self.tokenizer, self.edits = config, tokenizer, dict(edits or {})
-    self._tagged = isinstance(model, NemotConfig) and model.highlighting != "off"
-    self.coder = Coder(tokenizer, config.length, config.truncate, tagged=self._tagged)
+    self.tagged = isinstance(model, NemotConfig) and model.highlighting != "off"
+    self.coder = Coder(tokenizer, config.length, config.truncate, tagged=self.tagged)
     self.model = modulated.build(model, tokenizer.vocab_size, tokenizer.pad)
     tasks = model.tasks if isinstance(model, NemotConfig) else None
     self.asked = QuestionBatches(config, self.coder, tasks)
@@ -95,92 +92,6 @@ class Answering(OfSplits):
     new = Answering(config, self.model.config, self.tokenizer, edits)
     new.asked = self.asked  # what is edited or searched for changes no token
     return new
-
-  # Words.
-
-  @property
-  def metric(self) -> str:
-    """The mean over sets of the mean main score of their questions, 0 to 100."""
-    return "score"
-
-  @property
-  def decode(self) -> DecodeConfig:
-    """How answers are searched for."""
-    return self.config.decode
-
-  def describe(self) -> str:
-    """One sentence on model and data."""
-    return f"Question answering, {self.model.config.describe()}; {self.config.data.describe()}."
-
-  def describe_batches(self) -> str:
-    """What a training batch holds, in a few words."""
-    rows, turns = self.config.batch_questions, self.config.turns
-    return f"batches of {rows} questions" if turns == 1 else f"batches of {rows} passages"
-
-  def describe_scores(self) -> str:
-    """What score and loss are."""
-    return (
-      "Score: per cent, the mean over questions (and then over sets) of accuracy in multiple choice"
-      " and yes/no, SQuAD's F1 in extractive and ROUGE-L in abstractive questions, all of answers"
-      " that were generated; malformed: per cent of labels and yes/no answers that are none. Loss:"
-      " nats per token of the gold answers, given the tokens before."
-    )
-
-  # Data.
-
-  def resolved_config(self) -> AnsweringConfig:
-    """The configuration; nothing in it is chosen from the training data."""
-    return self.config
-
-  def files(self) -> dict[str, bytes]:
-    """The tokenizer, serialised."""
-    return {FILE: self.tokenizer.to_bytes()}
-
-  def check_data(self) -> None:
-    """Loads every split that will be scored, so that what is missing is told before training."""
-    for split in self.split_names():
-      self.config.questions(split)
-
-  def data_notes(self) -> list[str]:
-    """How many training questions there are, and what was cut or left out of them."""
-    coded = self.asked.rows
-    return [
-      f"{(coded.answer > 0).sum():,} training questions; {coded.truncated:,} passages cut,"
-      f" {len(coded.too_long):,} questions left out as too long"
-    ]
-
-  def train_batches(
-    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
-  ) -> tuple[Any, int]:
-    """An endless iterator over training batches, and how many make an epoch."""
-    return self.asked.train_batches(part, seed, multiple, process, processes)
-
-  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
-    """Batches of one task each in which every question of a split is once."""
-    return self.asked.eval_batches(split, multiple)
-
-  def example(self) -> dict[str, jax.Array]:
-    """A batch with a row for every task of the model, to trace it with."""
-    tasks = self._tasks
-    columns = {f"rows/{task}": jnp.zeros(1, jnp.int32) for task in tasks}
-    tokens = jnp.full((len(tasks), 3), self.tokenizer.eos, jnp.int32)
-    zeros = jnp.zeros(len(tasks), jnp.int32)
-    if self._tagged:
-      columns["tags"] = jnp.full(tokens.shape, -1, jnp.int32)
-    return {
-      "tokens": tokens,
-      "index": jnp.arange(len(tasks)),
-      "answer": zeros[:, None] + 1,
-      "options": jnp.stack([zeros, zeros], axis=1),
-      **columns,
-    }
-
-  @property
-  def _tasks(self) -> tuple[str, ...]:
-    config = self.model.config
-    return config.tasks if isinstance(config, NemotConfig) else (MULTIPLE_CHOICE, "gqa")
-
-  # Model.
 
   def init(self, rng: jax.Array) -> Any:
     """Fresh parameters, boxed with the logical names of their dimensions."""
@@ -209,13 +120,11 @@ class Answering(OfSplits):
     if not isinstance(config, NemotConfig):
       return Text(tokens, segments=segments)
     ids = [config.auxiliary_ids("dec", task) for task, n in blocks_of(batch) for _ in range(n)]
-    options = self._in_options(batch, tokens) if config.option_interaction else None
-    tags = jnp.asarray(batch["tags"])[:, : tokens.shape[1]] if self._tagged else None
+    options = None
+    if config.option_interaction:
+      options = answer_tokens.in_options(batch, tokens.shape[1])
+    tags = jnp.asarray(batch["tags"])[:, : tokens.shape[1]] if self.tagged else None
     return Text(tokens, jnp.asarray(ids, jnp.int32), segments, options, tags)
-
-  def _in_options(self, batch: Batch, tokens: jax.Array) -> jax.Array:
-    places, ends = jnp.arange(tokens.shape[1])[None], batch["options"]
-    return (places >= ends[:, :1]) & (places < ends[:, 1:])
 
   def _run(
     self,
@@ -274,41 +183,9 @@ class Answering(OfSplits):
     return found | competing.objective(self.model.config)
 
   def counted(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Which tokens after the first the losses are of, bool [batch, time]: of answers, of all text.
-
-    Of answers in multiple choice it is the label alone, of others all up to the end token, which
-    nothing but an answer has. Over the whole text, what follows an answer is left out, and what an
-    option's position predicts where options see each other, as they see it.
-    """
-    tokens, starts = jnp.asarray(batch["tokens"]), jnp.asarray(batch["answer"])
-    places = jnp.arange(1, tokens.shape[1])
-    real = (tokens[:, 1:] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
-    real &= tokens[:, :-1] != self.tokenizer.eos
-    labels = [jnp.full((count, 1), task == MULTIPLE_CHOICE) for task, count in blocks_of(batch)]
-    begins = jnp.any(places[None, :, None] == starts[:, None], axis=-1)
-    ends = tokens[:, 1:] == self.tokenizer.eos
-    inside = jnp.cumsum(begins, axis=1) > jnp.cumsum(ends, axis=1) - ends
-    answer = real & jnp.where(jnp.concatenate(labels), begins, inside)
-    if getattr(self.model.config, "option_interaction", False):
-      real = real & ~self._in_options(batch, tokens[:, :-1])
-    return answer, real
-
-  def _shares(self, batch: Batch, answer: jax.Array) -> jax.Array:
-    """How much every token counts in the loss on answers, float [batch, time]."""
-    share = answer.astype(jnp.float32)
-    if self.config.answer_mean == "token":
-      return share
-    starts, places = jnp.asarray(batch["answer"]), jnp.arange(1, answer.shape[1] + 1)
-    begun = places[None, :, None] >= starts[:, None]
-    number = jnp.sum(begun & (starts > 0)[:, None], axis=-1)
-    mine = number[..., None] == jnp.arange(1, starts.shape[1] + 1)[None, None]
-    lengths = jnp.sum(share[..., None] * mine, axis=1, keepdims=True)
-    return share / jnp.maximum(jnp.sum(mine * lengths, axis=-1), 1)
-
-  def _answer_positions(self, answer: jax.Array) -> jax.Array:
-    """Distinct positions [rows, places] among which are all that predict answers."""
-    most = min(self.asked.longest_answer, answer.shape[1])
-    return jax.lax.top_k(answer.astype(jnp.int32), most)[1]
+    """Which tokens after the first the losses are of; see `answer_tokens.counted`."""
+    interacting = getattr(self.model.config, "option_interaction", False)
+    return answer_tokens.counted(batch, self.tokenizer, interacting=interacting)
 
   def loss(
     self, params: Any, carry: Any, batch: Batch, context: Context
@@ -321,14 +198,17 @@ class Answering(OfSplits):
     config = modulated.for_tasks(self.model.config, blocks_of(batch))
     taps = modulated.loss_taps(config, context)
     labels, (answer, whole) = jnp.asarray(batch["tokens"])[:, 1:], self.counted(batch)
-    places = self._answer_positions(answer) if "vanilla" in wanted else None
+    places = None
+    if "vanilla" in wanted:
+      places = answer_tokens.places_of(answer, self.asked.longest_answer)
     out = self._run(params, batch, taps, rng, places)
 
     def rows(site: str) -> jax.Array:
       return self.rows(site, batch)
 
     terms, found = competing.read(config, taps, rows)
-    nll, share = token_nll(out.logits, labels), self._shares(batch, answer)
+    nll = token_nll(out.logits, labels)
+    share = answer_tokens.shares(answer, batch["answer"], self.config.answer_mean)
     losses = {"answer": (nll, share), "sequence": (nll, whole.astype(jnp.float32))}
     if places is not None and out.vanilla is not None:
       own, shares = (jnp.take_along_axis(values, places, axis=1) for values in (labels, share))

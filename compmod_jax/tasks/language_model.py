@@ -15,7 +15,7 @@ from compmod_jax import errors
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.losses import Term
 from compmod_jax.mechanisms.anchors import anchor_loss
-from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
+from compmod_jax.models.lstm_lm import LstmConfig, LstmLM
 from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks.base import (
@@ -29,14 +29,12 @@ from compmod_jax.tasks.base import (
   silent,
 )
 from compmod_jax.tasks.language_model_config import CLASSIFIER_FILE, LanguageModelConfig
+from compmod_jax.tasks.recurrent_reader import RecurrentReader
 from compmod_jax.tasks.scorer import Scorer
 from compmod_jax.tasks.text_streams import TextStreams
 from compmod_jax.tasks.text_tokenizer import FILE
 
 __all__ = ["LanguageModel", "LanguageModelConfig"]
-
-# Keep what recoding draws apart from dropout, which is drawn from the same key.
-_NOISE, _SHARE = 0x4EC0, 0x5A2E
 
 
 class LanguageModel(OfSplits):
@@ -75,6 +73,7 @@ class LanguageModel(OfSplits):
       )
     labelled = model.recoding.signal == "weak_supervision"
     self.streams = TextStreams(config, tokenizer, cache, labelled=labelled)
+    self._run = RecurrentReader(self.model, config.noise_seed, classifier, self.edits)
     self._scores = jax.jit(self._score)
 
   def edited(self, edits: Mapping[str, Edit]) -> "LanguageModel":
@@ -172,38 +171,6 @@ class LanguageModel(OfSplits):
     assert out.logits is not None
     return out.logits
 
-  def _run(
-    self,
-    params: Any,
-    states: Any,
-    batch: Batch,
-    rng: jax.Array | None,
-    *,
-    train: bool,
-    taps: Taps = OFF,
-    **more: Any,
-  ) -> Output:
-    """Runs the model; `rng` None draws nothing but what `noise_seed` says."""
-    recoding = self.model.config.recoding
-    key = jax.random.key(self.config.noise_seed) if rng is None else rng
-    shape = batch["tokens"].shape
-    active = None
-    if recoding.only or recoding.share < 1:
-      chosen = _active(recoding, jax.random.fold_in(key, _SHARE), shape[1])
-      active = jnp.broadcast_to(chosen[None], shape)
-    out: Any = self.model.apply(
-      {"params": params},
-      jnp.asarray(batch["tokens"]),
-      jnp.asarray(batch["targets"]),
-      states,
-      rng=rng if train else None,
-      recode=recoding.applies(train=train),
-      given=Given(active, self._labels(batch), self._classifier(), jax.random.fold_in(key, _NOISE)),
-      taps=taps.editing(self.edits),
-      **more,
-    )
-    return out
-
   def recoding(self, **changes: Any) -> "LanguageModel":
     """The same task, whose recoding differs in some fields."""
     recoding = dataclasses.replace(self.model.config.recoding, **changes)
@@ -224,19 +191,6 @@ class LanguageModel(OfSplits):
       return {"nll": out.nll, **some}
 
     return Scorer(self.tokenizer, run)
-
-  def _labels(self, batch: Batch) -> jax.Array | None:
-    errors.check(
-      self.classifier is None or "label" in batch,
-      "The model recodes by weak supervision, which needs a label for every text; none is known"
-      " here. Switch recoding off (--recoding signal=none).",
-    )
-    return jnp.asarray(batch["label"], jnp.float32) if "label" in batch else None
-
-  def _classifier(self) -> dict[str, jax.Array] | None:
-    if self.classifier is None:
-      return None
-    return {name: jnp.asarray(value, jnp.float32) for name, value in self.classifier.items()}
 
   def routing_sites(self) -> list[str]:
     """Nothing: no unit competes."""
@@ -327,12 +281,3 @@ class LanguageModel(OfSplits):
     counted = batch["counted"] > 0
     values = out.nll, jnp.ones_like(out.nll), out.steps.get("error", jnp.zeros_like(out.nll))
     return jnp.stack([jnp.sum(jnp.where(counted, value, 0)) for value in values]), out.states
-
-
-def _active(recoding: Any, key: jax.Array, time: int) -> jax.Array:
-  """Which of the time steps of a stretch are recoded, 0 or 1."""
-  drawn = jax.random.uniform(key, (time,) if recoding.limit == "steps" else ())
-  active = jnp.broadcast_to(drawn < recoding.share, (time,))
-  if recoding.only:
-    active = active & jnp.isin(jnp.arange(time), jnp.asarray(recoding.only))
-  return active.astype(jnp.float32)

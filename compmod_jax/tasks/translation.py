@@ -18,7 +18,7 @@ from compmod_jax.data.parts import part_numbers
 from compmod_jax.data.tokenizer import BOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term, cross_entropy
-from compmod_jax.models.transformer import Transformer, TransformerConfig
+from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import competing
 from compmod_jax.tasks.base import (
@@ -71,14 +71,9 @@ class Translation(OfSplits):
 
   def edited(self, edits: Mapping[str, Edit]) -> "Translation":
     """The same task with activations changed at these sites besides those of `self.edits`."""
-    return Translation(
-      self.config,
-      self.model.config,
-      self.splits,
-      self.source_tokenizer,
-      self.target_tokenizer,
-      {**self.edits, **edits},
-    )
+    sides = self.source_tokenizer, self.target_tokenizer
+    model, edits = self.model.config, {**self.edits, **edits}
+    return Translation(self.config, model, self.splits, *sides, edits)
 
   def decoding(self, decode: DecodeConfig) -> "Translation":
     """The same task, whose outputs are searched for in another way."""
@@ -94,12 +89,8 @@ class Translation(OfSplits):
 
   def describe(self) -> str:
     """One sentence on model and data."""
-    model, data = self.model.config, self.config.data
-    return (
-      f"Transformer with {model.encoder_layers} + {model.decoder_layers} layers of width"
-      f" {model.dim} and {model.heads} heads ({model.describe_competition()}),"
-      f" {data.source_language} to {data.target_language}."
-    )
+    model, data = self.model.config.describe(), self.config.data
+    return f"Transformer with {model}, {data.source_language} to {data.target_language}."
 
   def describe_batches(self) -> str:
     """What a training batch holds, in a few words."""
@@ -181,7 +172,7 @@ class Translation(OfSplits):
     logits: Any = self.model.apply(
       {"params": params},
       batch["source"],
-      shift_right(batch["target"]),
+      shift_right(batch["target"], BOS),
       deterministic=rng is None,
       taps=taps.editing(self.edits),
       rngs=None if rng is None else {"dropout": rng},
@@ -307,8 +298,3 @@ class Translation(OfSplits):
     return Translator(
       self.model, self.source_tokenizer, self.target_tokenizer, self.batch, self.edits
     )
-
-
-def shift_right(target: jax.Array) -> jax.Array:
-  """Decoder input: the start token, then every target token but the last."""
-  return jnp.pad(target, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]

@@ -153,19 +153,21 @@ def test_competition_off_is_the_plain_transformer_bit_for_bit():
   assert not any(routing_parameter(path) for path in flatten_dict(params(off), sep="/"))
 
 
-def test_competition_at_its_identity_value_is_the_plain_transformer():
-  config = dataclasses.replace(CAH, competition=dataclasses.replace(SMALL, rescale=True))
+@pytest.mark.parametrize(("routing", "tolerance"), [("plain", 1e-6), ("fused", 5e-6)])
+def test_competition_at_its_identity_value_is_the_plain_transformer(routing, tolerance):
+  competition = dataclasses.replace(SMALL, rescale=True, routing=routing)
+  config = dataclasses.replace(CAH, competition=competition)
   sites = [site.replace("weights", "scores") for site in transformer(config).routing_sites()]
   edits = dict.fromkeys(sites, jnp.zeros_like)
   edited = jax.jit(jax.grad(functools.partial(loss, config, edits=edits), has_aux=True))
   gradients, logits = jax.device_get(edited(params(config), SOURCE, TARGET))
   expected, peers = logits_and_gradients(CAH.plain())
-  np.testing.assert_allclose(logits, expected, atol=1e-6)
+  np.testing.assert_allclose(logits, expected, atol=tolerance)
   for path, found in flatten_dict(gradients, sep="/").items():
     if routing_parameter(path):
       np.testing.assert_array_equal(found, 0)
     else:
-      np.testing.assert_allclose(found, peers[path], atol=1e-6)
+      np.testing.assert_allclose(found, peers[path], atol=tolerance)
 
 
 def test_a_model_with_one_head_ignores_its_router_bit_for_bit():

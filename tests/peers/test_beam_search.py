@@ -12,8 +12,7 @@ import pytest
 from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK
 from compmod_jax.decoding import beam_search
 from compmod_jax.losses import cross_entropy
-from compmod_jax.models.transformer import Transformer, TransformerConfig
-from compmod_jax.tasks.translation import shift_right
+from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
 
 torch = pytest.importorskip("torch", reason="PyTorch is installed by `make test-peers` only")
 pytest.importorskip("transformers", reason="transformers is installed by `make test-peers` only")
@@ -43,7 +42,7 @@ def train(model, params, sources, targets):
   optimizer = optax.adam(3e-3)
 
   def loss(params, source, target):
-    logits = model.apply({"params": params}, source, shift_right(target))
+    logits = model.apply({"params": params}, source, shift_right(target, BOS))
     losses = cross_entropy(logits, target, target != PAD)
     return losses.smoothed / losses.count
 

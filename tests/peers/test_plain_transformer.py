@@ -7,9 +7,9 @@ import pytest
 from flax import linen as nn
 from torch_transformer import DIM, FFN, HEADS, LAYERS, VOCAB, Peer, to_torch, torch
 
+from compmod_jax.data.tokenizer import BOS
 from compmod_jax.losses import cross_entropy
-from compmod_jax.models.transformer import Transformer, TransformerConfig
-from compmod_jax.tasks.translation import shift_right
+from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
 
 pytestmark = pytest.mark.peers
 
@@ -57,7 +57,7 @@ LENGTHS = [(1, 1), (5, 7), (12, 4), (17, 19)]
 def test_logits_equal_pytorch_at_every_real_position(both, source_length, target_length):
   ours, params, peer = both
   source, target = batch(source_length, target_length, seed=source_length)
-  shifted = np.asarray(shift_right(jnp.asarray(target)))
+  shifted = np.asarray(shift_right(jnp.asarray(target), BOS))
   mine = jax.jit(ours.apply)({"params": params}, jnp.asarray(source), jnp.asarray(shifted))
   theirs = peer(torch.tensor(source), torch.tensor(shifted)).detach().numpy()
   real = target != 0
@@ -68,7 +68,7 @@ def test_logits_equal_pytorch_at_every_real_position(both, source_length, target
 def test_smoothed_loss_and_every_gradient_equal_pytorch(both, source_length, target_length):
   ours, params, peer = both
   source, target = batch(source_length, target_length, seed=source_length)
-  shifted = np.asarray(shift_right(jnp.asarray(target)))
+  shifted = np.asarray(shift_right(jnp.asarray(target), BOS))
 
   def mean_loss(params):
     logits = ours.apply({"params": params}, jnp.asarray(source), jnp.asarray(shifted))

@@ -10,8 +10,9 @@ import pytest
 from torch_transformer import DIM, FFN, HEADS, LAYERS, VOCAB, Peer, to_torch, torch
 
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.tasks.translation import Translation, TranslationConfig, shift_right
+from compmod_jax.data.tokenizer import BOS
+from compmod_jax.models.transformer import TransformerConfig, shift_right
+from compmod_jax.tasks.translation import Translation, TranslationConfig
 from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from train.step import init_state, make_step, trainable_mask
 
@@ -104,7 +105,7 @@ def test_losses_and_gradient_norms_of_training_equal_pytorchs(norm):
     source, target = (random.integers(4, VOCAB, (4, 9)).astype(np.int32) for _ in range(2))
     source[1, 5:] = target[1, 6:] = target[2, 3:] = 0
     state, found = step(state, {"source": source, "target": target})
-    shifted = torch.tensor(np.asarray(shift_right(jnp.asarray(target))), dtype=torch.long)
+    shifted = torch.tensor(np.asarray(shift_right(jnp.asarray(target), BOS)), dtype=torch.long)
     logits = peer(torch.tensor(source, dtype=torch.long), shifted)
     loss = criterion(logits.flatten(0, 1), torch.tensor(target, dtype=torch.long).flatten())
     peers.zero_grad()

@@ -17,6 +17,7 @@ from compmod_jax.data.worlds import WorldsData
 from compmod_jax.errors import UserError
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.tasks.answer_tokens import places_of
 from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.base import Context
@@ -88,7 +89,7 @@ def test_answers_of_all_questions_count_and_nothing_else_does(task, batch):
 
 def test_the_vanilla_head_is_read_wherever_an_answer_is_predicted(task, batch):
   counted, _ = task.counted(batch)
-  places = np.asarray(task._answer_positions(counted))
+  places = np.asarray(places_of(counted, task.asked.longest_answer))
   assert all(len(set(row)) == len(row) for row in places.tolist())
   assert np.take_along_axis(np.asarray(counted), places, axis=1).sum() == counted.sum()
 

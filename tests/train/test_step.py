@@ -11,12 +11,12 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
+from compmod_jax.data.tokenizer import BOS
 from compmod_jax.errors import UserError
 from compmod_jax.losses import Term, cross_entropy
 from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.models.transformer import Transformer, TransformerConfig
+from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
 from compmod_jax.tasks.base import Context
-from compmod_jax.tasks.translation import shift_right
 from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from train.step import TrainState, gradients, init_state, make_step, trainable_mask
 
@@ -149,7 +149,7 @@ class TinyTranslation:
 
   def loss(self, params: Any, carry: Any, batch: Any, context: Context) -> Any:
     source, target = batch["source"], batch["target"]
-    logits = self.model.apply({"params": params}, source, shift_right(target))
+    logits = self.model.apply({"params": params}, source, shift_right(target, BOS))
     found = cross_entropy(logits, target, target != 0, label_smoothing=0.1)
     return {"cross_entropy": Term(found.smoothed, found.count)}, carry, {}
 

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import random
 import re
-import zlib
 from collections.abc import Sequence
 from typing import overload
 
@@ -21,16 +20,14 @@ from compmod_jax.data.worlds.lexicon import (
   PLACES,
   THINGS,
 )
+from compmod_jax.data.worlds.passages import passage
 from compmod_jax.data.worlds.repertoire import ALL, Repertoire
 from compmod_jax.data.worlds.stories import Cast, Random, pick
-from compmod_jax.data.worlds.world import Event
 from compmod_jax.errors import check, check_choice
 
 SPLITS = ("train", "valid", "test", "facts", "names", "length")
 FACTS = 3  # that a training question needs at most
 UNTOLD = 5  # one extractive question in so many has no answer
-_OWN = ("test", "valid", "facts")  # splits whose stories training must not have by chance
-_PARTS = 10
 _FEWEST = 8
 _CYCLE = len(FORMATS) * FACTS
 
@@ -224,7 +221,7 @@ class WorldsData:
     plan = self._eased(draws, plan) if split == "train" else plan
     while True:
       draft = draw(draws, words, plan, self._repertoire)
-      sentences = _passage(draws, split, draft.events, self.ways)
+      sentences = passage(draws, split, draft.events, self.ways)
       if sentences is not None:
         return english.question(draws, plan, draft, sentences, self.ways), draft
 
@@ -266,26 +263,6 @@ def _story(data: WorldsData, number: int) -> list[tuple[Question, Draft]]:
   while len(found) < data.asked:
     found.append(data._further(number, found))
   return found
-
-
-def _passage(draws: Random, split: str, events: Sequence[Event], ways: int) -> list[str] | None:
-  """The sentences of the story, in words that belong to the split; None if hardly any do."""
-  sentences = [english.sentence(draws, event, ways) for event in events]
-  hashes = [zlib.crc32(sentence.encode()) for sentence in sentences]
-  for _ in range(20 * _PARTS if ways > 1 else 1):
-    if _belongs(split, sum(hashes) % _PARTS):
-      return sentences
-    i = int(draws() * len(events))
-    sentences[i] = english.sentence(draws, events[i], ways)
-    hashes[i] = zlib.crc32(sentences[i].encode())
-  return None
-
-
-def _belongs(split: str, part: int) -> bool:
-  """Whether a split may have the stories of a part; new names and length tell the others apart."""
-  if split == "train":
-    return part >= len(_OWN)
-  return split not in _OWN or part == _OWN.index(split)
 
 
 class _Made(Sequence[Question]):

@@ -1,0 +1,40 @@
+"""The parameters of step sizes of recoding that are learned or predicted."""
+
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from compmod_jax.models.lstm_lm_config import LstmConfig
+from compmod_jax.sharding import logical
+
+_UNITS = (300, 100, 1)  # of the layers that predict a step size
+
+
+def step_size_parameters(config: LstmConfig) -> dict[str, tuple[Any, tuple[int, ...]]]:
+  """Name -> initialiser and shape, as `layers.recoding_signals` reads them.
+
+  All start so that steps have the size `config.recoding.size`.
+
+  Source: Ulmer 2019, section 4.3.
+  """
+  recoding = config.recoding
+  if not recoding.active or recoding.step not in ("learned", "predicted"):
+    return {}
+  start = float(np.log(np.expm1(recoding.size)))
+  if recoding.step == "learned":
+    given = logical(nn.initializers.constant(start), "layers", "kinds")
+    return {"steps": (given, (config.layers, 2))}
+  found = {}
+  for layer in range(config.layers):
+    for kind in "hc":
+      width = config.dim
+      for number, units in enumerate(_UNITS):
+        name = f"step_{layer}_{kind}_{number}"
+        last = number == len(_UNITS) - 1
+        kernel = nn.initializers.zeros if last else nn.initializers.he_uniform()
+        bias = nn.initializers.constant(start if last else 0.0)
+        found[name] = logical(kernel, "embed", "units"), (width, units)
+        found[f"{name}_bias"] = logical(bias, "units"), (units,)
+        width = units
+  return found

@@ -202,10 +202,7 @@ class Answering(OfQuestions):
     if "vanilla" in wanted:
       places = answer_tokens.places_of(answer, self.asked.longest_answer)
     out = self._run(params, batch, taps, rng, places)
-
-    def rows(site: str) -> jax.Array:
-      return self.rows(site, batch)
-
+    rows = functools.partial(self.rows, batch=batch)
     terms, found = competing.read(config, taps, rows)
     nll = token_nll(out.logits, labels)
     share = answer_tokens.shares(answer, batch["answer"], self.config.answer_mean)

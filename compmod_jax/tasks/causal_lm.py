@@ -17,7 +17,7 @@ from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text, TextOutput
 from compmod_jax.sites import OFF, Edit, Taps
-from compmod_jax.tasks import competing, modulated
+from compmod_jax.tasks import modulated
 from compmod_jax.tasks.base import (
   Batch,
   Context,
@@ -163,18 +163,12 @@ class CausalLM(OverBlocks):
     self, params: Any, carry: Any, batch: Batch, context: Context
   ) -> tuple[dict[str, Term], Any, Metrics]:
     """Cross-entropy in nats per token."""
-    config, rng = self.model.config, context.rng if context.train else None
-    taps = modulated.loss_taps(config, context)
+    rng = context.rng if context.train else None
+    taps = modulated.loss_taps(self.model.config, context)
     logits = self.forward(params, batch, taps=taps, rng=rng)
     losses = cross_entropy(logits, batch["tokens"][:, 1:], self._real(batch))
-
-    def rows(site: str) -> jax.Array:
-      return self.rows(site, batch)
-
-    terms, found = competing.read(config, taps, rows)
-    terms["cross_entropy"] = Term(losses.nll, losses.count)
-    found |= {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
-    return terms, carry, found | modulated.gate_health(config, taps, rows)
+    terms, found = self._read(losses, taps, functools.partial(self.rows, batch=batch))
+    return terms, carry, found
 
   def evaluate(
     self,

@@ -14,7 +14,7 @@ from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit, Taps
-from compmod_jax.tasks import competing, modulated
+from compmod_jax.tasks import modulated
 from compmod_jax.tasks.base import (
   Batch,
   Context,
@@ -136,21 +136,15 @@ class MaskedLM(OverBlocks):
     self, params: Any, carry: Any, batch: Batch, context: Context
   ) -> tuple[dict[str, Term], Any, Metrics]:
     """Cross-entropy in nats per predicted token; the masks are a function of seed and step."""
-    config, rng = self.model.config, context.rng if context.train else None
+    rng = context.rng if context.train else None
     masked = self.blocks.mask(
       jax.random.fold_in(context.rng, _STREAM), batch["tokens"], batch["index"]
     )
-    taps = modulated.loss_taps(config, context)
+    taps = modulated.loss_taps(self.model.config, context)
     logits = self._apply(params, masked.tokens, masked.positions, taps, rng)
     losses = cross_entropy(logits, masked.targets, masked.predict)
-
-    def rows(site: str) -> jax.Array:
-      return self.rows(site, batch)
-
-    terms, found = competing.read(config, taps, rows)
-    terms["cross_entropy"] = Term(losses.nll, losses.count)
-    found |= {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
-    return terms, carry, found | modulated.gate_health(config, taps, rows)
+    terms, found = self._read(losses, taps, functools.partial(self.rows, batch=batch))
+    return terms, carry, found
 
   def evaluate(
     self,

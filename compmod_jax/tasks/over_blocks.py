@@ -1,10 +1,15 @@
 """What tasks on blocks of running text have in common."""
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from compmod_jax import errors
-from compmod_jax.tasks import competing
-from compmod_jax.tasks.base import OfSplits
+from compmod_jax.losses import CrossEntropy, Term
+from compmod_jax.sites import Taps
+from compmod_jax.tasks import competing, modulated
+from compmod_jax.tasks.base import Metrics, OfSplits
 from compmod_jax.tasks.text_blocks import TextBlocks
 from compmod_jax.tasks.text_tokenizer import FILE
 
@@ -78,3 +83,19 @@ class OverBlocks(OfSplits):
   def objective(self) -> dict[str, float]:
     """Cross-entropy, and the routers' losses where their coefficients are not 0."""
     return {"cross_entropy": 1.0, **competing.objective(self.model.config)}
+
+  def _read(
+    self, losses: CrossEntropy, taps: Taps, rows: Callable[[str], jax.Array]
+  ) -> tuple[dict[str, Term], Metrics]:
+    """The terms of a batch's loss, what competition adds among them, and what is logged of it.
+
+    Args:
+      losses: of its tokens.
+      taps: of `modulated.loss_taps`, after the model ran.
+      rows: from a site to the positions at which it holds real tokens.
+    """
+    config = self.model.config
+    terms, found = competing.read(config, taps, rows)
+    terms["cross_entropy"] = Term(losses.nll, losses.count)
+    found |= {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
+    return terms, found | modulated.gate_health(config, taps, rows)

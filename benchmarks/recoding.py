@@ -63,67 +63,65 @@ def main() -> None:
   options = common.options(__doc__).parse_args()
   report = common.start("Recoding of an LSTM language model", options)
   case = sizes(options)
-  params, floors = case.params(), case.floors()
+  params = case.params()
   peer = Peer(case, params, options.device)
   check_agreement(report, case, params, peer)
-  gpu = options.device == "gpu"
+  compare_evaluation(report, case, params, peer)
+  compare_entropies(report, case, params)
+  compare_training(report, case, params, peer)
+  for name, floor in case.floors().items():
+    report.note(f"floor by arithmetic, {name}: {floor:.2f}")
+  report.finish()
 
-  seconds = report.measure(
-    "evaluation",
-    {
-      "plain": evaluation(case, params),
-      "surprisal": evaluation(case, params, signal="surprisal"),
-      "PyTorch plain": peer.evaluation(recode=False),
-      "PyTorch surprisal": peer.evaluation(recode=True),
-    },
-    ROUNDS,
-    amount=case.tokens,
-    unit="tokens",
-  )
-  plain = seconds["plain"]
-  most = 3.0 if gpu else 1.85
+
+def compare_evaluation(report: common.Report, case: Case, params: Any, peer: Peer) -> None:
+  """Losses of a stretch, with recoding and without, by both."""
+  runs = {
+    "plain": evaluation(case, params),
+    "surprisal": evaluation(case, params, signal="surprisal"),
+    "PyTorch plain": peer.evaluation(recode=False),
+    "PyTorch surprisal": peer.evaluation(recode=True),
+  }
+  seconds = report.measure("evaluation", runs, ROUNDS, amount=case.tokens, unit="tokens")
+  plain, theirs = seconds["plain"], seconds["PyTorch plain"]
+  most = 3.0 if report.options.device == "gpu" else 1.85
   report.claim("evaluation: surprisal / plain", seconds["surprisal"], plain, at_most=most)
-  report.claim(
-    "evaluation: PyTorch surprisal / plain", seconds["PyTorch surprisal"], seconds["PyTorch plain"]
-  )
-  report.claim("evaluation: ours / PyTorch, plain", plain, seconds["PyTorch plain"])
+  report.claim("evaluation: PyTorch surprisal / plain", seconds["PyTorch surprisal"], theirs)
+  report.claim("evaluation: ours / PyTorch, plain", plain, theirs)
 
-  calls = {"plain": evaluation(case, params)}
+
+def compare_entropies(report: common.Report, case: Case, params: Any) -> None:
+  """Losses of a stretch where the entropy of several samples is lowered."""
+  runs = {"plain": evaluation(case, params)}
   for k in SAMPLES:
     how = {"signal": "entropy"} if k == 1 else {"signal": "mc_dropout", "samples": k}
-    calls[f"entropy of {k}"] = evaluation(case, params, **how)
-  seconds = report.measure("entropy", calls, ROUNDS, amount=case.tokens, unit="tokens")
+    runs[f"entropy of {k}"] = evaluation(case, params, **how)
+  seconds = report.measure("entropy", runs, ROUNDS, amount=case.tokens, unit="tokens")
   for k in SAMPLES:
     name = f"entropy of {k}"
     # The target leaves the prediction's product out; with few samples it is below the floor.
     floor = (17 + 26 * k) / 26.5
-    most = round((1.5 if gpu else 1.3) * floor, 2)
+    most = round((1.5 if report.options.device == "gpu" else 1.3) * floor, 2)
     report.claim(f"evaluation: {name} / plain", seconds[name], seconds["plain"], at_most=most)
 
-  seconds = report.measure(
-    "training",
-    {
-      "plain": training(case, params),
-      "surprisal": training(case, params, signal="surprisal"),
-      "surprisal, through": training(case, params, signal="surprisal", through=True),
-      "PyTorch plain": peer.training(peer.plain_loss),
-      "PyTorch surprisal": peer.training(peer.recoded_loss),
-    },
-    ROUNDS,
-    amount=case.tokens,
-    unit="tokens",
-  )
-  plain = seconds["plain"]
+
+def compare_training(report: common.Report, case: Case, params: Any, peer: Peer) -> None:
+  """Training steps, with recoding and without, by both."""
+  runs = {
+    "plain": training(case, params),
+    "surprisal": training(case, params, signal="surprisal"),
+    "surprisal, through": training(case, params, signal="surprisal", through=True),
+    "PyTorch plain": peer.training(peer.plain_loss),
+    "PyTorch surprisal": peer.training(peer.recoded_loss),
+  }
+  seconds = report.measure("training", runs, ROUNDS, amount=case.tokens, unit="tokens")
+  plain, theirs = seconds["plain"], seconds["PyTorch plain"]
+  gpu = report.options.device == "gpu"
   limits = {"surprisal": 2.0 if gpu else 1.15, "surprisal, through": 2.5 if gpu else 1.75}
   for name, most in limits.items():
     report.claim(f"training: {name} / plain", seconds[name], plain, at_most=most)
-  report.claim(
-    "training: PyTorch surprisal / plain", seconds["PyTorch surprisal"], seconds["PyTorch plain"]
-  )
-  report.claim("training: ours / PyTorch, plain", plain, seconds["PyTorch plain"], at_most=0.9)
-  for name, floor in floors.items():
-    report.note(f"floor by arithmetic, {name}: {floor:.2f}")
-  report.finish()
+  report.claim("training: PyTorch surprisal / plain", seconds["PyTorch surprisal"], theirs)
+  report.claim("training: ours / PyTorch, plain", plain, theirs, at_most=0.9)
 
 
 def check_agreement(report: common.Report, case: Case, params: Any, peer: Peer) -> None:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
   from compmod_jax.data.qa.mixed import Mixed
 
 COLUMNS = ("split", "sentences", "bleu", "interval", "chrf", "exact_match")
+HEADINGS = ("split", "sentences", "BLEU", "95 % interval", "chrF", "exact match")
 _SHORT = {
   "multiple_choice": "choice",
   "yes_no": "yes/no",
   "extractive": "extr.",
   "abstractive": "abstr.",
 }
-HEADINGS = ("split", "sentences", "BLEU", "95 % interval", "chrF", "exact match")
 
 
 @dataclasses.dataclass(frozen=True)

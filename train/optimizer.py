@@ -37,6 +37,9 @@ class OptimizerConfig:
   """Steps over which the rate rises linearly from 0."""
   final_fraction: float = 0.0
   """Rate at the last step, as a fraction of the largest (cosine, linear)."""
+  falling_share: float = 1.0
+  """Share of the steps after the warm-up, the last ones, over which the rate falls; before them it
+  stays at its largest (cosine, linear)."""
   b1: float = 0.9
   """Decay of Adam's first moment."""
   b2: float = 0.98
@@ -61,20 +64,9 @@ class OptimizerConfig:
       f"optimizer.learning_rate is {self.learning_rate}; it must be positive.",
     )
     errors.check(
-      self.weight_decay == 0 or self.name in ("adamw", "muon"),
-      f"optimizer.weight_decay is {self.weight_decay} but optimizer.name is {self.name!r}, which"
-      " takes none. Use adamw or set weight_decay to 0.",
-    )
-    errors.check(
-      self.momentum == 0 or self.name == "sgd",
-      f"optimizer.momentum is {self.momentum} but optimizer.name is {self.name!r}, whose momentum"
-      " is b1. Use sgd or set momentum to 0.",
-    )
-    errors.check(
-      self.final_fraction == 0 or self.schedule in ("cosine", "linear"),
-      f"optimizer.final_fraction is {self.final_fraction} but optimizer.schedule is"
-      f" {self.schedule!r}, which has no final rate. Use cosine or linear, or set final_fraction"
-      " to 0.",
+      0 < self.falling_share <= 1,
+      f"optimizer.falling_share is {self.falling_share}; it is a share of the steps, over 0 and at"
+      " most 1.",
     )
     for field in ("b1", "b2", "momentum"):
       value = getattr(self, field)
@@ -87,19 +79,30 @@ class OptimizerConfig:
       " score, at least 0 and below 1.",
     )
     errors.check(
-      self.plateau_improvement == 0 or self.schedule == "plateau",
-      f"optimizer.plateau_improvement is {self.plateau_improvement} but optimizer.schedule is"
-      f" {self.schedule!r}, which asks for no gain. Use plateau, or set plateau_improvement to 0.",
-    )
-    errors.check(
       self.plateau_divisor > 1,
       f"optimizer.plateau_divisor is {self.plateau_divisor}; it must be over 1, or the rate would"
       " not fall.",
     )
     errors.check(self.eps > 0, f"optimizer.eps is {self.eps}; it must be positive.")
+    for field, (none, owner, choices) in _BELONG.items():
+      value, chosen = getattr(self, field), getattr(self, owner)
+      errors.check(
+        value == none or chosen in choices,
+        f"optimizer.{field} is {value} but optimizer.{owner} is {chosen!r}, which has no use for"
+        f" it. Use {' or '.join(choices)}, or set {field} to {none:g}.",
+      )
 
 
 SCHEDULES = get_args(Schedule)
+_FALLING = ("cosine", "linear")
+# field -> the value at which it does nothing, and what it belongs to
+_BELONG = {
+  "weight_decay": (0.0, "name", ("adamw", "muon")),
+  "momentum": (0.0, "name", ("sgd",)),
+  "final_fraction": (0.0, "schedule", _FALLING),
+  "falling_share": (1.0, "schedule", _FALLING),
+  "plateau_improvement": (0.0, "schedule", ("plateau",)),
+}
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> Callable[[Any], jax.Array]:
@@ -113,7 +116,8 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> Callable[[Any], 
     step = jnp.asarray(count, jnp.float32) + 1
     rising = step / max(warmup, 1)
     left = max(total_steps - warmup, 1)
-    progress = jnp.clip((step - warmup) / left, 0, 1)
+    share = config.falling_share
+    progress = jnp.clip(((step - warmup) / left - (1 - share)) / share, 0, 1)
     low = config.final_fraction
     if config.schedule == "inverse_sqrt":
       falling = jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1)))

@@ -57,6 +57,15 @@ def test_cosine_and_linear_are_halfway_in_the_middle_and_end_at_the_final_fracti
     np.testing.assert_allclose([end, after], [PEAK * final] * 2, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_rate_that_falls_late_is_the_same_curve_over_fewer_steps(schedule):
+  late = {"schedule": schedule, "falling_share": 0.25}
+  np.testing.assert_allclose([rate(update=n, **late) for n in (10, 25, 40)], PEAK, rtol=1e-6)
+  found = [rate(update=n, **late) for n in (41, 45, 50)]
+  expected = [rate(schedule, n) for n in (14, 30, 50)]
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+
+
 def test_a_quarter_through_cosine_is_above_linear():
   np.testing.assert_allclose(rate("cosine", 20), PEAK * (1 + np.sqrt(0.5)) / 2, rtol=1e-5)
   np.testing.assert_allclose(rate("linear", 20), PEAK * 0.75, rtol=1e-5)
@@ -104,7 +113,7 @@ def test_a_plateau_is_a_gain_too_small(fraction, score, best, expected):
 def test_a_fraction_of_improvement_lies_below_1():
   with pytest.raises(UserError, match=r"plateau_improvement is 1\.0; it is a fraction"):
     OptimizerConfig(plateau_improvement=1.0)
-  with pytest.raises(UserError, match="'cosine', which asks for no gain"):
+  with pytest.raises(UserError, match="'cosine', which has no use"):
     OptimizerConfig(plateau_improvement=0.1, schedule="cosine")
 
 
@@ -311,6 +320,8 @@ def test_clipping_shortens_long_gradients_to_the_limit_and_leaves_short_ones():
     ({"name": "adam", "weight_decay": 0.1}, ["weight_decay", "0.1", "adam", "adamw"]),
     ({"momentum": 0.9}, ["momentum", "0.9", "adamw", "sgd"]),
     ({"final_fraction": 0.1}, ["final_fraction", "0.1", "inverse_sqrt", "cosine"]),
+    ({"falling_share": 0.5}, ["falling_share", "0.5", "inverse_sqrt", "cosine", "to 1"]),
+    ({"falling_share": 0.0, "schedule": "linear"}, ["falling_share", "0.0", "at most 1"]),
   ],
 )
 def test_a_bad_configuration_names_field_value_and_remedy(fields, words):

@@ -47,11 +47,6 @@ class Answering(OfQuestions):
   token after the first.
 
   Attributes:
-    config: the task's configuration.
-    model: the decoder.
-    tokenizer: from text to tokens.
-    coder: from questions to tokens.
-    asked: the questions of every split.
     edits: site -> change of that activation, wherever the model runs.
   """
 

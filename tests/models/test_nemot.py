@@ -252,9 +252,10 @@ def test_a_gate_of_one_is_no_gate_gradients_too():
 
 def test_the_gate_multiplies_what_the_vanilla_set_puts_out():
   module, params = model("plain")
-  out, sites = run(
-    module.apply, params, text(module.config), BLOCKS, capture=["gate", "gated", "vanilla/output"]
-  )
+  asked = {"capture": ["gate", "gated", "vanilla/output"]}
+  out, sites = jax.jit(
+    lambda params: run(module.apply, params, text(module.config), BLOCKS, **asked)
+  )(params)
   gate = sites["gate"]
   assert ((gate > 0) & (gate < 1)).all()
   np.testing.assert_array_equal(sites["gated"], gate * sites["vanilla/output"])

@@ -43,12 +43,17 @@ def parameters(task):
   return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(jax.jit(task.init)(jax.random.key(0))))
 
 
+@functools.cache
+def loss_of(task):
+  context = Context(jax.random.key(0), jnp.int32(0), False)
+  return jax.jit(lambda *given: task.loss(*given, context))
+
+
 def losses(task, batches, carry):
   """Sum of losses, count, and the carry after some batches."""
   total = count = 0.0
   for batch in batches:
-    context = Context(jax.random.key(0), jnp.int32(0), False)
-    terms, carry, _ = task.loss(parameters(task), carry, batch, context)
+    terms, carry, _ = loss_of(task)(parameters(task), carry, batch)
     total += float(terms["cross_entropy"].sum)
     count += float(terms["cross_entropy"].count)
   return total, count, carry

@@ -88,7 +88,7 @@ def test_the_loss_is_the_mean_over_predicted_tokens_of_their_negative_log_probab
     batch["tokens"],
     batch["index"],
   )
-  logits = np.asarray(task.forward(params, {"tokens": masked.tokens}), np.float64)
+  logits = np.asarray(jax.jit(task.forward)(params, {"tokens": masked.tokens}), np.float64)
   probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   rows, places = np.nonzero(np.asarray(masked.predict))
   positions = np.asarray(masked.positions)[rows, places]

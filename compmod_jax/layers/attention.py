@@ -126,7 +126,7 @@ class Attention(nn.Module):
       deterministic: no dropout.
       taps: sites to read or change.
     """
-    beside = self._beside(inputs, deterministic, taps)
+    beside = self._beside(inputs, taps)
     if memory is not None:
       (query, *hidden), (key, value) = self.query(inputs, beside), self.key_value(memory)
     else:
@@ -137,7 +137,7 @@ class Attention(nn.Module):
     heads = attend(query, key, value, mask, bias=bias, causal=causal, dropout=drop, taps=taps)
     own = None if self.cross else value
     if beside is not None:
-      return self._fused(hidden[0], heads, taps)
+      return self._fused(hidden[0], heads, deterministic=deterministic, taps=taps)
     return self._compete(inputs, heads, own, deterministic=deterministic, taps=taps)
 
   def _project(self, inputs: jax.Array, beside: Any = None) -> tuple[jax.Array, ...]:
@@ -145,15 +145,12 @@ class Attention(nn.Module):
     query, key, *others = self.query_key_value(inputs, beside)
     return (query, key, key, *others) if self.tied_key_value else (query, key, *others)
 
-  def _beside(
-    self, inputs: jax.Array, deterministic: bool, taps: Taps
-  ) -> tuple[jax.Array, jax.Array] | None:
+  def _beside(self, inputs: jax.Array, taps: Taps) -> tuple[jax.Array, jax.Array] | None:
     """The router's first layer, if the competition is to be fused with what stands around it."""
     config = self.competition
     if config is None or self.heads == 1 or config.routing == "plain":
       return None
-    whole = taps.wants("heads_scaled") or config.inactive == "value"
-    if whole or (config.dropout > 0 and not deterministic):
+    if config.inactive == "value" or taps.wants("heads_scaled"):
       return None
     return self.router.first(inputs.shape[-1])
 
@@ -223,10 +220,13 @@ class Attention(nn.Module):
     heads = attend_cached(query, cache, mask, bias=bias, filled=filled, taps=taps)
     return self._compete(inputs, heads, value, deterministic=True, taps=taps), cache
 
-  def _fused(self, hidden: jax.Array, heads: jax.Array, taps: Taps) -> jax.Array:
+  def _fused(
+    self, hidden: jax.Array, heads: jax.Array, *, deterministic: bool, taps: Taps
+  ) -> jax.Array:
     """The same as `_compete`, from the router's first layer, without what is formed in between."""
     heads = taps("heads", heads)
-    weights = self.router.weights_of(hidden, taps=taps.scope("router"))
+    router = taps.scope("router")
+    weights = self.router.weights_of(hidden, deterministic=deterministic, taps=router)
     competition = cast(CompetitionConfig, self.competition)
     return self.output(heads, weights * self.heads if competition.rescale else weights)
 

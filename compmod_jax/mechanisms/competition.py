@@ -244,15 +244,22 @@ class Router(nn.Module):
     return kernel.astype(self.dtype), bias.astype(self.dtype)
 
   def weights_of(
-    self, hidden: Float[Array, "batch time hidden"], *, taps: Taps = OFF
+    self,
+    hidden: Float[Array, "batch time hidden"],
+    *,
+    deterministic: bool = True,
+    taps: Taps = OFF,
   ) -> Float[Array, "batch time units"]:
-    """The same weights, without dropout, by a kernel where there is one.
+    """The same weights, by a kernel where there is one.
 
     Args:
       hidden: what the first layer makes of the inputs, before its relu.
+      deterministic: no dropout.
       taps: sites to read or change; scores are formed only if they are among them.
     """
     config = self.config
+    # Its factors are never negative: before the relu they do what they do behind it.
+    hidden = self.drop(hidden, deterministic=deterministic)
     signatures = taps("signatures", self.signatures)
     readout = fold_signatures(*self.key(config.hidden_dim), signatures, scale=config.scale)
     keep = config.kept(self.units)

@@ -4,8 +4,9 @@ r"""DropHead: whole attention heads are dropped in training, each sequence its o
    \gamma = \frac{1}{H} \sum_i \xi_i, \qquad P(\xi_i = 0) = p
 
 A draw that drops every head keeps one, drawn uniformly, so that :math:`\gamma` is never 0 and each
-head's mean factor is exactly 1. Where heads compete, the mask multiplies the weighted outputs; the
-softmax over heads does not see it.
+head's mean factor is exactly 1. Where heads compete, the softmax over heads does not see the mask,
+which multiplies outputs: before or after their weights do comes to the same, except that heads that
+lost may put out something else than zeros. Before, the competition can be fused.
 
 Source: Zhou et al. 2020; Kolios 2023, section 3.11, equation 3.25.
 """
@@ -128,7 +129,7 @@ def drop_heads(
   """Outputs of an attention module's heads, some heads of each sequence dropped at all positions.
 
   Args:
-    outputs: of every head; weighted ones where heads compete.
+    outputs: of every head, weighted or not.
     rng: a key.
     p: probability of dropping a head.
   """
@@ -139,18 +140,18 @@ def drop_heads(
 
 def edits(
   config: DropHeadConfig,
-  modules: Iterable[str],
+  sites: Iterable[str],
   *,
   rng: jax.Array,
   progress: float | Float[Array, ""],
 ) -> dict[str, Edit]:
-  """DropHead as edits of the sites `<module>/heads_scaled`; none where no head is ever dropped.
+  """DropHead as edits of heads' outputs; none where no head is ever dropped.
 
-      taps = Taps(edits=edits(config, ["encoder/layer_0/self"], rng=rng, progress=0.3))
+      taps = Taps(edits=edits(config, ["encoder/layer_0/self/heads"], rng=rng, progress=0.3))
 
   Args:
     config: the schedule.
-    modules: names of all attention modules; each draws masks of its own.
+    sites: names of the outputs of all attention modules; each draws masks of its own.
     rng: key of the step, which other random numbers may start from too.
     progress: 0 at the first step and 1 at the last.
   """
@@ -158,8 +159,6 @@ def edits(
     return {}
   p, rng = probability(config, progress), jax.random.fold_in(rng, _STREAM)
   return {
-    f"{module}/heads_scaled": functools.partial(
-      drop_heads, rng=jax.random.fold_in(rng, number), p=p
-    )
-    for number, module in enumerate(modules)
+    site: functools.partial(drop_heads, rng=jax.random.fold_in(rng, number), p=p)
+    for number, site in enumerate(sites)
   }

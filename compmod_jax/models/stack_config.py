@@ -122,6 +122,15 @@ class StackConfig:
       for _, name in self.attention(side)
     )
 
+  def dropped_sites(self) -> tuple[str, ...]:
+    """Names of the heads' outputs [batch, time, heads, head_dim] that DropHead multiplies.
+
+    Those before the competition, unless heads that lost put out something of their own after it.
+    """
+    fills = self.compete and self.competition.inactive == "value"
+    site = "heads_scaled" if fills else "heads"
+    return tuple(f"{module}/{site}" for module in self.attention_modules())
+
   def routing_sites(self, *sides: str) -> tuple[str, ...]:
     """Names of the weights [batch, time, units] of every router, of heads and of experts.
 
@@ -179,7 +188,7 @@ class StackConfig:
     rates = {"v": f"{c.start:g} to 0 to {c.end:g}", "curriculum": f"0 to {c.end:g}"}
     rates |= {"constant": f"{c.start:g}", "anti_curriculum": f"{c.start:g} to 0"}
     does = f"DropHead in training, p = {rates[c.schedule]}"
-    return {f"{module}/heads_scaled": does for module in self.attention_modules()}
+    return dict.fromkeys(self.dropped_sites(), does)
 
   def describe_competition(self) -> str:
     """What competes where, in a few words."""

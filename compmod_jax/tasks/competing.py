@@ -22,7 +22,7 @@ def loss_taps(config: StackConfig, context: Context) -> Taps:
   edits = {}
   if context.train:
     edits = drophead.edits(
-      config.drophead, config.attention_modules(), rng=context.rng, progress=context.progress
+      config.drophead, config.dropped_sites(), rng=context.rng, progress=context.progress
     )
   wanted = routers_captured(config.routing_sites())
   return Taps(capture=wanted | router_losses.captured_sites(config.routers()), edits=edits)

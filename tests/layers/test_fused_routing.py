@@ -13,6 +13,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from compmod_jax import sharding
 from compmod_jax.layers.attention import Attention
+from compmod_jax.mechanisms import drophead
 from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.sharding import MeshConfig
 from compmod_jax.sites import run, zero_units
@@ -141,16 +142,24 @@ def test_where_what_is_never_formed_is_asked_for_the_plain_way_runs(asked):
   jax.tree.map(np.testing.assert_array_equal, expected, found)
 
 
-@pytest.mark.parametrize("changed", [{"inactive": "value", "rule": "top_k"}, {"dropout": 0.5}])
-def test_what_kernels_do_not_do_runs_the_plain_way(changed):
-  config = dataclasses.replace(PLAIN, **changed)
-  expected, found = (
-    module(config, how).apply(
-      params(), INPUTS, deterministic=False, rngs={"dropout": jax.random.key(0)}
-    )
-    for how in ("plain", "fused")
-  )
+def test_what_kernels_do_not_do_runs_the_plain_way():
+  config = dataclasses.replace(PLAIN, inactive="value", rule="top_k")
+  assert not is_fused(module(config, "fused"))
+  expected, found = (module(config, how).apply(params(), INPUTS) for how in ("plain", "fused"))
   np.testing.assert_array_equal(expected, found)
+
+
+def test_heads_and_units_of_the_inference_network_are_dropped_while_fused():
+  config = dataclasses.replace(PLAIN, dropout=0.5)
+  edits = drophead.edits(
+    drophead.DropHeadConfig("constant", start=0.5), ["heads"], rng=jax.random.key(1), progress=0.0
+  )
+  asked = {"edits": edits, "deterministic": False, "rngs": {"dropout": jax.random.key(0)}}
+  assert is_fused(module(config, "fused"), **asked)
+  expected, found = (output(module(config, how), params(), **asked) for how in ("plain", "fused"))
+  assert_close(expected, found)
+  kept = output(module(PLAIN, "fused"), params(), edits=edits)[0]
+  assert np.max(np.abs(found[0] - kept)) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tiny_model import make_experiment, write_data
 
 from compmod_jax.errors import UserError
 from compmod_jax.mechanisms import drophead
+from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.mechanisms.drophead import DropHeadConfig, probability
 from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
 from compmod_jax.sites import Taps, run
@@ -146,8 +147,7 @@ def variables():
 
 
 def edits(config: DropHeadConfig, progress: float = 0.0, seed: int = 0):
-  modules = CONFIG.attention_modules()
-  return drophead.edits(config, modules, rng=jax.random.key(seed), progress=progress)
+  return drophead.edits(config, CONFIG.dropped_sites(), rng=jax.random.key(seed), progress=progress)
 
 
 def captured(variables, config: TransformerConfig = CONFIG):
@@ -173,6 +173,20 @@ def test_every_attention_module_draws_masks_of_its_own_and_the_softmax_does_not_
     assert np.all(weights > 0)
     masks.append(zero.tobytes())
   assert len(set(masks)) == 3
+
+
+def test_values_of_heads_that_lost_are_dropped_with_them():
+  assert CONFIG.dropped_sites()[0] == "encoder/layer_0/self/heads"
+  lose = CompetitionConfig(rule="top_k", keep=1, inactive="value")
+  config = dataclasses.replace(CONFIG, compete=("encoder_self",), competition=lose)
+  site = config.dropped_sites()[0]
+  assert site == "encoder/layer_0/self/heads_scaled"
+  (edit,) = drophead.edits(V, [site], rng=jax.random.key(0), progress=0.0).values()
+  variables = nn.unbox(jax.jit(model(config).init)(jax.random.key(0), SOURCE, TARGET))
+  _, sites = run(model(config).apply, variables, SOURCE, TARGET, capture=[site], edits={site: edit})
+  zero = np.all(np.asarray(sites[site]) == 0, axis=(1, 3))
+  np.testing.assert_array_equal(zero, np.asarray(edit(jnp.ones((8, 1, 2, 1)))[:, 0, :, 0]) == 0)
+  assert 0 < zero.sum() < zero.size
 
 
 def test_a_rematerialised_layer_drops_the_same_heads_forward_and_backward(variables):

@@ -148,9 +148,9 @@ def test_what_has_no_parameters_is_marked_where_it_acts(remat):
     )
   )
   found = {b.name: [(x.name, x.words) for x in b.lines if x.mechanism] for b in blocks}
-  drop = [("self/heads_scaled", "DropHead in training, p = 0.4")]
+  drop = [("self/heads", "DropHead in training, p = 0.4")]
   assert found["encoder_0"] == drop
-  assert found["decoder_1"] == [*drop, ("cross/heads_scaled", drop[0][1])]
+  assert found["decoder_1"] == [*drop, ("cross/heads", drop[0][1])]
   assert found["decoder_0"][:2] == found["decoder_1"]
   (last,) = found["decoder_0"][2:]
   assert last[0] == "output"

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -136,9 +136,7 @@ class Attention(nn.Module):
       drop = functools.partial(self.drop, deterministic=False)
     heads = attend(query, key, value, mask, bias=bias, causal=causal, dropout=drop, taps=taps)
     own = None if self.cross else value
-    if beside is not None:
-      return self._fused(hidden[0], heads, deterministic=deterministic, taps=taps)
-    return self._compete(inputs, heads, own, deterministic=deterministic, taps=taps)
+    return self._compete(inputs, heads, own, *hidden, deterministic=deterministic, taps=taps)
 
   def _project(self, inputs: jax.Array, beside: Any = None) -> tuple[jax.Array, ...]:
     """Query, key and value of self-attention, and what is made beside them."""
@@ -176,10 +174,10 @@ class Attention(nn.Module):
     taps: Taps = OFF,
   ) -> tuple[Float[Array, "batch time embed"], Cache]:
     """Self-attention of a prompt, whose keys and values are the first in the cache."""
-    query, key, value = self._project(inputs)
+    query, key, value, *hidden = self._project(inputs, self._beside(inputs, taps))
     cache = add_to_cache(cache, as_cache(key, value), jnp.int32(0))
     heads = attend(query, key, value, mask, bias=bias, taps=taps)
-    return self._compete(inputs, heads, value, deterministic=True, taps=taps), cache
+    return self._compete(inputs, heads, value, *hidden, taps=taps), cache
 
   def step_memory(
     self,
@@ -190,9 +188,9 @@ class Attention(nn.Module):
     taps: Taps = OFF,
   ) -> Float[Array, "batch beams embed"]:
     """One decoding step of cross attention: the beams of an example are its query positions."""
-    (query,) = self.query(inputs)
+    query, *hidden = self.query(inputs, self._beside(inputs, taps))
     heads = attend_cached(query, cache, mask, taps=taps)
-    return self._compete(inputs, heads, None, deterministic=True, taps=taps)
+    return self._compete(inputs, heads, None, *hidden, taps=taps)
 
   def step_self(
     self,
@@ -214,35 +212,33 @@ class Attention(nn.Module):
       bias: added to the logits.
       taps: sites to read or change.
     """
-    query, key, value = self._project(inputs)
+    query, key, value, *hidden = self._project(inputs, self._beside(inputs, taps))
     cache = add_to_cache(cache, as_cache(key, value), start)
     filled = start + inputs.shape[1]
     heads = attend_cached(query, cache, mask, bias=bias, filled=filled, taps=taps)
-    return self._compete(inputs, heads, value, deterministic=True, taps=taps), cache
-
-  def _fused(
-    self, hidden: jax.Array, heads: jax.Array, *, deterministic: bool, taps: Taps
-  ) -> jax.Array:
-    """The same as `_compete`, from the router's first layer, without what is formed in between."""
-    heads = taps("heads", heads)
-    router = taps.scope("router")
-    weights = self.router.weights_of(hidden, deterministic=deterministic, taps=router)
-    competition = cast(CompetitionConfig, self.competition)
-    return self.output(heads, weights * self.heads if competition.rescale else weights)
+    return self._compete(inputs, heads, value, *hidden, taps=taps), cache
 
   def _compete(
     self,
     inputs: jax.Array,
     heads: jax.Array,
     value: jax.Array | None,
+    hidden: jax.Array | None = None,
     *,
-    deterministic: bool,
+    deterministic: bool = True,
     taps: Taps,
   ) -> jax.Array:
-    """Scales the heads' outputs by the competition's weights and projects them."""
-    heads = taps("heads", heads)
-    if self.competition is not None:
-      selection = self.router(inputs, deterministic=deterministic, taps=taps.scope("router"))
-      fill = value if self.competition.inactive == "value" else None
-      heads = scale_heads(heads, selection, rescale=self.competition.rescale, values=fill)
+    """Scales the heads' outputs by the competition's weights and projects them.
+
+    Given the router's first layer, nothing in between is formed.
+    """
+    heads, router, config = taps("heads", heads), taps.scope("router"), self.competition
+    if config is None:
+      return self.output(taps("heads_scaled", heads))
+    if hidden is not None:
+      weights = self.router.weights_of(hidden, deterministic=deterministic, taps=router)
+      return self.output(heads, weights * self.heads if config.rescale else weights)
+    selection = self.router(inputs, deterministic=deterministic, taps=router)
+    fill = value if config.inactive == "value" else None
+    heads = scale_heads(heads, selection, rescale=config.rescale, values=fill)
     return self.output(taps("heads_scaled", heads))

@@ -26,6 +26,7 @@ CONFIGS = {
   "best": dataclasses.replace(PLAIN, rule="top_k", keep=5),
   "threshold": dataclasses.replace(PLAIN, rule="threshold", threshold=0.1),
 }
+WAYS = ("plain", "fused")
 SITES = ("heads", "router/signatures", "router/scores", "router/weights")
 
 
@@ -80,14 +81,14 @@ def assert_close(expected: Any, found: Any) -> None:
 )
 def test_fused_routing_equals_the_plain_way_in_value_and_every_gradient(config, fields):
   held = params(fields.get("cross", False), fields.get("tied_key_value", False))
-  plain, fused = (module(CONFIGS[config], how, **fields) for how in ("plain", "fused"))
+  plain, fused = (module(CONFIGS[config], how, **fields) for how in WAYS)
   assert_close(differentiated(plain)(held, INPUTS), differentiated(fused)(held, INPUTS))
 
 
 def test_losses_of_scores_leave_it_fused_and_have_the_gradients_of_the_plain_way():
   site = "router/scores"
   assert is_fused(module(PLAIN, "fused"), capture=[site])
-  plain, fused = (differentiated(module(PLAIN, how), site) for how in ("plain", "fused"))
+  plain, fused = (differentiated(module(PLAIN, how), site) for how in WAYS)
   assert_close(plain(params(), INPUTS), fused(params(), INPUTS))
 
 
@@ -105,16 +106,40 @@ def test_on_a_mesh_every_device_fuses_its_own_tokens_and_heads(layout):
 
 
 def test_it_has_the_same_parameters_from_the_start():
-  made = [
-    nn.unbox(module(PLAIN, how).init(jax.random.key(4), INPUTS)) for how in ("plain", "fused")
-  ]
+  made = [nn.unbox(module(PLAIN, how).init(jax.random.key(4), INPUTS)) for how in WAYS]
   jax.tree.map(np.testing.assert_array_equal, *made)
+
+
+def packed(program: Any, projections: int = 3) -> int:
+  """How many products with queries (keys and values) have a router's first layer in them."""
+  columns = projections * DIM + PLAIN.hidden_dim
+  products = [line for line in str(program).splitlines() if "dot_general[" in line]
+  return sum(f",{columns}]" in line for line in products)
 
 
 def is_fused(one: Attention, **asked: Any) -> bool:
   """Whether the product with queries, keys and values has the router's first layer in it."""
-  program = jax.make_jaxpr(lambda p, x: output(one, p, x, **asked))(params(), INPUTS)
-  return f"[24,{3 * DIM + PLAIN.hidden_dim}]" in str(program)
+  return packed(jax.make_jaxpr(lambda p, x: output(one, p, x, **asked))(params(), INPUTS)) == 1
+
+
+def test_decoding_is_fused_from_the_prompt_on():
+  def decoded(params: Any, how: str) -> tuple[jax.Array, ...]:
+    """A prompt of three positions, and a step of two beams, as another layer reads them."""
+    one, other = (module(CONFIGS["best"], how, cross=cross) for cross in (False, True))
+    one, other = one.bind(params[0]), other.bind(params[1])
+    past = jnp.tril(jnp.ones((1, 1, 3, 3), bool))
+    first, cache = one.prefill(INPUTS[:, :3], one.empty_cache(4, 5), mask=past)
+    sees = jnp.ones((4, 1, 2, 5), bool)
+    step, _ = one.step_self(INPUTS[:, 3:5], cache, sees, jnp.int32(3))
+    sees = jnp.ones((4, 1, 1, 7), bool)
+    read = other.step_memory(step, other.memory_cache(MEMORY), sees)
+    return first, step, read
+
+  held = params(), params(cross=True)
+  programs = [jax.make_jaxpr(functools.partial(decoded, how=how))(held) for how in WAYS]
+  assert [packed(program) for program in programs] == [0, 2]
+  assert [packed(program, 1) for program in programs] == [0, 1]
+  assert_close(*(jax.jit(functools.partial(decoded, how=how))(held) for how in WAYS))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +170,7 @@ def test_where_what_is_never_formed_is_asked_for_the_plain_way_runs(asked):
 def test_what_kernels_do_not_do_runs_the_plain_way():
   config = dataclasses.replace(PLAIN, inactive="value", rule="top_k")
   assert not is_fused(module(config, "fused"))
-  expected, found = (module(config, how).apply(params(), INPUTS) for how in ("plain", "fused"))
+  expected, found = (module(config, how).apply(params(), INPUTS) for how in WAYS)
   np.testing.assert_array_equal(expected, found)
 
 
@@ -156,7 +181,7 @@ def test_heads_and_units_of_the_inference_network_are_dropped_while_fused():
   )
   asked = {"edits": edits, "deterministic": False, "rngs": {"dropout": jax.random.key(0)}}
   assert is_fused(module(config, "fused"), **asked)
-  expected, found = (output(module(config, how), params(), **asked) for how in ("plain", "fused"))
+  expected, found = (output(module(config, how), params(), **asked) for how in WAYS)
   assert_close(expected, found)
   kept = output(module(PLAIN, "fused"), params(), edits=edits)[0]
   assert np.max(np.abs(found[0] - kept)) > 1e-3

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from compmod_jax.layers import deferred
 from compmod_jax.layers.deferred import Product
-from compmod_jax.layers.recurrent import Gates, State, advance, gates, reverse
+from compmod_jax.layers.recurrent import Gates, State, advance, cell, gates, reverse
 from compmod_jax.mechanisms import recoding
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
 from compmod_jax.sites import OFF, Taps
@@ -204,8 +204,13 @@ def forward(
       given = x["first"]
     else:
       given = product(f"input_{number}", below) + others[f"bias_{number}"][None]
-    found.append(gates(given + product(f"recurrent_{number}", state.h)))
-    new = advance(found[-1], state.c, None if added is None else added[number])
+    activations = given + product(f"recurrent_{number}", state.h)
+    if added is None:
+      opened, new = cell(activations, state.c)
+    else:
+      opened = gates(activations)
+      new = advance(opened, state.c, added[number])
+    found.append(opened)
     after.append(_passed(taps, number, "", new))
     below = after[-1].h
     if f"between_{number + 1}" in x:

@@ -66,7 +66,9 @@ class OfToken:
     gradient = slope[:, None] * vector
     if "out" in x:
       gradient = gradient * x["out"]
-    return gradient, error_signals.value(self.kind, looked.nll), kept
+    error = error_signals.value(self.kind, looked.nll)
+    # Without the stop, the reverse pass would carry zeros as large as the logits to their bias.
+    return (gradient, error, kept) if through else lax.stop_gradient((gradient, error, kept))
 
   def _token(self, logits: jax.Array, x: Inputs) -> jax.Array:
     return jnp.argmax(logits, axis=-1) if self.kind == "argmax" else x["target"]

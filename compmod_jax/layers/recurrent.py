@@ -127,7 +127,7 @@ def layer(
   """
 
   def step(state: State, given: jax.Array) -> tuple[State, jax.Array]:
-    state = advance(gates(given + state.h @ recurrent), state.c)
+    _, state = cell(given + state.h @ recurrent, state.c)
     return state, state.h
 
   last, hidden = lax.scan(step, state, inputs)
@@ -136,8 +136,7 @@ def layer(
 
 def _forward(inputs: jax.Array, recurrent: jax.Array, state: State) -> tuple[Any, Any]:
   def step(before: State, given: jax.Array) -> tuple[State, Any]:
-    found = gates(given + before.h @ recurrent)
-    after = advance(found, before.c)
+    found, after = cell(given + before.h @ recurrent, before.c)
     return after, (found, before, after)
 
   last, kept = lax.scan(step, state, inputs)

@@ -149,8 +149,8 @@ def make_step(
 
   Frozen parameters (`mask` false), those that a batch has no use for, and the optimizer state of
   both keep their bits. Where the loss or the gradient is not finite, everything but the counters
-  does. What the task varies in the course of
-  training spans `total_steps` batches, those of all phases.
+  does. What the task varies in the course of training spans `total_steps` batches, those of all
+  phases.
   """
   optimizer = optax.with_extra_args_support(optimizer)
 

@@ -71,7 +71,7 @@ def worlds() -> Experiment:
       clip=1.0,
       final_fraction=0.1,
     ),
-    phases=(Phase(steps=14_000),),
+    phases=(Phase(steps=20_000),),
     evaluate_every=2000,
     evaluate_sentences=480,
     time_limit_minutes=40,

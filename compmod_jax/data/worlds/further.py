@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from compmod_jax.data.worlds.drafts import Draft, Plan, finished
 from compmod_jax.data.worlds.lexicon import CLASSES
 from compmod_jax.data.worlds.plots import HELD
-from compmod_jax.data.worlds.queries import Query
+from compmod_jax.data.worlds.queries import Query, evaluate
 from compmod_jax.data.worlds.repertoire import Repertoire
 from compmod_jax.data.worlds.stories import Random, pick
 from compmod_jax.data.worlds.world import NOBODY, Event, World
 
 May = Callable[[str], bool]  # whether a way of description may be used
 
-_TRIES = 60
+_ROUNDS = 3  # in which a kind of question is drawn
+_TRIES = 20  # to find one of the kind
 _CLASSES = ("person", "place", "thing", "colour", "material")
 _DEEP = ("person", "thing")
 """classes that can be described by another thing or person in turn"""
@@ -35,6 +36,8 @@ _ASKED_OF = {
   "told": ("person",),
 }
 """kind of question -> classes of what it can be asked of"""
+_UNTOLD = {"place": "person", "friend": "person", "colour": "thing", "material": "thing"}
+"""kind of question without an answer -> class of what it is asked of; one event would answer it"""
 
 
 def draw_further(
@@ -44,23 +47,88 @@ def draw_further(
 
   Args:
     random: draws from [0, 1).
-    plan: what it should be like; its answer is always told.
+    plan: what it should be like.
     events: the story.
     repertoire: what may be asked for.
   """
   world = World(events)
   words = dict.fromkeys(word for event in events for word in event[1:])
   by_class = {kind: [word for word in words if CLASSES[word] == kind] for kind in _CLASSES}
-  for _ in range(_TRIES):
+  for _ in range(_ROUNDS):
     kind = pick(random, repertoire.asked(plan.format, plan.facts))
-    inner = kind.rpartition(" ")[2]
-    asked_of = [word for name in _ASKED_OF[inner] for word in by_class[name]]
-    may = repertoire.describes if inner != "describe" else _apart(repertoire)
-    query = _query(random, inner, asked_of, by_class, plan.facts, world, may) if asked_of else None
-    draft = None if query is None else finished(random, plan, kind, query, world)
-    if draft is not None:
-      return draft
+    for _ in range(_TRIES):
+      draft = _attempt(random, plan, kind, by_class, world, repertoire)
+      if draft is not None:
+        return draft
   return None
+
+
+def _attempt(
+  random: Random,
+  plan: Plan,
+  kind: str,
+  by_class: dict[str, list[str]],
+  world: World,
+  repertoire: Repertoire,
+) -> Draft | None:
+  """A question of a kind, unless what was drawn makes it another one than was planned."""
+  inner = kind.rpartition(" ")[2]
+  if not plan.told:
+    query = _untold(random, inner, by_class, plan.facts, world, repertoire.describes)
+    return Draft(kind, query, world.events, None, ()) if query is not None else None
+  asked_of = [word for name in _ASKED_OF[inner] for word in by_class[name]]
+  may = repertoire.describes if inner != "describe" else _apart(repertoire)
+  if not asked_of:
+    return None
+  # As often as among first questions, both sides of a question are described.
+  matching = plan.format == "yes_no" and inner in ("holder", "friend") and plan.facts > 1
+  if matching and (plan.facts > 2 or random() < 0.5):
+    query = _matched(random, inner, asked_of, by_class["person"], plan, world, may)
+  else:
+    query = _query(random, inner, asked_of, by_class, plan.facts, world, may)
+  return None if query is None else finished(random, plan, kind, query, world)
+
+
+def _untold(
+  random: Random, kind: str, by_class: dict[str, list[str]], facts: int, world: World, may: May
+) -> Query | None:
+  """A query that so many facts would answer, of which the story tells some, but not the next."""
+  asked_of = _UNTOLD.get(kind)
+  if asked_of is None or not by_class[asked_of]:
+    return None
+  # All but the last are told, or fewer: from a person on, others lead to best friends.
+  told = int(random() * facts) if asked_of == "person" and may("friend") else facts - 1
+  one = pick(random, by_class[asked_of])
+  query = _described(random, one, told, world, may)
+  if query is None or evaluate(query, world) != one:
+    return None
+  for _ in range(facts - 1 - told):
+    query = ("friend", query)
+  query = (kind, query)
+  return query if evaluate(query, world) is None else None
+
+
+def _matched(
+  random: Random,
+  kind: str,
+  asked_of: Sequence[str],
+  persons: Sequence[str],
+  plan: Plan,
+  world: World,
+  may: May,
+) -> Query | None:
+  """Whether who has a thing, or is someone's best friend, is a person described otherwise."""
+  spare = 1 + int(random() * (plan.facts - 1))
+  first = _described(random, pick(random, asked_of), plan.facts - spare - 1, world, may)
+  if first is None:
+    return None
+  person = evaluate((kind, first), world)
+  if person not in persons:
+    return None
+  if not plan.right:
+    person = pick(random, persons)  # if it is the same, the answer is not as planned
+  other = _described(random, person, spare, world, may)
+  return None if other is None else ("equal", (kind, first), other)
 
 
 def _apart(repertoire: Repertoire) -> May:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import overload
 
-from compmod_jax.data.qa.example import FORMATS, Question, Questions
+from compmod_jax.data.qa.example import FORMATS, Format, Question, Questions
 from compmod_jax.data.worlds import english
 from compmod_jax.data.worlds.drafts import Draft, Plan, draw
 from compmod_jax.data.worlds.further import draw_further
@@ -30,6 +30,9 @@ FACTS = 3  # that a training question needs at most
 UNTOLD = 5  # one extractive question in so many has no answer
 _FEWEST = 8
 _CYCLE = len(FORMATS) * FACTS
+_CHOICE: tuple[Format, ...] = ("multiple_choice",)
+_NO_CHOICE: tuple[Format, ...] = ("yes_no", "yes_no", "extractive", "abstractive")
+"""formats of further questions on a story; yes or no tells a learner least, so it is there twice"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +44,13 @@ class WorldsData:
   of which another answer would follow, or none. What is not told did not happen.
 
   Question i of a split depends on the split's name, i, and all fields but the sizes of splits.
-  `valid`, `test` and the first questions on stories of `train` have one distribution: any twelve in
-  a row, from a multiple of twelve on, have each of the four formats with each of one, two and three
-  facts. Yes/no questions are answered yes in one such turn and no in the next, options are 2, 3 and
-  4 by turns, and in each fifth turn extractive questions have no answer: one sentence that they
-  need is left out. Further questions on a story (`asked`) have few facts more often, and answers. A
-  hash of the passage says which split may hold it, for every seed, so that no passage is in two of
-  them.
+  `valid`, `test` and `train` have one distribution: any twelve in a row, from a multiple of twelve
+  on, have each of the four formats with each of one, two and three facts. Yes/no questions are
+  answered yes in one such turn and no in the next, options are 2, 3 and 4 by turns, and in each
+  fifth turn extractive questions have no answer: one sentence that they need is left out. With
+  several questions on a training story (`asked`) shares differ: more are answered by yes or no, and
+  fewer need three facts. A hash of the passage says which split may hold it, for every seed, so
+  that no passage is in two of them.
 
   Answers cannot be told without reading: wrong options and denied answers are of the same story,
   which has at least four words that the answer could be, and where facts stand is drawn at random.
@@ -189,15 +192,15 @@ class WorldsData:
     (question, first), number = asked[0], len(asked)
     before = {other.query for _, other in asked}
     draws = self._draws("train", f"{story}.{number}")
-    choices = question.format == "multiple_choice"
-    # One task for all questions on a story.
-    formats = [name for name in FORMATS if (name == "multiple_choice") == choices]
+    choices = question.format in _CHOICE
+    format = pick(draws, _CHOICE if choices else _NO_CHOICE)  # one task for all on a story
     plan = Plan(
-      format=pick(draws, formats),
+      format=format,
       facts=1 + int(FACTS * draws()),
       sentences=(self.shortest, self.longest),
       options=2 + number % 3 if choices else 0,
       right=draws() < 0.5,
+      told=format != "extractive" or draws() >= 1 / UNTOLD,
     )
     plan = self._eased(draws, plan)
     for facts in dict.fromkeys((plan.facts, 2, 1)):
@@ -218,7 +221,10 @@ class WorldsData:
     draws = self._draws(split, str(index))
     words = self._words(NEW_NAMES if split == "names" else NAMES)
     plan = self._plan(split, index)
-    plan = self._eased(draws, plan) if split == "train" else plan
+    if split == "train":
+      # Stories about one fact would leave further questions nothing that needs two.
+      facts = max(plan.facts, min(2, self.asked))
+      plan = self._eased(draws, dataclasses.replace(plan, facts=facts))
     while True:
       draft = draw(draws, words, plan, self._repertoire)
       sentences = passage(draws, split, draft.events, self.ways)

@@ -65,7 +65,7 @@ def worlds() -> Experiment:
     ),
     optimizer=OptimizerConfig(
       name="muon",
-      learning_rate=4e-3,
+      learning_rate=2e-3,
       schedule="cosine",
       warmup_steps=200,
       clip=1.0,
@@ -113,7 +113,7 @@ def general() -> Experiment:
     optimizer=dataclasses.replace(base.optimizer, name="adamw", learning_rate=1e-3),
     phases=(Phase(steps=6000),),
     evaluate_every=1000,
-    evaluate_sentences=300,
+    evaluate_sentences=4000,
     time_limit_minutes=60,
   )
 

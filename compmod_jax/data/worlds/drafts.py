@@ -24,7 +24,6 @@ _TOPIC_OF = {kind: topic for topic, kinds in _TOPICS.items() for kind in kinds}
 
 _ROUNDS = 100  # in which a kind of question is drawn
 _STORIES = 40  # that a kind of question is tried on before another one is drawn
-_CHOICES = 4  # words that could be the answer, which is one of them, if not for the story
 _LONGEST_LIST = 3
 # Of stories may end with a planned event: more, and the last sentence alone would tell too often.
 _LATE = 0.08
@@ -41,6 +40,7 @@ class Plan:
     options: how many there are, in multiple choice.
     right: whether the answer to a yes/no question is yes.
     told: whether the story holds the answer.
+    choices: words that could be the answer, which is one of them, if not for the story; at least.
     outside: words of every class; if given, wrong options are some of those that the story does not
       have, where there are enough.
   """
@@ -51,6 +51,7 @@ class Plan:
   options: int = 0
   right: bool = True
   told: bool = True
+  choices: int = 4
   outside: Cast | None = None
 
 
@@ -174,7 +175,7 @@ def _add_decoys(plot: Plot, plan: Plan, query: Query) -> None:
     topic = _TOPIC_OF[kind]
     told = {word for _, event in plot.timed for word in event[1:] if CLASSES[word] == topic}
     told.difference_update(words_in(query))
-    plot.decoys(topic, max(_CHOICES, plan.options) - len(told))
+    plot.decoys(topic, max(plan.choices, plan.options) - len(told))
 
 
 def _asked(
@@ -190,7 +191,7 @@ def _asked(
   if query[0] in ("equal", "same", "describe", "told"):
     return query, ()
   choices = _choices(query, world, _TOPIC_OF[query[0]])
-  if value not in choices or len(choices) < max(_CHOICES, plan.options):
+  if value not in choices or len(choices) < max(plan.choices, plan.options):
     return None
   choices.remove(value)
   if plan.format == "multiple_choice":

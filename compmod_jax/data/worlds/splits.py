@@ -201,6 +201,7 @@ class WorldsData:
       options=2 + number % 3 if choices else 0,
       right=draws() < 0.5,
       told=format != "extractive" or draws() >= 1 / UNTOLD,
+      choices=2,  # stories about persons name few places
     )
     plan = self._eased(draws, plan)
     for facts in dict.fromkeys((plan.facts, 2, 1)):

@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import datetime
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +77,7 @@ def main() -> None:
   parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
   parser.add_argument("--devices", nargs="+", default=list(devices.DEVICES), metavar="NAME")
   options = parser.parse_args()
-  lacking = devices.missing()
-  if lacking is not None:
-    sys.exit(lacking)
+  devices.use_compilers()
   rows = []
   print(line(COLUMNS), flush=True)
   for name in options.devices:

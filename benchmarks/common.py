@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +136,10 @@ class Report:
     }
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
-  """The options of every benchmark; each may add its own."""
+def options(
+  description: str | None, devices: Sequence[str] = ("cpu", "gpu")
+) -> argparse.ArgumentParser:
+  """The options of every benchmark, with the devices that it knows; each may add its own."""
   parser = argparse.ArgumentParser(
     description=description,
     formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -146,7 +148,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
   parser.add_argument("--quick", action="store_true", help="small sizes, under a minute")
   parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
   parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
-  parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+  parser.add_argument("--device", choices=devices, default="cpu")
   return parser
 
 
@@ -168,6 +170,36 @@ def start(title: str, options: argparse.Namespace) -> Report:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
   use_compile_cache()
   return Report(title, options)
+
+
+def repeat(function: Callable[..., Any], times: int) -> Callable[..., Any]:
+  """A program that runs a function several times, each time after the one before.
+
+  What a GPU does in microseconds cannot be timed call by call, as a call takes as long. Every run
+  is given the arguments by a barrier that sees the loop's counter, so that XLA for GPUs moves
+  nothing out of the loop. For CPUs it takes barriers out first; for TPUs it keeps on the chip what
+  a run alone would write.
+
+  Args:
+    function: from arrays to arrays.
+    times: how often it runs, at least once.
+
+  Returns:
+    What the last run returns.
+  """
+  import jax
+
+  def program(*args: Any) -> Any:
+    def run(turn: jax.Array, _: Any) -> Any:
+      same, _ = jax.lax.optimization_barrier((args, turn))
+      return jax.lax.optimization_barrier(function(*same))
+
+    empty = jax.tree.map(
+      lambda a: jax.numpy.zeros(a.shape, a.dtype), jax.eval_shape(function, *args)
+    )
+    return jax.lax.fori_loop(0, times, run, empty)
+
+  return program
 
 
 def alternate(
@@ -196,10 +228,13 @@ def alternate(
 def machine(device: str) -> dict[str, Any]:
   """What ran: processor, cores, accelerator, versions."""
   found: dict[str, Any] = {"cpu": _cpu_model(), "cores": len(os.sched_getaffinity(0))}
-  if device == "gpu":
+  if device != "cpu":
     import jax
 
-    found["gpu"] = jax.devices("gpu")[0].device_kind
+    try:
+      found[device] = jax.devices(device)[0].device_kind
+    except RuntimeError as error:
+      sys.exit(f"--device is {device}, but JAX cannot use one here ({error}).")
   found["python"] = platform.python_version()
   for package in ("jax", "jaxlib", "flax", "torch", "transformers"):
     try:

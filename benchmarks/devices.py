@@ -1,7 +1,7 @@
-"""Accelerators that are not here: what they can do, and programs compiled for them.
+"""Accelerators: what they can do, and programs compiled for them.
 
-Needs the environment of `make aot`, in which XLA's compilers for TPUs and NVIDIA GPUs are
-installed. It sets their environment, which they read when JAX first does anything.
+For those that are not here it needs the environment of `make aot`, in which XLA's compilers for
+TPUs and NVIDIA GPUs are installed.
 """
 
 import dataclasses
@@ -16,30 +16,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# No device is opened, so that programs may share the TPU compiler.
-os.environ |= {
-  "TPU_SKIP_MDS_QUERY": "1",
-  "TPU_WORKER_HOSTNAMES": "localhost",
-  "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-  "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-}
-_DUMP = Path(tempfile.mkdtemp(prefix="compmod_aot_"))
-_NVIDIA = importlib.util.find_spec("nvidia")
-_CUDA = Path(_NVIDIA.submodule_search_locations[0]) / "cuda_nvcc" if _NVIDIA else None  # type: ignore
-os.environ["XLA_FLAGS"] = (
-  f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_cuda_data_dir={_CUDA} --xla_dump_to={_DUMP}"
-)
-
 import jax
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
 
 from benchmarks.census import Census, take_census
 from train import products
-from train.devices import TPUS
+from train.devices import BANDWIDTH, PEAK_FLOPS, TPUS
 
-jax.config.update("jax_platforms", "cpu")
+# No device is opened, so that programs may share the TPU compiler.
+_TPU = {
+  "TPU_SKIP_MDS_QUERY": "1",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+  "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+}
+_NVIDIA = importlib.util.find_spec("nvidia")
+_CUDA = Path(_NVIDIA.submodule_search_locations[0]) / "cuda_nvcc" if _NVIDIA else None  # type: ignore
 
 # What the compiler has to know of an H100 with SXM5.
 _H100 = """
@@ -68,6 +62,7 @@ class Device:
     cores: of one device.
     bandwidth: of its memory, bytes a second.
     peaks: products of matrices, operations a second, by type.
+    here: whether programs can run on it.
   """
 
   name: str
@@ -76,16 +71,17 @@ class Device:
   cores: int
   bandwidth: float
   peaks: dict[str, float]
+  here: bool = False
 
   @property
   def platform(self) -> str:
     """What programs are lowered for."""
-    return "tpu" if self.topology else "cuda"
+    return "tpu" if self.kind.startswith("TPU") else "cuda"
 
   @property
   def kernels(self) -> Any:
     """The implementation that is made for it."""
-    return "tpu" if self.topology else "gpu"
+    return "tpu" if self.platform == "tpu" else "gpu"
 
   def peak(self, dtype: str) -> float:
     """Operations a second for arrays of this type."""
@@ -93,6 +89,7 @@ class Device:
 
 
 # float32 products are one bfloat16 pass on TPUs by default, TF32 on an H100 (its data sheet).
+_H100_KIND = "NVIDIA H100 80GB HBM3"
 _SLICES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 DEVICES = {
   name: Device(
@@ -107,7 +104,7 @@ DEVICES = {
   for chip in (TPUS[name],)
 } | {
   "h100": Device(
-    "h100", "NVIDIA H100 80GB HBM3", "", 132, 3352e9, {"bfloat16": 989e12, "float32": 495e12}
+    "h100", _H100_KIND, "", 132, BANDWIDTH[_H100_KIND], {"bfloat16": 989e12, "float32": 495e12}
   )
 }
 
@@ -128,7 +125,7 @@ class Compiled:
   flops: float
   estimate: float | None
   seconds: float
-  kernels: dict[str, tuple[int, int]]
+  kernels: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
 def compile_for(
@@ -143,23 +140,27 @@ def compile_for(
     dtype: whose peak counts.
     kernels: also assemble Triton kernels and read their registers.
   """
+  if device.here:
+    traced = jax.jit(function).trace(*args)
+    return _known(device, traced, traced.lower().compile(), dtype)
   sharding = SingleDeviceSharding(_device(device.name))
   args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), args)
   platform = "gpu" if device.platform == "cuda" else "tpu"
   abstract = AbstractDevice(device_kind=device.kind, num_cores=device.cores, platform=platform)
-  before = set(_DUMP.glob("*.ptx"))
+  before = set(_dump().glob("*.ptx"))
   with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=abstract)):
     traced = jax.jit(function).trace(*args)
     compiled = traced.lower(lowering_platforms=(device.platform,)).compile()
-  census, flops = (
-    take_census(compiled.as_text() or ""),
-    products.count(traced.jaxpr, device.platform),
-  )
+  found = _registers(set(_dump().glob("*.ptx")) - before) if kernels else {}
+  return dataclasses.replace(_known(device, traced, compiled, dtype), kernels=found)
+
+
+def _known(device: Device, traced: Any, compiled: Any, dtype: str) -> Compiled:
+  census = take_census(compiled.as_text() or "")
+  flops = products.count(traced.jaxpr, device.platform)
   seconds = max(census.bytes / device.bandwidth, flops / device.peak(dtype))
-  costs = compiled.cost_analysis() or {}
-  found = _registers(set(_DUMP.glob("*.ptx")) - before) if kernels else {}
-  estimate = costs.get("optimal_seconds", -1.0)
-  return Compiled(census, flops, estimate if estimate > 0 else None, seconds, found)
+  estimate = (compiled.cost_analysis() or {}).get("optimal_seconds", -1.0)
+  return Compiled(census, flops, estimate if estimate > 0 else None, seconds)
 
 
 @functools.cache
@@ -186,8 +187,42 @@ def _registers(files: set[Path]) -> dict[str, tuple[int, int]]:
   return found
 
 
-def missing() -> str | None:
-  """What has to be installed, if anything."""
-  if importlib.util.find_spec("libtpu") and _CUDA is not None and _CUDA.exists():
-    return None
-  return f"{sys.executable} lacks the compilers for accelerators; use `make aot`"
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+  return tempfile.TemporaryDirectory(prefix="compmod_aot_")
+
+
+def _dump() -> Path:
+  """Where XLA leaves the code of kernels, until the program ends."""
+  return Path(_folder().name)
+
+
+def use_compilers() -> None:
+  """Sets the compilers up for devices that are not here; before JAX first does anything.
+
+  Raises:
+    SystemExit: they are not installed.
+  """
+  if not (importlib.util.find_spec("libtpu") and _CUDA is not None and _CUDA.exists()):
+    sys.exit(f"{sys.executable} lacks the compilers for accelerators; use `make aot`")
+  flags = f"--xla_gpu_cuda_data_dir={_CUDA} --xla_dump_to={_dump()}"
+  os.environ |= _TPU | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
+  jax.config.update("jax_platforms", "cpu")
+  # What is compiled for a device that is not here cannot be read back.
+  jax.config.update("jax_enable_compilation_cache", False)
+
+
+def attached() -> Device:
+  """The accelerator that is here.
+
+  Raises:
+    SystemExit: there is none, or what it can do is not known.
+  """
+  kind = jax.devices()[0].device_kind
+  if kind not in BANDWIDTH:
+    known = ", ".join(sorted(BANDWIDTH))
+    sys.exit(f"no figures of {kind!r} are known; train/devices.py has those of {known}")
+  # float32 products are one bfloat16 pass on TPUs by default, TF32 at half the rate on GPUs.
+  narrow = 1.0 if kind.startswith("TPU") else 0.5
+  peaks = {"bfloat16": PEAK_FLOPS[kind], "float32": narrow * PEAK_FLOPS[kind]}
+  return Device(kind, kind, "", 0, BANDWIDTH[kind], peaks, here=True)

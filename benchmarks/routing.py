@@ -1,14 +1,18 @@
-"""What it costs that heads compete: on this CPU measured, on accelerators compiled and counted.
+"""What it costs that heads compete: measured on the device at hand, on others compiled and counted.
 
-    python -m benchmarks.routing [--quick] [--json FILE] [--check]
+    python -m benchmarks.routing [--quick] [--json FILE] [--check] [--device gpu]
 
-Needs the environment of `make aot`. The designs of `benchmarks/designs.py`, 8 heads of 64, width
-512, bfloat16: on an H100 at 16,384 tokens, on TPUs at 131,072. Bytes are counted in the compiled
-programs as `benchmarks/census.py` says; the floor is these bytes at the memory's full bandwidth,
-and model time what takes longer, they or the products of matrices at their peak. No accelerator
-runs, so no such figure is a measured time. Designs whose kernels matter only elsewhere are counted
-with what they move there. Then whole attention layers for the same devices, rows of 128 tokens, in
-which the heads come from XLA's attention.
+On the CPU it needs the environment of `make aot`. The designs of `benchmarks/designs.py`, 8 heads
+of 64, width 512, bfloat16: on an H100 at 16,384 tokens, on TPUs at 131,072. Bytes are counted in
+the compiled programs as `benchmarks/census.py` says; the floor is these bytes at the memory's full
+bandwidth, and model time what takes longer, they or the products of matrices at their peak; no such
+figure is a measured time. Designs whose kernels matter only elsewhere are counted with what they
+move there. Then whole attention layers for the same devices, rows of 128 tokens, in which the heads
+come from XLA's attention.
+
+With --device gpu or tpu the same is counted for the accelerator that is here, and timed on it,
+beside the floor: every design, after its results and gradients were compared with the definition's
+in float32, and the layers.
 
 On the CPU no kernel runs: an attention layer whose heads compete against the plain layer, 2,048
 tokens, width 512, float32, forward and training (gradients of parameters and inputs), fused and
@@ -17,7 +21,6 @@ step by step. In full about three minutes on 2 cores.
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,11 +36,17 @@ from compmod_jax.layers.attention import Attention
 from compmod_jax.mechanisms.competition import CompetitionConfig
 
 ROUNDS = 100
+REPEATS = 50
 PASSES = ("forward", "training")
-TOKENS = {"h100": 16384, "v5e": 131072, "v5p": 131072}
-# MiB on the H100; on TPUs, model time over that of plain XLA.
+COMPILED = ("h100", "v5e", "v5p")
+TOKENS = {"cuda": 16384, "tpu": 131072}
+# MiB on GPUs; on TPUs, model time over that of plain XLA.
 MOST_BYTES = {"forward": 55.0, "training": 190.0}
 MOST_TIME = 0.65
+# Measured on a GPU, over the plain projection.
+MOST_OVERHEAD = {"forward": 1.6, "training": 1.9}
+# Of results in bfloat16, over the largest of the definition's.
+MOST_ERROR = 0.03
 FUSED = ("both", "packed")
 LAYERS = {
   "plain": None,
@@ -46,9 +55,8 @@ LAYERS = {
 }
 
 
-def count_designs(report: common.Report, device: devices.Device) -> dict[str, Any]:
+def count_designs(report: common.Report, device: devices.Device, sizes: Sizes) -> dict[str, Any]:
   """Compiles every design for a device; its table and the claims about it."""
-  sizes = Sizes(tokens=TOKENS[device.name])
   table: dict[str, Any] = {}
   report.say(f"{device.name}, {sizes.tokens} tokens: kernels, MiB, floor and model microseconds")
   for design in designs(device.kernels).values():
@@ -73,8 +81,10 @@ def count_designs(report: common.Report, device: devices.Device) -> dict[str, An
       report.say(f"{design.name}, {name}: {cells}")
   for design, name in ((d, p) for d in FUSED for p in PASSES):
     mine, plain = table[f"{design}, {name}"], table[f"plain XLA, {name}"]
-    if device.name == "h100":
-      report.claim(f"h100 {name}: MiB, {design}", mine["MiB"], 1.0, at_most=MOST_BYTES[name])
+    if device.platform == "cuda":
+      report.claim(
+        f"{device.name} {name}: MiB, {design}", mine["MiB"], 1.0, at_most=MOST_BYTES[name]
+      )
     else:
       report.claim(
         f"{device.name} {name}: model time, {design} / plain XLA",
@@ -83,6 +93,91 @@ def count_designs(report: common.Report, device: devices.Device) -> dict[str, An
         at_most=MOST_TIME,
       )
   return table
+
+
+def draw(sizes: Sizes) -> tuple[dict[str, jax.Array], jax.Array]:
+  """Normal arguments of all designs by name, matrices by their fan-in, and an output's gradient."""
+  keys = iter(jax.random.split(jax.random.key(0), len(sizes.args()) + 1))
+  activations = ("x", "pre", "heads")
+
+  def one(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+    scale = 1.0 if name in activations else like.shape[0] ** -0.5
+    return (scale * jax.random.normal(next(keys), like.shape)).astype(like.dtype)
+
+  args = {name: one(name, like) for name, like in sizes.args().items()}
+  return args, one("x", sizes.cotangent())
+
+
+def measure_designs(
+  report: common.Report, device: devices.Device, sizes: Sizes, rounds: int
+) -> dict[str, Any]:
+  """Compares every design with the definition and times it, on the device that is here.
+
+  Returns:
+    Of every design and pass, microseconds and the largest error over the definition's largest.
+  """
+  every, cotangent = draw(sizes)
+  found, truth = designs(device.kernels), designs("reference")
+  table: dict[str, Any] = {}
+  for number, which in enumerate(PASSES):
+    runs = {}
+    for name, design in found.items():
+      args = ({key: every[key] for key in design.uses}, cotangent)[: number + 1]
+      wide = jax.tree.map(lambda a: a.astype(jnp.float32), args)
+      function, exact = (d.training if number else d.program for d in (design, truth[name]))
+      with jax.default_matmul_precision("highest"):
+        right = jax.jit(exact)(*wide)
+      error = _error(jax.jit(function)(*args), right)
+      report.claim(f"{name}, {which}: error", error, 1.0, at_most=MOST_ERROR)
+      table[f"{name}, {which}"] = {"error": error}
+      runs[name] = several(report, device, f"{name}, {which}", function, args)
+    group = f"{device.name} {which}, {REPEATS} in turn"
+    amount = REPEATS * sizes.tokens
+    seconds = report.measure(group, runs, rounds, amount=amount, unit="tokens")
+    for name, values in seconds.items():
+      table[f"{name}, {which}"]["measured us"] = float(np.median(values)) / REPEATS * 1e6
+    target = {"at_most": MOST_OVERHEAD[which]} if device.platform == "cuda" else {}
+    for name in FUSED:
+      label = f"{device.name} {which}: {name}"
+      report.claim(f"{label} / plain projection", seconds[name], seconds["no routing"], **target)
+      report.claim(f"{label} / plain XLA", seconds[name], seconds["plain XLA"])
+  return table
+
+
+def several(
+  report: common.Report,
+  device: devices.Device,
+  name: str,
+  function: Callable[..., Any],
+  args: tuple[Any, ...],
+) -> Callable[[], Any]:
+  """A call that runs a function `REPEATS` times on the device that is here.
+
+  On a GPU in a loop, of which is claimed that nothing was moved out; on a TPU call by call, as a
+  run of 131,072 tokens takes far longer than its call, and the device is never waited for.
+  """
+  if device.platform == "cuda":
+    looped = common.repeat(function, REPEATS)
+    alone, all_runs = (devices.compile_for(device, f, args, "bfloat16") for f in (function, looped))
+    bytes_of_all = all_runs.census.bytes / REPEATS
+    report.claim(
+      f"{name}: MiB of a run in the loop / alone", bytes_of_all, alone.census.bytes, at_least=1.0
+    )
+    return functools.partial(_run, jax.jit(looped), *args)
+  once = jax.jit(function)
+
+  def calls() -> Any:
+    for _ in range(REPEATS - 1):
+      once(*args)
+    return _run(once, *args)
+
+  return calls
+
+
+def _error(found: Any, right: Any) -> float:
+  """The worst of all arrays: the largest difference over the largest number."""
+  pairs = zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True)
+  return max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,28 +216,41 @@ class Case:
     return params, {"forward": forward, "training": training}
 
 
-def measure_layers(report: common.Report, case: Case) -> None:
-  """Times a layer with competing heads, fused and step by step, against the plain one."""
+def measure_layers(
+  report: common.Report, case: Case, rounds: int, device: devices.Device | None = None
+) -> None:
+  """Times a layer with competing heads, fused and step by step, against the plain one.
+
+  Args:
+    report: what is told of it.
+    case: sizes.
+    rounds: how often all are timed.
+    device: an accelerator that is here; none: the CPU, on which a call takes milliseconds.
+  """
   random = np.random.default_rng(0)
-  arrays = [jnp.asarray(random.standard_normal(case.shape, np.float32)) for _ in range(2)]
+  arrays = [jnp.asarray(random.standard_normal(case.shape), case.dtype) for _ in range(2)]
   report.say(f"of products alone: {case.products(CompetitionConfig()):.3f} of the plain layer's")
-  layers = {name: case.layer(name) for name in LAYERS}
+  layers, place = {name: case.layer(name) for name in LAYERS}, device.name if device else "CPU"
   for number, name in enumerate(PASSES):
-    runs = {
-      layer: functools.partial(_run, jax.jit(passes[name]), params, *arrays[: number + 1])
-      for layer, (params, passes) in layers.items()
-    }
-    tokens = case.batch * case.time
-    seconds = report.measure(f"CPU {name}", runs, ROUNDS, amount=tokens, unit="tokens")
+    runs = {}
+    for layer, (params, passes) in layers.items():
+      args = (params, *arrays[: number + 1])
+      runs[layer] = (
+        several(report, device, f"layer {layer}, {name}", passes[name], args)
+        if device
+        else functools.partial(_run, jax.jit(passes[name]), *args)
+      )
+    tokens = (REPEATS if device else 1) * case.batch * case.time
+    seconds = report.measure(f"{place} {name}", runs, rounds, amount=tokens, unit="tokens")
     report.claim(
-      f"CPU {name}: layer with competing heads / plain",
+      f"{place} {name}: layer with competing heads / plain",
       seconds["competing"],
       seconds["plain"],
       at_most=1.05,
     )
     # For comparison: the equations as they are written, with no fusion of ours.
     report.claim(
-      f"CPU {name}: the same, step by step / plain", seconds["step by step"], seconds["plain"]
+      f"{place} {name}: the same, step by step / plain", seconds["step by step"], seconds["plain"]
     )
 
 
@@ -150,9 +258,8 @@ def _run(function: Callable[..., Any], *args: Any) -> Any:
   return jax.block_until_ready(function(*args))
 
 
-def count_layers(report: common.Report, device: devices.Device) -> dict[str, Any]:
-  """Compiles the same layers for a device, in bfloat16; what they move and take at best."""
-  case = Case(batch=TOKENS[device.name] // Case.time, dtype="bfloat16")
+def count_layers(report: common.Report, device: devices.Device, case: Case) -> dict[str, Any]:
+  """Compiles the same layers for a device; what they move and take at best."""
   inputs = jax.ShapeDtypeStruct(case.shape, jnp.dtype(case.dtype))
   table: dict[str, Any] = {}
   for name in LAYERS:
@@ -174,15 +281,24 @@ def count_layers(report: common.Report, device: devices.Device) -> dict[str, Any
 
 
 def main() -> None:
-  options = common.options(__doc__).parse_args()
-  lacking = devices.missing()
-  if lacking is not None:
-    sys.exit(lacking)
+  options = common.options(__doc__, ("cpu", "gpu", "tpu")).parse_args()
+  here = options.device != "cpu"
+  if not here:
+    devices.use_compilers()
   report = common.start("Competing heads on their way to the output projection", options)
-  measure_layers(report, Case(batch=4) if options.quick else Case())
-  for name in ("h100",) if options.quick else tuple(TOKENS):
-    device = devices.DEVICES[name]
-    report.tables[name] = count_designs(report, device) | count_layers(report, device)
+  if not here:
+    measure_layers(report, Case(batch=4) if options.quick else Case(), ROUNDS)
+  compiled = [devices.DEVICES[name] for name in (COMPILED[:1] if options.quick else COMPILED)]
+  for device in [devices.attached()] if here else compiled:
+    sizes = Sizes(tokens=TOKENS[device.platform])
+    case = Case(batch=sizes.tokens // Case.time, dtype=sizes.dtype)
+    table = count_designs(report, device, sizes) | count_layers(report, device, case)
+    if here:
+      rounds = 20 if options.quick else ROUNDS
+      for name, found in measure_designs(report, device, sizes, rounds).items():
+        table[name] |= found
+      measure_layers(report, case, rounds, device)
+    report.tables[device.name] = table
   report.finish()
 
 

@@ -53,6 +53,13 @@ PEAK_FLOPS = {
 }
 """Peak dense bfloat16 FLOP/s of one device, by what JAX calls it."""
 
+BANDWIDTH = {
+  "NVIDIA H100 80GB HBM3": 3352e9,
+  "NVIDIA H200": 4800e9,
+  **{chip.kind: chip.bandwidth for chip in TPUS.values()},
+}
+"""Bytes/s between a device's main memory and its chip, by what JAX calls it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Topology:

@@ -1,0 +1,111 @@
+"""What benchmarks measure with; what they find is no matter here."""
+
+import argparse
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import common, devices, routing
+from benchmarks.designs import Sizes
+
+
+class Here(devices.Device):
+  """The CPU, by what is best on it."""
+
+  @property
+  def kernels(self):
+    return None
+
+
+PEAKS = {"float32": 1e9, "bfloat16": 1e9}
+GPU, TPU = (Here("here", kind, "", 1, 1e9, PEAKS, here=True) for kind in ("CPU", "TPU"))
+SIZES = Sizes(tokens=16, heads=2, head_dim=4, embed=8, hidden=6, key=3, dtype="float32")
+CASE = routing.Case(batch=2, time=4, dim=8, heads=2)
+
+
+@pytest.fixture
+def report():
+  return common.Report("nothing", argparse.Namespace(device="cpu", json=None, check=False))
+
+
+def test_a_repeated_function_runs_so_often_and_returns_what_it_returns():
+  turns = []
+
+  def function(a, b):
+    jax.debug.callback(lambda: turns.append(1))
+    return {"product": a @ b, "sum": a.sum()}
+
+  args = jnp.arange(6.0).reshape(2, 3), jnp.ones((3, 4))
+  found = jax.jit(common.repeat(function, 5))(*args)
+  jax.effects_barrier()
+  assert len(turns) == 5
+  np.testing.assert_array_equal(found["product"], args[0] @ args[1])
+  assert found["sum"] == 15
+
+
+@pytest.fixture(autouse=True)
+def few_designs(monkeypatch):
+  every = routing.designs
+  kept = ("no routing", "plain XLA", "both", "packed")
+  monkeypatch.setattr(
+    routing, "designs", lambda kernel: {name: every(kernel)[name] for name in kept}
+  )
+
+
+def test_designs_are_compared_with_the_definition_and_timed(report):
+  counted = routing.count_designs(report, GPU, SIZES)
+  found = routing.measure_designs(report, GPU, SIZES, rounds=1)
+  assert found.keys() == counted.keys()
+  assert {name.split(", ")[1] for name in found} == set(routing.PASSES)
+  for one in found.values():
+    assert one["measured us"] > 0
+    assert one["error"] < 1e-5
+  assert all(one["MiB"] > 0 for one in counted.values())
+
+
+def test_a_design_with_another_result_is_seen(report, monkeypatch):
+  made = routing.designs
+
+  def wrong(kernel):
+    found = made(kernel)
+    right = found["both"].program
+    if kernel is None:
+      found["both"] = dataclasses.replace(found["both"], program=lambda a: 2 * right(a))
+    return found
+
+  monkeypatch.setattr(routing, "designs", wrong)
+  found = routing.measure_designs(report, TPU, SIZES, rounds=1)
+  assert found["both, forward"]["error"] == pytest.approx(1, abs=1e-5)
+  missed = {claim.name for claim in report.claims if not claim.met}
+  assert missed == {"both, forward: error", "both, training: error"}
+
+
+def test_a_loop_out_of_which_something_was_moved_is_seen(report, monkeypatch):
+  monkeypatch.setattr(common, "repeat", lambda function, times: function)
+  routing.several(report, GPU, "a sum", lambda a: a @ a, (jnp.ones((64, 64)),))
+  (claim,) = report.claims
+  assert (claim.name, claim.met) == ("a sum: MiB of a run in the loop / alone", False)
+  assert claim.ratio.median == pytest.approx(1 / routing.REPEATS)
+
+
+def test_layers_are_timed_several_runs_at_once(report):
+  routing.measure_layers(report, CASE, rounds=1, device=TPU)
+  timing = report.timings["here training: competing"]
+  seconds, rate = timing["seconds"]["median"], timing["rate"]["median"]
+  assert rate * seconds == pytest.approx(routing.REPEATS * 8)
+  counted = routing.count_layers(report, TPU, CASE)
+  assert counted["layer competing, training"]["MiB"] > counted["layer plain, training"]["MiB"]
+
+
+def test_a_device_that_is_not_here_is_refused_by_name():
+  options = argparse.Namespace(device="gpu", json=None, check=False)
+  with pytest.raises(SystemExit, match="--device is gpu, but JAX cannot use one here"):
+    common.Report("nothing", options)
+
+
+def test_an_accelerator_of_which_nothing_is_known_is_refused():
+  with pytest.raises(SystemExit, match=r"no figures of 'cpu' are known; train/devices.py has"):
+    devices.attached()

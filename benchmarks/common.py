@@ -51,8 +51,9 @@ class Claim:
   def met(self) -> bool:
     """Whether the median meets the target."""
     value = self.ratio.median
-    too_high = self.at_most is not None and value > self.at_most
-    return not too_high and (self.at_least is None or value >= self.at_least)
+    # What is no number meets nothing.
+    low_enough = self.at_most is None or value <= self.at_most
+    return low_enough and (self.at_least is None or value >= self.at_least)
 
   def text(self) -> str:
     """One line."""

@@ -177,7 +177,7 @@ def several(
 def _error(found: Any, right: Any) -> float:
   """The worst of all arrays: the largest difference over the largest number."""
   pairs = zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True)
-  return max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in pairs)
+  return float(jnp.stack([jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)) for a, b in pairs]).max())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ AOT ?= .venv-aot
 PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
 FAST = not slow and not peers
 
-.PHONY: run test test-peers test-slow aot aot-steps lint types wheel clean
+.PHONY: run test test-peers test-slow test-data aot aot-steps lint types wheel clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
@@ -22,6 +22,10 @@ test-peers: $(PEERS)/.peers
 # Minutes to an hour: repeated kills, statistics over many draws.
 test-slow: $(VENV)/.test
 	$(VENV)/bin/python -m pytest -m slow
+
+# Reads the real texts and sets in COMPMOD_DATA; make test does so too where it is set.
+test-data: $(VENV)/.test
+	$(VENV)/bin/python -m pytest -m real_data
 
 # Compiles the kernels for TPUs and an H100, none of which has to be here.
 aot: $(AOT)/.aot

@@ -25,5 +25,15 @@ install_import_hook(
 )
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  """Tests of real data are skipped where there is none."""
+  if "COMPMOD_DATA" in os.environ:
+    return
+  for item in items:
+    if item.get_closest_marker("real_data"):
+      item.add_marker(pytest.mark.skip(reason="COMPMOD_DATA names no folder of data"))

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import types
 
 import numpy as np
@@ -278,8 +277,6 @@ def test_a_damaged_file_is_an_error_of_its_split(tokenizer, tmp_path):
 
 @pytest.mark.real_data
 def test_real_text_and_real_json_lines_open():
-  if "COMPMOD_DATA" not in os.environ:
-    pytest.skip("COMPMOD_DATA is not set")
   prose = TextDocuments()
   counts = {split: sum(1 for _ in prose.load(split)) for split in prose.splits()}
   assert counts["train"] > 15_000

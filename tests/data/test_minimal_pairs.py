@@ -18,9 +18,6 @@ from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
 from compmod_jax.errors import UserError
 
 HEAD = "pattern\tconstr_id\tsent_id\tcorrect_number\tform\tclass\ttype\tprefix\tn_attr\tsent\n"
-needs_data = pytest.mark.skipif(
-  "COMPMOD_DATA" not in os.environ, reason="COMPMOD_DATA names no folder of data"
-)
 
 
 def rows(*lines):
@@ -112,7 +109,7 @@ def test_sentences_in_treebank_style():
   assert treebank_style(expected, tokenizer) == list(expected.values())
 
 
-@needs_data
+@pytest.mark.real_data
 def test_the_published_sets_have_their_published_sizes():
   folder = Path(os.environ["COMPMOD_DATA"])
   found = read_minimal_pairs("gulordava", str(folder / "agreement/generated.tab"))

@@ -4,7 +4,6 @@ import functools
 import gzip
 import itertools
 import json
-import os
 import shutil
 import sys
 from typing import Any
@@ -344,7 +343,7 @@ def test_a_language_model_reads_its_tokens(copied):
   assert again.tokenizer.fingerprint == tokenizer.fingerprint
 
 
-@pytest.mark.skipif("COMPMOD_DATA" not in os.environ, reason="COMPMOD_DATA names no folder of data")
+@pytest.mark.real_data
 def test_the_real_vocabulary_gives_the_known_ids():
   tokenizer = read_gpt2_tokenizer("$COMPMOD_DATA/gpt2_vocab", SPECIAL)
   assert tokenizer.encode("Hello world") == [15496, 995]

@@ -2,7 +2,6 @@
 
 import collections
 import json
-import os
 import zipfile
 
 import pytest
@@ -10,10 +9,6 @@ import pytest
 from compmod_jax.data.pairs import DataError
 from compmod_jax.data.qa.sets import DEVELOPMENT_SETS, QASet
 from compmod_jax.errors import UserError
-
-needs_data = pytest.mark.skipif(
-  "COMPMOD_DATA" not in os.environ, reason="COMPMOD_DATA names no folder of data"
-)
 
 
 def lines(path, passages, questions=3):
@@ -165,7 +160,6 @@ REAL = {
 }
 
 
-@needs_data
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", REAL)
 def test_real_sets_have_their_published_sizes_and_nothing_is_left_out(name):
@@ -176,7 +170,6 @@ def test_real_sets_have_their_published_sizes_and_nothing_is_left_out(name):
     assert sum(question.answer == "" for question in questions.items) == unanswerable
 
 
-@needs_data
 @pytest.mark.real_data
 def test_real_questions_are_what_their_files_say():
   first = {
@@ -191,7 +184,6 @@ def test_real_questions_are_what_their_files_say():
   assert first["siqa"].answer == "(3)"
 
 
-@needs_data
 @pytest.mark.real_data
 def test_answers_to_real_extractive_questions_stand_in_their_passages():
   questions = DEVELOPMENT_SETS["subjqa"].load("valid").items
@@ -200,7 +192,6 @@ def test_answers_to_real_extractive_questions_stand_in_their_passages():
   assert not any("ANSWERNOTFOUND" in question.passage for question in questions)
 
 
-@needs_data
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["boolq", "race_middle"])
 def test_no_real_passage_is_on_both_sides_of_a_cut(name):

@@ -31,6 +31,7 @@ import numpy as np
 
 from benchmarks import common, devices
 from benchmarks.aot import compile_design
+from benchmarks.census import take_census
 from benchmarks.designs import Sizes, designs
 from compmod_jax.layers.attention import Attention
 from compmod_jax.mechanisms.competition import CompetitionConfig
@@ -157,13 +158,15 @@ def several(
   run of 131,072 tokens takes far longer than its call, and the device is never waited for.
   """
   if device.platform == "cuda":
-    looped = common.repeat(function, REPEATS)
-    alone, all_runs = (devices.compile_for(device, f, args, "bfloat16") for f in (function, looped))
-    bytes_of_all = all_runs.census.bytes / REPEATS
-    report.claim(
-      f"{name}: MiB of a run in the loop / alone", bytes_of_all, alone.census.bytes, at_least=1.0
+    looped = jax.jit(common.repeat(function, REPEATS))
+    alone, all_runs = (
+      take_census(program.lower(*args).compile().as_text() or "").mebibytes
+      for program in (jax.jit(function), looped)
     )
-    return functools.partial(_run, jax.jit(looped), *args)
+    report.claim(
+      f"{name}: MiB of a run in the loop / alone", all_runs / REPEATS, alone, at_least=1.0
+    )
+    return functools.partial(_run, looped, *args)
   once = jax.jit(function)
 
   def calls() -> Any:

@@ -20,7 +20,7 @@ class Here(devices.Device):
     return None
 
 
-PEAKS = {"float32": 1e9, "bfloat16": 1e9}
+PEAKS = {"float32": 1e9}
 GPU, TPU = (Here("here", kind, "", 1, 1e9, PEAKS, here=True) for kind in ("CPU", "TPU"))
 SIZES = Sizes(tokens=16, heads=2, head_dim=4, embed=8, hidden=6, key=3, dtype="float32")
 CASE = routing.Case(batch=2, time=4, dim=8, heads=2)

@@ -57,6 +57,7 @@ BANDWIDTH = {
   "NVIDIA H100 80GB HBM3": 3352e9,
   "NVIDIA H200": 4800e9,
   **{chip.kind: chip.bandwidth for chip in TPUS.values()},
+  **{f"TPU {name}": chip.bandwidth for name, chip in TPUS.items()},
 }
 """Bytes/s between a device's main memory and its chip, by what JAX calls it."""
 

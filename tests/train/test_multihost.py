@@ -155,13 +155,19 @@ def test_evaluation_counts_every_example_once(runs):
   assert [line["split"] for line in metrics_of(together, "final")] == ["valid", "test"]
 
 
+# A library of XLA's tells of its connections, from several threads at once: lines may be torn.
+_GLOO = re.compile(
+  r"\[Gloo\] Rank|\d+|is connected to|peer ranks\.|Expected number of connected peer ranks is :"
+)
+
+
 def test_one_process_writes_and_speaks(runs):
   """What two wrote would be there twice, or torn."""
   steps = [line["step"] for line in metrics_of(runs.root / "together", "train")]
   assert steps == sorted({*range(4, STEPS + 1, 4), *steps})
   assert (runs.root / "together" / "report.html").exists()
   said = (runs.root / "second.log").read_text()
-  assert [line for line in said.splitlines() if line and "[Gloo]" not in line] == []
+  assert _GLOO.sub("", said).split() == []
 
 
 def _newer_than(workdir: Path, step: int):

@@ -12,7 +12,8 @@ if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
   exit 2
 fi
 
-# Every setting is an option or a variable of the environment; the option wins.
+# Every setting is an option or a variable of the environment; the option wins. Only --yes has to
+# be given: a YES exported for another program must not delete a TPU.
 declare -A VARIABLE=(
   [--name]=TPU_NAME [--zone]=ZONE [--project]=PROJECT_ID [--type]=ACCELERATOR_TYPE
   [--runtime]=RUNTIME_VERSION [--shared]=SHARED [--run]=RUN [--revision]=REVISION [--git]=GIT_URL
@@ -22,6 +23,8 @@ declare -A VARIABLE=(
 declare -A SWITCH=(
   [--spot]=SPOT [--yes]=YES [--dry-run]=DRY_RUN [--watch]=WATCH [--follow]=FOLLOW
 )
+# What create.sh marks its TPUs with, so that resume.sh knows which ones it may delete.
+LABEL=compmod=made
 declare -A EXAMPLE=(
   [TPU_NAME]=my-tpu [ZONE]=us-west4-a [ACCELERATOR_TYPE]=v5litepod-16 [RUN]=nmt
 )
@@ -31,6 +34,7 @@ done
 for variable in "${SWITCH[@]}"; do
   [[ ${!variable} != 0 && ${!variable} != false ]] || declare -gx "$variable="
 done
+YES=""
 POLL=${POLL:-30}
 ARGS=()
 SCRATCH=$(mktemp -d)
@@ -161,13 +165,13 @@ describe() {
 }
 
 # Finds out how the TPU is. Sets SITUATION to none, waiting, ready, gone (preempted or failed: it
-# never comes back by itself), deleting or unknown; FOUND to what gcloud calls it; FOUND_TYPE; and
-# WORKERS to their number.
+# never comes back by itself), deleting or unknown; FOUND to what gcloud calls it; FOUND_TYPE;
+# FOUND_LABEL, the value of LABEL's key; and WORKERS to their number.
 look() {
-  local queued node=NONE addresses
-  queued=$(describe queued-resources state.state,tpu.nodeSpec[0].node.acceleratorType \
-    "${ASSUMED:-ACTIVE}") || return 1
-  read -r queued FOUND_TYPE <<<"$queued"
+  local queued node=NONE addresses fields="tpu.nodeSpec[0].node"
+  fields=state.state,$fields.acceleratorType,$fields.labels.${LABEL%=*}
+  queued=$(describe queued-resources "$fields" "${ASSUMED:-ACTIVE}") || return 1
+  read -r queued FOUND_TYPE FOUND_LABEL <<<"$queued"
   FOUND="queued resource $TPU_NAME in $ZONE: $queued" WORKERS=0
   case $queued in
     NONE) SITUATION=none ;;

@@ -11,7 +11,7 @@
 #   --wait MINUTES         WAIT              gives up waiting after that long; the request stays
 #
 # The TPU is billed from the moment it is ready until tpu/delete.sh. Run again, this finds what is
-# there and only waits.
+# there and only waits. The label compmod=made says that the TPU was made here.
 
 . "$(dirname "$0")/common.sh"
 
@@ -33,10 +33,25 @@ if [[ -z $RUNTIME_VERSION ]]; then
 fi
 
 request() {
+  local flags=() labels=$LABEL
+  # gcloud takes the last --labels only.
   # shellcheck disable=SC2086  # several flags
+  set -- $CREATE_FLAGS
+  while (($#)); do
+    case $1 in
+      --labels=*) labels+=,${1#*=} ;;
+      --labels)
+        (($# > 1)) || die "--labels in CREATE_FLAGS needs a value, such as --labels=team=nlp."
+        labels+=,$2
+        shift
+        ;;
+      *) flags+=("$1") ;;
+    esac
+    shift
+  done
   tpus queued-resources create "$TPU_NAME" --node-id="$TPU_NAME" \
     --accelerator-type="$ACCELERATOR_TYPE" --runtime-version="$RUNTIME_VERSION" \
-    ${SPOT:+--spot} $CREATE_FLAGS
+    --labels="$labels" ${SPOT:+--spot} "${flags[@]}"
 }
 
 ASSUMED=NONE look_or_die

@@ -3,7 +3,7 @@
 #
 #   tpu/delete.sh [--yes]
 #
-#   --yes   YES   does not ask
+#   --yes   does not ask (an option only: YES in the environment does not count)
 #
 # The workers' disks go with it; a shared folder (bucket, NFS) stays, and is billed by itself.
 

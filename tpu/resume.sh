@@ -6,7 +6,8 @@
 #
 #   the options of tpu/create.sh, tpu/setup.sh and tpu/launch.sh, and
 #   --watch          WATCH  goes on doing so until the run has ended by itself
-#   --yes            YES    does not ask before it deletes a TPU that is lost
+#   --yes                   does not ask before it deletes a TPU that is lost and that
+#                           tpu/create.sh made; others it does not delete
 #
 # With nothing there yet it starts the run from the beginning: one command for a whole training.
 # Exit status with --watch: that of the run.
@@ -59,6 +60,9 @@ while :; do
     continue
   elif [[ $SITUATION == gone ]]; then
     say "$FOUND"
+    [[ ! $YES || $DRY_RUN || $FOUND_LABEL == "${LABEL#*=}" ]] ||
+      die "$TPU_NAME is lost, but it has no label $LABEL: tpu/create.sh did not make it, and --yes" \
+        "does not delete it. Choose another --name, or delete it with tpu/delete.sh."
     confirm "$TPU_NAME is lost; a new one needs its name."
     { delete_tpu && start; } || status=$?
   elif [[ $SITUATION != ready ]]; then

@@ -6,7 +6,8 @@
 #   --shared PLACE   SHARED    where runs are kept: a bucket, or an NFS export (Filestore). Needed
 #                              by several workers, and to survive a preemption
 #   --revision REV   REVISION  the commit to install (HEAD); what is not committed stays here
-#   --git URL        GIT_URL   workers fetch the commit from there; otherwise it is copied to them
+#   --git URL        GIT_URL   workers fetch the commit from there; otherwise it is copied to them.
+#                              A password or token in it is neither shown nor kept
 #   --prepare FILE   PREPARE   a bash script that runs on every worker first
 #
 # Run again, it installs only what is missing; it changes nothing while a run is training.
@@ -28,6 +29,8 @@ files=$SCRATCH/files
 mkdir "$files"
 cp "$here/worker.sh" "$files"
 cp "${PREPARE:-/dev/null}" "$files/prepare.sh"
+# In a file and not in the command, which gcloud logs and every user of a worker can list.
+(umask 077 && echo "$GIT_URL" >"$files/git_url")
 if [[ ! $GIT_URL ]]; then
   # A bundle and not an archive, so that runs record the commit that they were made with; from a
   # clone, so that no reference is made in this repository.
@@ -40,7 +43,7 @@ say "copying to $WORKERS worker(s)"
 on all mkdir -p compmod
 copy all "$files"/* "$TPU_NAME:compmod/"
 say "installing revision ${revision:0:12}"
-on all bash compmod/worker.sh install "$revision" "$GIT_URL" "$SHARED"
+on all bash compmod/worker.sh install "$revision" "$SHARED"
 [[ $SHARED ]] ||
   say "note: no --shared folder: runs are on the worker's disk, and lost with it if it is preempted"
 say "$TPU_NAME is set up. Next: tpu/launch.sh --run RUN -- --config configs/nmt_cah.py"

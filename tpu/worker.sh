@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # What the other scripts have done on a worker. They copy it to ~/compmod there and call it.
 #
-#   worker.sh install REVISION GIT_URL SHARED   code, environment, shared folder
-#   worker.sh launch RUN SHARED ARGUMENT ...    starts python -m train.main in the background
-#   worker.sh status RUN                        a line whose last word says how the run is
+#   worker.sh install REVISION SHARED   code (code.bundle, or from the URL in the file git_url),
+#                                       environment, shared folder
+#   worker.sh launch RUN SHARED ARGUMENT ...  starts python -m train.main in the background
+#   worker.sh status RUN                a line whose last word says how the run is
 #   worker.sh log RUN LINES FOLLOW PREFIX
 #   worker.sh stop RUN
 #
@@ -66,14 +67,42 @@ mount_shared() {
   else
     command -v mount.nfs >/dev/null || sudo apt-get install --quiet --yes nfs-common
     sudo mount -t nfs "$place" shared
-    [[ -w shared ]] || sudo chmod 1777 shared
   fi
   echo "$place" >shared_place
 }
 
+# An export often belongs to root. Only the run's folder becomes this user's; what lies beside it,
+# and who may write there, is not ours to change.
+make_run_folder() {
+  local folder=$1
+  if [[ ! -e $folder && ! -w ${folder%/*} ]]; then
+    # Other workers do the same at the same time.
+    { sudo mkdir --parents "$folder" && sudo chown "$(id -u):$(id -g)" "$folder"; } ||
+      fail "$folder cannot be made. Make it where the export is kept, writable for uid $(id -u)."
+  fi
+  [[ ! -e $folder || -w $folder ]] ||
+    fail "$folder belongs to $(stat --format='%U (uid %u)' "$folder"), and uid $(id -u) may not" \
+      "write into it. Choose another --run, or give it to this user with chown."
+}
+
+# The commit, from the URL in the file git_url if there is one; that file may hold a password.
+fetch_code() {
+  local revision=$1 url=""
+  [[ ! -e git_url ]] || url=$(<git_url)
+  rm -f git_url
+  if [[ $url ]]; then
+    GIT_TERMINAL_PROMPT=0 git -C code.new fetch --quiet "$url" "$revision" 2> >(
+      sed --regexp-extended 's#://[^/@ ]*@#://***@#g' >&2
+    ) || fail "revision ${revision:0:12} cannot be fetched; git's message is above."
+  else
+    git -C code.new fetch --quiet ../code.bundle to-install
+  fi
+}
+
 install() {
-  local revision=$1 url=$2 place=$3 job
+  local revision=$1 place=$2 job
   if [[ -e installed && $(<installed) == "$revision" ]]; then
+    rm -f git_url
     mount_shared "$place"
     say "revision ${revision:0:12} is installed already"
     return
@@ -87,11 +116,7 @@ install() {
   mount_shared "$place"
   rm -rf code.new
   git init --quiet code.new
-  if [[ $url ]]; then
-    git -C code.new fetch --quiet "$url" "$revision"
-  else
-    git -C code.new fetch --quiet ../code.bundle to-install
-  fi
+  fetch_code "$revision"
   git -C code.new checkout --quiet FETCH_HEAD
   rm -rf code
   mv code.new code
@@ -107,6 +132,7 @@ launch() {
   [[ -e installed ]] || fail "nothing is installed. Run tpu/setup.sh."
   [[ $folder == runs ]] || { mountpoint --quiet shared && [[ $(<shared_place) == "$2" ]]; } ||
     fail "$2 is not mounted. Run tpu/setup.sh with the same --shared."
+  [[ $folder == runs ]] || make_run_folder "$folder/$run"
   mkdir -p "$job"
   command=("$HOME_FOLDER/venv/bin/python" -m train.main "${@:3}")
   command+=(--workdir "$HOME_FOLDER/$folder/$run")

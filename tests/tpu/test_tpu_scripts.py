@@ -3,11 +3,14 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tpu_cloud import STUB, TRAIN, Cloud
+from tpu_cloud import ROOT, STUB, TRAIN, Cloud
 
 
 def revision(cloud: Cloud) -> str:
@@ -251,6 +254,110 @@ def test_nothing_is_deleted_without_asking(one_worker, script):
   status, said = one_worker.run_at_a_terminal(script, *arguments, answer="yes")
   assert status == 0, said
   assert len(one_worker.calls("delete")) == 1
+
+
+def test_resuming_with_yes_deletes_only_what_these_scripts_made(one_worker):
+  one_worker.settings["CREATE_FLAGS"] = "--labels=team=nlp --network=n --labels cost=low"
+  one_worker.run("create")
+  labels = one_worker.state()["requests"]["my-tpu"]["labels"]
+  assert labels == {"compmod": "made", "team": "nlp", "cost": "low"}
+
+  requests = one_worker.state()["requests"]
+  requests["my-tpu"]["labels"] = {"team": "nlp"}  # as made by hand
+  one_worker.set(requests=requests)
+  one_worker.preempt()
+  one_worker.run("status", status=69)
+  said = one_worker.run("resume", "--yes", *TRAIN, status=2)
+  assert "has no label compmod=made" in said
+  assert not one_worker.calls("delete")
+  # Who is asked and answers may delete it.
+  status, said = one_worker.run_at_a_terminal("resume", *TRAIN, answer="yes")
+  assert status == 0, said
+  assert len(one_worker.calls("delete")) == 1
+
+
+@pytest.mark.parametrize("script", ["delete", "resume"])
+def test_yes_in_the_environment_deletes_nothing(one_worker, script):
+  one_worker.run("create")
+  one_worker.preempt()
+  one_worker.run("status", status=69)
+  one_worker.settings["YES"] = "1"
+  arguments = TRAIN if script == "resume" else ()
+  assert "Nothing is deleted without asking" in one_worker.run(script, *arguments, status=2)
+  assert not one_worker.calls("delete")
+
+
+def test_a_password_in_the_git_url_is_neither_shown_nor_kept(one_worker):
+  one_worker.run("create")
+  # A port where nothing listens, so that git fails with a message that has the address.
+  url = "http://user:s3cr3t@127.0.0.1:9/code.git"
+  said = one_worker.run("setup", "--git", url, status=1)
+  assert "127.0.0.1:9" in said
+  assert "cannot be fetched" in said
+  said += one_worker.run("setup", "--dry-run", "--git", url)
+  assert "s3cr3t" not in said
+  assert "s3cr3t" not in (one_worker.folder / "calls").read_text()
+  found = subprocess.run(["grep", "-r", "s3cr3t", one_worker.worker()], capture_output=True)
+  assert found.returncode == 1, found.stdout
+  # A URL that failed is not used by the next set-up, which has none.
+  one_worker.run("setup")
+
+
+@pytest.fixture
+def export() -> Iterator[Path]:
+  """A worker's folder whose mounted export is not writable, for a user who is not root."""
+  folder = Path(tempfile.mkdtemp())
+  worker = folder / "compmod"
+  shutil.copytree(ROOT / "tests/tpu/worker", folder / "tools")
+  (folder / "export").mkdir()
+  (worker / "venv/bin").mkdir(parents=True)
+  shutil.copy(ROOT / "tpu/worker.sh", worker)
+  shutil.copy(folder / "tools/trainer", worker / "venv/bin/python")
+  (worker / "code").mkdir()
+  (worker / "shared").symlink_to(folder / "export")
+  (worker / "installed").write_text("revision")
+  (worker / "shared_place").write_text("10.0.0.9:/export\n")
+  (folder / "finish").touch()
+  if os.geteuid() == 0:
+    for path in (folder, *folder.rglob("*")):
+      os.chown(path, 65534, 65534, follow_symlinks=False)
+  (folder / "export").chmod(0o555)
+  yield folder
+  (folder / "export").chmod(0o755)
+  shutil.rmtree(folder)
+
+
+def test_of_a_shared_export_only_the_folder_of_the_run_is_made_writable(export):
+  def launch(run: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+      ["bash", "compmod/worker.sh", "launch", run, "10.0.0.9:/export", "--config", "c"],
+      cwd=export,
+      user=65534 if os.geteuid() == 0 else None,
+      group=65534 if os.geteuid() == 0 else None,
+      env={
+        "HOME": str(export),
+        "CLOUD": str(export),
+        "HOSTNAME": "w-0",
+        "PATH": f"{export}/tools:/usr/local/bin:/usr/bin:/bin",
+      },
+      capture_output=True,
+      text=True,
+    )
+
+  done = launch("nmt")
+  assert done.returncode == 0, done.stderr
+  assert "nmt launched" in done.stdout
+  assert (export / "export/nmt").is_dir()
+  assert (export / "export").stat().st_mode & 0o777 == 0o555
+  owner = f"{(export / 'export').stat().st_uid}:{(export / 'export').stat().st_gid}"
+  asked = ["mkdir --parents shared/nmt", f"chown {owner} shared/nmt"]
+  assert (export / "sudo").read_text().splitlines() == asked
+  (export / "export/nmt").chmod(0o555)
+  # No writing into a folder of somebody else, and no taking it away from them.
+  done = launch("nmt")
+  assert done.returncode == 1
+  assert "may not write into it. Choose another --run" in done.stderr
+  assert (export / "sudo").read_text().splitlines() == asked
 
 
 def test_a_lost_request_is_replaced_and_a_waiting_one_is_waited_for(one_worker):

@@ -69,8 +69,9 @@ def test_the_jobset_trains_in_the_shared_folder_and_starts_again_except_after_mi
   assert args.workdir.is_relative_to(container["volumeMounts"][0]["mountPath"])
   assert dataclasses.asdict(args.config)["time_limit_minutes"] == 0
   (volume,) = job["template"]["spec"]["volumes"]
-  assert volume["csi"]["volumeAttributes"]["mountOptions"].count(",") == 3
-  assert " " not in volume["csi"]["volumeAttributes"]["mountOptions"]
+  options = volume["csi"]["volumeAttributes"]["mountOptions"].split(",")
+  assert len(options) == 6
+  assert not any(" " in option for option in options)
   assert volume["name"] == container["volumeMounts"][0]["name"]
   (rule,) = job["podFailurePolicy"]["rules"]
   assert rule["onExitCodes"] == {
@@ -79,6 +80,27 @@ def test_the_jobset_trains_in_the_shared_folder_and_starts_again_except_after_mi
     "values": [2],
   }
   assert spec["failurePolicy"]["maxRestarts"] > 0
+
+
+def test_the_container_runs_as_the_user_of_its_image_who_may_write_to_the_bucket():
+  lines = (ROOT / "tpu/gke/Dockerfile").read_text().splitlines()
+  (user,) = [line.split()[1] for line in lines if line.startswith("USER ")]
+  assert lines[-1] == f"USER {user}"
+  pod = jobset()["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+  assert pod["securityContext"]["runAsNonRoot"] is True
+  assert pod["securityContext"]["runAsUser"] == int(user) > 0
+  (container,) = pod["containers"]
+  assert container["securityContext"]["allowPrivilegeEscalation"] is False
+  options = pod["volumes"][0]["csi"]["volumeAttributes"]["mountOptions"].split(",")
+  assert {f"uid={user}", f"gid={pod['securityContext']['runAsGroup']}"} <= set(options)
+
+
+def test_the_image_is_built_from_what_it_copies_and_from_nothing_else():
+  lines = (ROOT / "tpu/gke/Dockerfile").read_text().splitlines()
+  copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
+  ignored = (ROOT / ".dockerignore").read_text().splitlines()
+  assert "*" in ignored
+  assert {line[1:] for line in ignored if line.startswith("!")} == set(copied)
 
 
 def test_what_the_image_copies_is_there():
@@ -97,7 +119,9 @@ def slurm(tmp_path):
     path.write_text(text)
     path.chmod(0o755)
 
-  def run(*arguments: str, status: int = 0, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+  def run(
+    *arguments: str, status: int = 0, restarts: int | None = 0, most: str | None = None
+  ) -> subprocess.CompletedProcess[str]:
     environment = {
       "PATH": f"{tmp_path}:{os.environ['PATH']}",
       "FOLDER": str(tmp_path),
@@ -105,8 +129,11 @@ def slurm(tmp_path):
       "COMPMOD_VENV": str(tmp_path),
       "COMPMOD_RUNS": "/shared/runs",
       "SLURM_JOB_ID": "17",
-      "SLURM_RESTART_COUNT": str(restarts),
     }
+    if restarts is not None:
+      environment["SLURM_RESTART_COUNT"] = str(restarts)
+    if most is not None:
+      environment["MAX_RESTARTS"] = most
     command = ["bash", str(ROOT / "tpu/slurm/train.sbatch"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
@@ -138,6 +165,22 @@ def test_a_batch_job_that_was_interrupted_goes_back_into_the_queue(slurm, tmp_pa
 def test_a_batch_job_does_not_try_mistakes_again_nor_for_ever(slurm, tmp_path, status, restarts):
   assert slurm(*TRAIN, status=status, restarts=restarts).returncode == status
   assert not (tmp_path / "requeued").exists()
+
+
+def test_a_batch_job_that_may_never_go_on_by_itself_ends_with_its_status(slurm, tmp_path):
+  # Slurm counts restarts from the first one on; before it there is no variable.
+  done = slurm(*TRAIN, status=143, restarts=None, most="0")
+  assert done.returncode == 143
+  assert "after 0 restarts; submit it again to go on" in done.stderr
+  assert not (tmp_path / "requeued").exists()
+
+
+@pytest.mark.parametrize("most", ["-1", "many", "1.5"])
+def test_a_number_of_restarts_that_is_none_is_refused(slurm, tmp_path, most):
+  done = slurm(*TRAIN, most=most)
+  assert done.returncode == 2
+  assert f"MAX_RESTARTS is '{most}'; it must be a whole number" in done.stderr
+  assert not (tmp_path / "trained").exists()
 
 
 def test_a_batch_job_without_a_configuration_or_an_environment_says_so(slurm, tmp_path):

@@ -5,9 +5,14 @@ VENV ?= .venv
 PEERS ?= .venv-peers
 AOT ?= .venv-aot
 PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
+# Files of exactly these hashes, and nothing that another of them asks for.
+LOCKED = --quiet --disable-pip-version-check --no-deps --require-hashes --no-build-isolation
+THIS = --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+  --no-annotate --constraint constraints.txt
 FAST = not slow and not peers
 
-.PHONY: run test test-peers test-slow test-data aot aot-steps lint types wheel clean
+.PHONY: run test test-peers test-slow test-data aot aot-steps lint types wheel lock clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
@@ -15,7 +20,8 @@ run: $(VENV)/.run
 test: $(VENV)/.test lint types
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "$(FAST)"
 
-# Compares with PyTorch and Hugging Face; their wheels are large, so they get a place of their own.
+# Compares with PyTorch and Hugging Face; their wheels are large, so they get a place of their own,
+# without hashes: which file of PyTorch is right differs between machines.
 test-peers: $(PEERS)/.peers
 	$(PEERS)/bin/python -m pytest -n 2 --dist worksteal -m peers tests/peers
 
@@ -48,6 +54,14 @@ types: $(VENV)/.test
 wheel: $(VENV)/.run
 	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist .
 
+# Writes requirements/ again, after constraints.txt or pyproject.toml has changed; needs uv.
+lock:
+	echo 'setuptools>=77' | $(LOCK) - --output-file requirements/build.txt
+	$(LOCK) pyproject.toml --output-file requirements/run.txt
+	$(LOCK) pyproject.toml --extra test --output-file requirements/test.txt
+	echo 'jax[tpu]' | $(LOCK) - --output-file requirements/tpu.txt
+	echo 'jax[cuda12]' | $(LOCK) - --output-file requirements/cuda12.txt
+
 clean:
 	rm -rf $(VENV) $(PEERS) $(AOT) build dist *.egg-info
 
@@ -55,14 +69,16 @@ $(VENV)/bin/python:
 	@echo "making a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.run: pyproject.toml requirements/build.txt requirements/run.txt | $(VENV)/bin/python
 	@echo "installing compmod_jax and what it needs (about a minute)"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable .
+	@$(VENV)/bin/pip install $(LOCKED) --requirement requirements/build.txt
+	@$(VENV)/bin/pip install $(LOCKED) --requirement requirements/run.txt
+	@$(VENV)/bin/pip install $(THIS)
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.run
+$(VENV)/.test: $(VENV)/.run requirements/test.txt
 	@echo "installing what the tests need"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --editable '.[test]'
+	@$(VENV)/bin/pip install $(LOCKED) --requirement requirements/test.txt
 	@touch $@
 
 $(PEERS)/.peers: pyproject.toml constraints.txt

@@ -121,7 +121,7 @@ install() {
   rm -rf code
   mv code.new code
   make -C code PYTHON="$(find_python)" VENV="$HOME_FOLDER/venv" "$HOME_FOLDER/venv/.run"
-  venv/bin/pip install --quiet --constraint code/constraints.txt 'jax[tpu]'
+  venv/bin/pip install --quiet --no-deps --require-hashes --requirement code/requirements/tpu.txt
   echo "$revision" >installed
   say "installed revision ${revision:0:12}"
 }

@@ -106,7 +106,7 @@ def test_the_image_is_built_from_what_it_copies_and_from_nothing_else():
 def test_what_the_image_copies_is_there():
   lines = (ROOT / "tpu/gke/Dockerfile").read_text().splitlines()
   copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
-  assert {"compmod_jax", "train", "configs", "constraints.txt"} <= set(copied)
+  assert {"compmod_jax", "train", "configs", "requirements"} <= set(copied)
   assert all((ROOT / name).exists() for name in copied)
 
 

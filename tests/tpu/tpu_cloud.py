@@ -30,7 +30,8 @@ TRAIN = ("--", "--config", "configs/nmt_cah.py")
 def make_repository(folder: Path) -> Path:
   """A small repository of two commits with the scripts, and what they need of this one."""
   shutil.copytree(ROOT / "tpu", folder / "tpu")
-  for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+  shutil.copytree(ROOT / "requirements", folder / "requirements")
+  for name in ("Makefile", "pyproject.toml"):
     shutil.copy(ROOT / name, folder)
   git = ["git", "-C", str(folder), "-c", "user.name=name", "-c", "user.email=name@localhost"]
   subprocess.run([*git, "init", "--quiet"], check=True)

@@ -1,4 +1,4 @@
-"""The locked requirements: hashes for all, the versions of constraints.txt, what pyproject asks for."""
+"""The locked requirements: hashes for all, the versions of the constraints, all dependencies."""
 
 import re
 import subprocess

@@ -29,7 +29,7 @@ def narrow_product(
 
   Its gradient is formed as (errors^T rows)^T: XLA:CPU is a third faster with the wide matrix on the
   right (2,048 rows, 512 by 128, 2 cores), and would turn the product round again but for the
-  barrier. Differentiable in reverse mode, any number of times.
+  barrier. Reverse mode, any order.
   """
   return rows @ kernel
 

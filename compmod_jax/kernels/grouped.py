@@ -97,6 +97,7 @@ def _product(
   implementation: Grouped,
   block: int,
 ) -> jax.Array:
+  """See `product`. Reverse mode, any order."""
   how = {"axis": axis, "transposed": transposed}
   blocked = functools.partial(_blocked_product, **how, block=block)
   batched, ragged = (functools.partial(f, **how) for f in (_batched_product, _ragged_product))
@@ -132,6 +133,7 @@ def _outer(
   implementation: Grouped,
   block: int,
 ) -> jax.Array:
+  """See `outer`. Reverse mode, any order."""
   blocked = functools.partial(_blocked_outer, axis=axis, block=block)
   batched = functools.partial(_batched_outer, axis=axis)
   ways = {"blocked": blocked, "batched": batched, "ragged": batched}

@@ -48,7 +48,7 @@ class Product:
 
 @jax.custom_vjp
 def _plus_zeros(out: jax.Array, zeros: jax.Array) -> jax.Array:
-  """The sum, which never reads the zeros."""
+  """The sum, which never reads the zeros. Reverse mode, any order."""
   return out
 
 
@@ -63,7 +63,7 @@ class _Deferring(Product):
     self.zeros, self.calls, self.rows = zeros, list[_Call](), list[jax.Array]()
 
   def __call__(self, name: str, rows: jax.Array, *, transposed: bool = False) -> jax.Array:
-    out = times(rows, lax.stop_gradient(self.weights[name]), transposed)
+    out = times(rows, self.weights[name], transposed)
     if self.zeros is not None:
       out = _plus_zeros(out, self.zeros[len(self.rows)])
     self.calls.append(_Call(name, transposed, jax.ShapeDtypeStruct(out.shape, out.dtype)))
@@ -91,7 +91,8 @@ def scan(body: Body, weights: Weights, others: Any, carry: Any, xs: Any) -> tupl
     xs: of every step, [time, ...].
 
   Returns:
-    The last carry and the stacked ys; derivatives are those of the plain scan, of first order.
+    The last carry and the stacked ys, with the derivatives of the plain scan. Reverse mode, any
+    order.
   """
 
   calls = _calls(body, weights, others, carry, xs)

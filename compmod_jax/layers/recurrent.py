@@ -81,7 +81,7 @@ def reverse(
 def cell(
   activations: Float[Array, "batch gates"], before: Float[Array, "batch hidden"]
 ) -> tuple[Gates, State]:
-  """The gates of a step, and the state after it; differentiable in reverse mode.
+  """The gates of a step, and the state after it. Reverse mode, any order.
 
   Its reverse pass keeps the gates and the cell states, about half of what those of its single
   operations keep.
@@ -115,7 +115,7 @@ def layer(
   recurrent: Float[Array, "hidden gates"],
   state: State,
 ) -> tuple[Float[Array, "time batch hidden"], State]:
-  """A layer over a sequence; differentiable in reverse mode.
+  """A layer over a sequence. Reverse mode, any order.
 
   Args:
     inputs: W x + b at every step.

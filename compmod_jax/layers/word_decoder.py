@@ -87,6 +87,9 @@ def known_losses(
   What recoding computes at every step is what the loss's derivative needs too: probabilities and
   :math:`W^T (o - e_y)`. So the backward pass has one product left, for W.
 
+  Reverse mode, any order. Higher ones need what is known to be computed from `hidden`, `table` and
+  `bias` without `stop_gradient`.
+
   Args:
     hidden: what the decoder read.
     table: W.

@@ -204,13 +204,13 @@ def _pick(rows: jax.Array, places: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _spread(rows: jax.Array, plan: Plan, keep: int) -> jax.Array:
-  """A token's row at each of its sorted places, [pairs, width]."""
+  """A token's row at each of its sorted places, [pairs, width]. Reverse mode, any order."""
   return _pick(rows, plan.pair // keep)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _collect(rows: jax.Array, plan: Plan, keep: int) -> jax.Array:
-  """The sum of a token's sorted rows, [tokens, width]."""
+  """The sum of a token's sorted rows, [tokens, width]. Reverse mode, any order."""
   return jnp.sum(_pick(rows, plan.row).reshape(-1, keep, rows.shape[-1]), axis=1)
 
 

@@ -194,6 +194,7 @@ def scaled_projection(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _softmax(choice: Choice, plan: Plan, scores: jax.Array) -> jax.Array:
+  """Weights of scores. Reverse mode, any order."""
   return run("softmax", {"choice": choice}, plan, scores)
 
 
@@ -218,6 +219,7 @@ def _route(
   matrix: jax.Array,
   bias: jax.Array,
 ) -> jax.Array:
+  """Weights of rows. Reverse mode, any order."""
   static = {"choice": choice, "keep_hidden": False}
   return run("route", static, plan, rows, first, matrix, bias)[0]
 
@@ -239,6 +241,7 @@ _route.defvjp(_route_forward, _route_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _project(plan: Plan, weights: jax.Array, heads: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Scaled heads, projected. Reverse mode, any order."""
   return run("project", {}, plan, weights, heads, kernel)
 
 

@@ -36,7 +36,10 @@ class Plan:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def apply(name: str, static: tuple[tuple[str, Any], ...], plan: Plan, args: Any) -> Any:
-  """Runs a function of the reference's name; its derivative is that of the reference."""
+  """Runs a function of the reference's name; its derivative is that of the reference.
+
+  Reverse mode, any order.
+  """
   return run(name, dict(static), plan, *args)
 
 

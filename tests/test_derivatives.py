@@ -1,0 +1,312 @@
+"""Every custom derivative rule of the project: its first and second derivatives, and forward mode.
+
+`RULES` lists all of them. A rule that is not listed fails `test_every_custom_rule_is_listed`; one
+that is listed is compared with a function of JAX's own derivatives, in float64.
+"""
+
+import ast
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compmod_jax import rows
+from compmod_jax.kernels import grouped
+from compmod_jax.kernels.routing_softmax import (
+  Choice,
+  Readout,
+  routing_softmax,
+  routing_weights,
+  scaled_projection,
+)
+from compmod_jax.layers import deferred, recurrent, word_decoder
+from compmod_jax.mechanisms import dispatch, error_signals
+
+ROOT = Path(__file__).parents[1]
+PROMISE = "Reverse mode, any order."
+
+
+class Rule(NamedTuple):
+  """A function with a custom rule, one of the same values without, and where to compare them."""
+
+  ours: Callable[..., Any]
+  plain: Callable[..., Any]
+  args: tuple[Any, ...]
+
+
+def numbers(*shape: int, seed: int) -> np.ndarray:
+  return np.random.default_rng(seed).normal(size=shape)
+
+
+def _scan_body(product: Any, others: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+  carry = jnp.tanh(product("w", carry) + product("w", x, transposed=True) + others[None])
+  return carry, carry
+
+
+def scan() -> Rule:
+  def run(function: Any) -> Callable[..., Any]:
+    return lambda w, b, c, xs: function(_scan_body, {"w": w}, b, c, xs)
+
+  args = tuple(numbers(*s, seed=i) for i, s in enumerate([(4, 4), (4,), (3, 4), (5, 3, 4)]))
+  return Rule(run(deferred.scan), run(deferred.plain), args)
+
+
+def plus_zeros() -> Rule:
+  """Of the first argument; the other one is always zeros, which only a first derivative is of."""
+  zeros = np.zeros((3, 4))
+
+  def ours(out: Any) -> Any:
+    return deferred._plus_zeros(out, jnp.asarray(zeros))
+
+  return Rule(ours, lambda out: out + zeros, (numbers(3, 4, seed=0),))
+
+
+def cell() -> Rule:
+  def plain(activations: Any, before: Any) -> Any:
+    found = recurrent.gates(activations)
+    return found, recurrent.advance(found, before)
+
+  return Rule(recurrent.cell, plain, (numbers(2, 12, seed=0), numbers(2, 3, seed=1)))
+
+
+def layer() -> Rule:
+  def plain(inputs: Any, weight: Any, h: Any, c: Any) -> Any:
+    def step(state: recurrent.State, given: Any) -> tuple[recurrent.State, Any]:
+      state = recurrent.advance(recurrent.gates(given + state.h @ weight), state.c)
+      return state, state.h
+
+    last, hidden = jax.lax.scan(step, recurrent.State(h, c), inputs)
+    return hidden, last
+
+  def ours(inputs: Any, weight: Any, h: Any, c: Any) -> Any:
+    return recurrent.layer(inputs, weight, recurrent.State(h, c))
+
+  args = tuple(numbers(*s, seed=i) for i, s in enumerate([(4, 2, 12), (3, 12), (2, 3), (2, 3)]))
+  return Rule(ours, plain, args)
+
+
+def known_losses() -> Rule:
+  targets = jnp.array([[1, 4], [0, 2], [3, 3]])
+
+  def logits(hidden: Any, table: Any, bias: Any) -> Any:
+    return hidden @ table.T + bias[None, None]
+
+  def ours(hidden: Any, table: Any, bias: Any) -> Any:
+    known = jax.vmap(error_signals.likelihood)(logits(hidden, table, bias), targets)
+    vector = jax.vmap(error_signals.surprise)(known.powers, known.total, targets) @ table
+    given = known.nll, known.powers, known.total, vector
+    return word_decoder.known_losses(hidden, table, bias, targets, *given)
+
+  def plain(hidden: Any, table: Any, bias: Any) -> Any:
+    found = jax.nn.log_softmax(logits(hidden, table, bias))
+    return -jnp.take_along_axis(found, targets[..., None], axis=-1)[..., 0]
+
+  args = numbers(3, 2, 4, seed=0), numbers(5, 4, seed=1), numbers(5, seed=2)
+  return Rule(ours, plain, args)
+
+
+def narrow_product() -> Rule:
+  return Rule(rows.narrow_product, jnp.matmul, (numbers(5, 4, seed=0), numbers(4, 2, seed=1)))
+
+
+SIZES = jnp.array([2, 0, 3])
+MEMBER = np.repeat(np.eye(3), SIZES, axis=0)
+
+
+def grouped_product() -> Rule:
+  def ours(rows: Any, kernels: Any) -> Any:
+    return grouped.product(rows, kernels, SIZES, implementation="blocked", block=2)
+
+  def plain(rows: Any, kernels: Any) -> Any:
+    return jnp.einsum("nd,ng,gdf->nf", rows, MEMBER, kernels)
+
+  return Rule(ours, plain, (numbers(5, 3, seed=0), numbers(3, 3, 2, seed=1)))
+
+
+def grouped_outer() -> Rule:
+  def ours(left: Any, right: Any) -> Any:
+    return grouped.outer(left, right, SIZES, implementation="blocked", block=2)
+
+  def plain(left: Any, right: Any) -> Any:
+    return jnp.einsum("nd,ng,nf->gdf", left, MEMBER, right)
+
+  return Rule(ours, plain, (numbers(5, 3, seed=0), numbers(5, 2, seed=1)))
+
+
+PLACES = np.array([2, 0, 5, 1, 4, 3])  # pairs of three tokens and two choices, sorted by expert
+PLAN = dispatch.Plan(
+  *map(jnp.asarray, (PLACES, np.argsort(PLACES), np.array([3, 3]), np.eye(2)[[0, 0, 0, 1, 1, 1]]))
+)
+
+
+def spread() -> Rule:
+  def ours(rows: Any) -> Any:
+    return dispatch._spread(rows, PLAN, 2)
+
+  return Rule(ours, lambda rows: rows[PLACES // 2], (numbers(3, 2, seed=0),))
+
+
+def collect() -> Rule:
+  def ours(rows: Any) -> Any:
+    return dispatch._collect(rows, PLAN, 2)
+
+  def plain(rows: Any) -> Any:
+    return jnp.zeros((3, 2), rows.dtype).at[PLACES // 2].add(rows)
+
+  return Rule(ours, plain, (numbers(6, 2, seed=0),))
+
+
+CHOICE = Choice(rule="top_k", temperature=0.5)
+INTERPRETED: dict[str, Any] = {"implementation": "tpu", "interpret": True}
+REFERENCE: dict[str, Any] = {"implementation": "reference"}
+
+
+def softmax() -> Rule:
+  def ours(way: Any, scores: Any) -> Any:
+    return routing_softmax(scores, choice=CHOICE, **way)
+
+  both = (functools.partial(ours, way) for way in (INTERPRETED, REFERENCE))
+  return Rule(*both, (numbers(6, 4, seed=0).astype(np.float32),))
+
+
+def route() -> Rule:
+  def ours(way: Any, rows: Any, kernel: Any, bias: Any) -> Any:
+    return routing_weights(rows, Readout(kernel, bias), choice=CHOICE, **way)
+
+  both = (functools.partial(ours, way) for way in (INTERPRETED, REFERENCE))
+  shapes = (6, 4), (4, 4), (4,)
+  return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
+
+
+def project() -> Rule:
+  def ours(way: Any, weights: Any, heads: Any, kernel: Any) -> Any:
+    return scaled_projection(weights, heads, kernel, **way)
+
+  both = (functools.partial(ours, way) for way in (INTERPRETED, REFERENCE))
+  shapes = (6, 2), (6, 6), (6, 4)
+  return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
+
+
+ROUTING = "compmod_jax.kernels.routing_softmax"
+RULES: dict[str, Callable[[], Rule]] = {
+  "compmod_jax.layers.deferred.scan.run": scan,
+  "compmod_jax.layers.deferred._plus_zeros": plus_zeros,
+  "compmod_jax.layers.recurrent.cell": cell,
+  "compmod_jax.layers.recurrent.layer": layer,
+  "compmod_jax.layers.word_decoder.known_losses": known_losses,
+  "compmod_jax.rows.narrow_product": narrow_product,
+  "compmod_jax.kernels.grouped._product": grouped_product,
+  "compmod_jax.kernels.grouped._outer": grouped_outer,
+  "compmod_jax.mechanisms.dispatch._spread": spread,
+  "compmod_jax.mechanisms.dispatch._collect": collect,
+  f"{ROUTING}.dispatch._softmax": softmax,
+  f"{ROUTING}.dispatch._route": route,
+  f"{ROUTING}.dispatch._project": project,
+  # What the three before it use for their own derivatives.
+  f"{ROUTING}.plan.apply": softmax,
+}
+NAMES = ("custom_vjp", "custom_jvp", "custom_gradient", "custom_transpose")
+
+
+def custom_rules() -> Iterator[str]:
+  """The functions of the project with a custom rule: decorated, or assigned from a call."""
+  for path in sorted(p for top in ("compmod_jax", "train") for p in (ROOT / top).rglob("*.py")):
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    yield from _rules_in(ast.parse(path.read_text()), module)
+
+
+def _rules_in(node: ast.AST, place: str) -> Iterator[str]:
+  for child in ast.iter_child_nodes(node):
+    name = getattr(child, "name", None)
+    if isinstance(child, ast.FunctionDef | ast.ClassDef):
+      if any(_names_a_rule(decorator) for decorator in child.decorator_list):
+        yield f"{place}.{name}"
+      yield from _rules_in(child, f"{place}.{name}")
+    elif isinstance(child, ast.Assign) and _names_a_rule(child.value):
+      yield f"{place}.{ast.unparse(child.targets[0])}"
+    else:
+      yield from _rules_in(child, place)
+
+
+def _names_a_rule(node: ast.AST) -> bool:
+  return any(isinstance(part, ast.Attribute) and part.attr in NAMES for part in ast.walk(node))
+
+
+def test_every_custom_rule_is_listed():
+  found = list(custom_rules())
+  assert len(set(found)) == len(found)
+  assert set(found) == set(RULES)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_custom_rule_says_to_which_order_it_is_right(name):
+  module, _, function = name.removesuffix(".run").rpartition(".")
+  docstring = getattr(importlib.import_module(module), function).__doc__ or ""
+  assert PROMISE in " ".join(docstring.split()), f"{name} has to say: {PROMISE}"
+
+
+def slope(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any]:
+  """The squared norm of the gradient of something uneven in all outputs, and the gradient."""
+
+  def value(args: tuple[Any, ...]) -> jax.Array:
+    leaves = jax.tree.leaves(function(*args))
+    return sum(jnp.sum(jnp.sin(leaf + number)) for number, leaf in enumerate(leaves, 1))
+
+  gradient = jax.grad(value)(args)
+  return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)), gradient
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_first_and_second_derivatives_are_those_without_the_custom_rule(name):
+  rule = RULES[name]()
+  single = jax.tree.leaves(rule.args)[0].dtype == np.float32
+  with jax.enable_x64(not single):
+    args = jax.tree.map(jnp.asarray, rule.args)
+    ours, plain = (
+      jax.jit(jax.grad(functools.partial(slope, function), has_aux=True))(args)
+      for function in (rule.ours, rule.plain)
+    )
+    tolerance = 2e-4 if single else 1e-6  # products of groups add in float32
+    for order, mine, theirs in (("first", ours[1], plain[1]), ("second", ours[0], plain[0])):
+      for one, other in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+        scale = max(1.0, float(np.abs(other).max()))
+        np.testing.assert_allclose(one, other, atol=tolerance * scale, err_msg=f"{name}: {order}")
+    # A rule whose second derivative is nothing would agree with nothing but itself.
+    assert any(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(ours[0]))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_forward_mode_is_refused_rather_than_wrong(name):
+  rule = RULES[name]()
+  args = jax.tree.map(jnp.asarray, rule.args)
+  with pytest.raises(TypeError, match="forward-mode"):
+    jax.jvp(rule.ours, args, args)
+
+
+def test_second_derivatives_of_the_deferred_scan_are_those_of_finite_differences():
+  """The gradient after a step of gradient descent, as meta-learning takes it."""
+  rule = scan()
+
+  def after_a_step(args: tuple[Any, ...]) -> jax.Array:
+    def loss(args: tuple[Any, ...]) -> jax.Array:
+      return jnp.sum(jnp.sin(rule.ours(*args)[1]) ** 2)
+
+    return loss(jax.tree.map(lambda x, g: x - 0.1 * g, args, jax.grad(loss)(args)))
+
+  with jax.enable_x64(True):
+    args = jax.tree.map(jnp.asarray, rule.args)
+    gradient = jax.grad(after_a_step)(args)
+    way = jax.tree.map(lambda x: jnp.asarray(numbers(*x.shape, seed=x.size)), args)
+    step = 1e-5
+    ends = [
+      jax.tree.map(lambda x, d, sign=sign: x + sign * step * d, args, way) for sign in (1, -1)
+    ]
+    difference = (after_a_step(ends[0]) - after_a_step(ends[1])) / (2 * step)
+    slopes = jax.tree.map(lambda g, d: jnp.sum(g * d), gradient, way)
+    np.testing.assert_allclose(sum(jax.tree.leaves(slopes)), difference, rtol=1e-6)

@@ -100,7 +100,8 @@ def known_losses() -> Rule:
   def ours(hidden: Any, table: Any, bias: Any) -> Any:
     known = jax.vmap(error_signals.likelihood)(logits(hidden, table, bias), targets)
     vector = jax.vmap(error_signals.surprise)(known.powers, known.total, targets) @ table
-    given = known.nll, known.powers, known.total, vector
+    # As recoding that does not learn through its step gives them.
+    given = jax.lax.stop_gradient((known.nll, known.powers, known.total, vector))
     return word_decoder.known_losses(hidden, table, bias, targets, *given)
 
   def plain(hidden: Any, table: Any, bias: Any) -> Any:
@@ -200,6 +201,7 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.layers.recurrent.cell": cell,
   "compmod_jax.layers.recurrent.layer": layer,
   "compmod_jax.layers.word_decoder.known_losses": known_losses,
+  "compmod_jax.layers.word_decoder._known_gradients": known_losses,
   "compmod_jax.rows.narrow_product": narrow_product,
   "compmod_jax.kernels.grouped._product": grouped_product,
   "compmod_jax.kernels.grouped._outer": grouped_outer,

@@ -87,8 +87,8 @@ def known_losses(
   What recoding computes at every step is what the loss's derivative needs too: probabilities and
   :math:`W^T (o - e_y)`. So the backward pass has one product left, for W.
 
-  Reverse mode, any order. Higher ones need what is known to be computed from `hidden`, `table` and
-  `bias` without `stop_gradient`.
+  Reverse mode, any order. Higher ones are formed from `hidden`, `table` and `bias`, so that what is
+  known may come from behind a `stop_gradient`.
 
   Args:
     hidden: what the decoder read.
@@ -104,16 +104,40 @@ def known_losses(
 
 
 def _known_forward(hidden, table, bias, targets, nll, powers, total, vector):
-  return nll, (hidden, targets, powers, total, vector)
+  losses = known_losses(hidden, table, bias, targets, nll, powers, total, vector)
+  return losses, (hidden, table, bias, targets, powers, total, vector)
 
 
 def _known_backward(kept, cotangent):
-  hidden, targets, powers, total, vector = kept
+  return *_known_gradients(*kept, cotangent), None, None, None, None, None
+
+
+@jax.custom_vjp
+def _known_gradients(hidden, table, bias, targets, powers, total, vector, cotangent):
+  """The derivatives of `known_losses`, from what is known. Reverse mode, any order."""
   flat = powers.reshape(-1, powers.shape[-1])
   errors = surprise(flat, total.reshape(-1, 1), targets.reshape(-1)) * cotangent.reshape(-1, 1)
-  table = errors.T @ hidden.reshape(-1, hidden.shape[-1])
-  bias = jnp.sum(errors, axis=0)
-  return cotangent[..., None] * vector, table, bias, None, None, None, None, None
+  found = errors.T @ hidden.reshape(-1, hidden.shape[-1])
+  return cotangent[..., None] * vector, found, jnp.sum(errors, axis=0)
 
 
+def _known_gradients_forward(hidden, table, bias, targets, powers, total, vector, cotangent):
+  found = _known_gradients(hidden, table, bias, targets, powers, total, vector, cotangent)
+  return found, (hidden, table, bias, targets, cotangent)
+
+
+def _known_gradients_backward(kept, second):
+  hidden, table, bias, targets, cotangent = kept
+
+  def gradients(hidden, table, bias, cotangent):
+    def losses(hidden, table, bias):
+      return token_nll(logits_of(hidden, table, bias), targets).astype(cotangent.dtype)
+
+    return jax.vjp(losses, hidden, table, bias)[1](cotangent)
+
+  *found, last = jax.vjp(gradients, hidden, table, bias, cotangent)[1](second)
+  return *found, None, None, None, None, last
+
+
+_known_gradients.defvjp(_known_gradients_forward, _known_gradients_backward)
 known_losses.defvjp(_known_forward, _known_backward)

@@ -253,3 +253,28 @@ def test_deferred_weight_gradients_are_those_of_the_plain_scan():
   found, expected = loss(deferred.scan), loss(deferred.plain)
   for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("signal", "through"), [("surprisal", False), ("entropy", True)])
+def test_second_derivatives_of_the_model_are_those_without_its_shortcuts(
+  monkeypatch, signal, through
+):
+  """Of a step of gradient descent on the weights, as meta-learning takes them."""
+  model = model_of(signal=signal, through=through)
+  params = fresh(model)
+
+  def after_a_step(params):
+    def loss(params):
+      return jnp.mean(apply(model, params, rng=jax.random.key(5)).nll)
+
+    return loss(jax.tree.map(lambda x, g: x - 0.5 * g, params, jax.grad(loss)(params)))
+
+  found = jax.jit(jax.grad(after_a_step))(params)
+  monkeypatch.setattr(deferred, "scan", deferred.plain)
+  monkeypatch.setattr(LstmLM, "_known", lambda *_: None)
+  jax.clear_caches()
+  expected = jax.jit(jax.grad(after_a_step))(params)
+  for name, one, other in zip(
+    params, jax.tree.leaves(found), jax.tree.leaves(expected), strict=False
+  ):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, err_msg=name)

@@ -1,5 +1,6 @@
 """Tokenizers of Hugging Face, through the package `tokenizers`, which is needed for them alone."""
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,6 +61,12 @@ class HuggingFaceTokenizer(Tokenizer):
   def mask(self) -> int:
     """Id of the mask token."""
     return self._mask
+
+  @functools.cached_property
+  def unused(self) -> frozenset[int]:
+    """Ids of no token: rows that were added to a vocabulary to round its size up."""
+    used = set(self._tokenizer.get_vocab().values())
+    return frozenset(range(self._vocab)) - used
 
   def piece(self, number: int) -> str:
     """The token with this id, as the vocabulary spells it."""

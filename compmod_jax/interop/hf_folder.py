@@ -25,6 +25,46 @@ THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items
 """Ours -> theirs."""
 
 
+_MASKED: dict[str, Any] = {
+  "num_hidden_layers": 12,
+  "hidden_size": 768,
+  "num_attention_heads": 12,
+  "intermediate_size": 3072,
+  "hidden_act": "gelu",
+  "max_position_embeddings": 512,
+  "layer_norm_eps": 1e-12,
+  "hidden_dropout_prob": 0.1,
+  "attention_probs_dropout_prob": 0.1,
+  "is_decoder": False,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+  "roberta": {**_MASKED, "pad_token_id": 1},
+  "bert": {**_MASKED, "pad_token_id": 0},
+  "gpt2": {
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_inner": None,
+    "n_positions": 1024,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "resid_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+  },
+}
+"""`model_type` -> what a field means that their `config.json` leaves out, of all fields read here.
+
+Source: the configuration classes of `transformers`, with which tests/peers compares it.
+"""
+REMOVED_DEFAULTS: dict[str, dict[str, Any]] = {
+  kind: {"position_embedding_type": "absolute"} for kind in ("roberta", "bert")
+}
+"""The same of fields that `transformers` 4 had, and newer versions have no more."""
+
+
 class Entry(NamedTuple):
   """One of our parameters and the tensors of theirs that it is made of.
 
@@ -48,12 +88,12 @@ def norm(ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def read_config(folder: Path, kinds: Iterable[str], **fixed: Any) -> dict[str, Any]:
-  """Their configuration.
+  """Their configuration; fields that it leaves out are as in `DEFAULTS`.
 
   Args:
     folder: theirs.
     kinds: values of `model_type` that can be imported.
-    **fixed: fields and the only value that can be imported, which is theirs by default.
+    **fixed: fields and the only value that can be imported.
 
   Raises:
     UserError: it is missing or damaged, or says what cannot be imported.
@@ -67,11 +107,13 @@ def read_config(folder: Path, kinds: Iterable[str], **fixed: Any) -> dict[str, A
     ) from error
   except (OSError, ValueError) as error:
     raise UserError(f"{path} cannot be read: {error}.") from error
-  check_choice(f"model_type in {path}", str(given.get("model_type")), kinds)
+  kind = str(given.get("model_type"))
+  check_choice(f"model_type in {path}", kind, kinds)
+  given = DEFAULTS[kind] | REMOVED_DEFAULTS.get(kind, {}) | given
   for field, value in fixed.items():
     check(
-      given.get(field, value) == value,
-      f"{path} has {field} = {given.get(field)!r}; only {value!r} can be imported.",
+      given[field] == value,
+      f"{path} has {field} = {given[field]!r}; only {value!r} can be imported.",
     )
   return given
 

@@ -11,12 +11,31 @@ from compmod_jax.errors import UserError, check
 
 WHOLE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _NAMES = ("pad", "unk", "bos", "eos", "mask")
-_ROBERTA: dict[str, str] = dict(
-  zip(_NAMES, ("<pad>", "<unk>", "<s>", "</s>", "<mask>"), strict=True)
-)
-_BERT: dict[str, str] = dict(
-  zip(_NAMES, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), strict=True)
-)
+TOKENIZER_DEFAULTS: dict[str, dict[str, Any]] = {
+  "roberta": {
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "mask_token": "<mask>",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+  },
+  "bert": {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+    "do_lower_case": True,
+    "strip_accents": None,
+    "tokenize_chinese_chars": True,
+  },
+}
+"""Kind of model -> what a field means that `tokenizer_config.json` leaves out.
+
+Source: the tokenizers of `transformers`, with which tests/peers compares it.
+"""
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -116,9 +135,9 @@ def read_tokenizer(folder: str | Path, *, vocab: int = 0) -> HuggingFaceTokenize
     if (folder / WHOLE).is_file():
       state = (folder / WHOLE).read_text("utf-8")
     elif (folder / "vocab.json").is_file():
-      state = _byte_pairs(folder)
+      state = _byte_pairs(folder, TOKENIZER_DEFAULTS["roberta"] | settings)
     elif (folder / "vocab.txt").is_file():
-      state = _word_pieces(folder, bool(settings.get("do_lower_case", True)))
+      state = _word_pieces(folder, TOKENIZER_DEFAULTS["bert"] | settings)
     else:
       raise UserError(
         f"There is no tokenizer in {folder}: neither {WHOLE}, nor vocab.json and merges.txt, nor"
@@ -127,16 +146,8 @@ def read_tokenizer(folder: str | Path, *, vocab: int = 0) -> HuggingFaceTokenize
     kind = json.loads(state)["model"].get("type")
   except (OSError, ValueError, KeyError) as error:
     raise UserError(f"The tokenizer in {folder} cannot be read: {error}.") from error
-  names: dict[str, str] = dict(_BERT if kind == "WordPiece" else _ROBERTA)
-  for name, setting in (
-    ("bos", "cls_token"),
-    ("eos", "sep_token"),
-    *((n, f"{n}_token") for n in names),
-  ):
-    given = settings.get(setting)
-    given = given.get("content") if isinstance(given, Mapping) else given
-    names |= {name: given} if given else {}
-  return HuggingFaceTokenizer(state, names, vocab)
+  settings = TOKENIZER_DEFAULTS["bert" if kind == "WordPiece" else "roberta"] | settings
+  return HuggingFaceTokenizer(state, _special(settings), vocab)
 
 
 def write_tokenizer(folder: str | Path, tokenizer: HuggingFaceTokenizer) -> None:
@@ -165,22 +176,40 @@ def tokenizers_package() -> Any:
   return tokenizers
 
 
-def _byte_pairs(folder: Path) -> str:
+def _special(settings: Mapping[str, Any]) -> dict[str, str]:
+  """Our names of the special tokens -> their texts."""
+  found = {}
+  for name, given in (("bos", "cls"), ("eos", "sep"), *((name, name) for name in _NAMES)):
+    text = settings.get(f"{given}_token")
+    text = text.get("content") if isinstance(text, Mapping) else text
+    found |= {name: str(text)} if text else {}
+  return {name: found[name] for name in _NAMES}
+
+
+def _byte_pairs(folder: Path, settings: Mapping[str, Any]) -> str:
   """RoBERTa's tokenizer from its vocabulary and merges."""
-  package = tokenizers_package()
+  package, special = tokenizers_package(), _special(settings)
   made = package.ByteLevelBPETokenizer.from_file(
-    str(folder / "vocab.json"), str(folder / "merges.txt")
+    str(folder / "vocab.json"),
+    str(folder / "merges.txt"),
+    add_prefix_space=bool(settings["add_prefix_space"]),
+    trim_offsets=bool(settings["trim_offsets"]),
   )
-  special = [text for name, text in _ROBERTA.items() if name != "mask"]
-  made.add_special_tokens(special)
+  mask = special.pop("mask")
+  made.add_special_tokens(list(special.values()))
   # A mask stands for a word with the space before it.
-  made.add_special_tokens([package.AddedToken(_ROBERTA["mask"], lstrip=True)])
+  made.add_special_tokens([package.AddedToken(mask, lstrip=True)])
   return made.to_str()
 
 
-def _word_pieces(folder: Path, lowercase: bool) -> str:
+def _word_pieces(folder: Path, settings: Mapping[str, Any]) -> str:
   """BERT's tokenizer from its vocabulary."""
   package = tokenizers_package()
-  made = package.BertWordPieceTokenizer.from_file(str(folder / "vocab.txt"), lowercase=lowercase)
-  made.add_special_tokens(list(_BERT.values()))
+  made = package.BertWordPieceTokenizer.from_file(
+    str(folder / "vocab.txt"),
+    lowercase=bool(settings["do_lower_case"]),
+    strip_accents=settings["strip_accents"],
+    handle_chinese_chars=bool(settings["tokenize_chinese_chars"]),
+  )
+  made.add_special_tokens(list(_special(settings).values()))
   return made.to_str()

@@ -124,3 +124,63 @@ def test_what_their_layout_cannot_hold_is_refused(tmp_path, fields):
   with pytest.raises(UserError, match="Export a model without these"):
     write(tmp_path / "m", made)
   assert not (tmp_path / "m").exists()
+
+
+def changed(folder, place, **fields):
+  """A copy of a folder whose configuration has other fields; `...` leaves one out."""
+  shutil.copytree(folder, place)
+  config = json.loads((place / CONFIG).read_text()) | fields
+  kept = {name: value for name, value in config.items() if value is not ...}
+  (place / CONFIG).write_text(json.dumps(kept))
+  return place
+
+
+def test_roberta_s_head_uses_gelu_whatever_its_layers_use(written, tmp_path):
+  made, folder = written
+  found = read(changed(folder, tmp_path / "m", hidden_act="relu"))
+  assert found.config.activation == "relu"
+  assert found.config.head_activation == ("gelu" if made.kind == "roberta" else None)
+  tokens = jnp.ones((1, 3), int) * 4
+  params = {"params": jax.tree.map(jnp.asarray, found.params)}
+  logits = Encoder(found.config, VOCAB, 1).apply(params, tokens)
+  uses_relu = dataclasses.replace(found.config, head_activation="relu")
+  other = Encoder(uses_relu, VOCAB, 1).apply(params, tokens)
+  distance = float(jnp.abs(logits - other).max())
+  assert distance > 0.1 if made.kind == "roberta" else distance == 0
+  again = tmp_path / "again"
+  write(again, found)
+  assert json.loads((again / CONFIG).read_text())["hidden_act"] == "relu"
+  assert read(again).config == found.config
+  kinds = {"roberta", "bert"} - {made.kind}
+  with pytest.raises(UserError, match="head_activation = .*Export it as " + made.kind):
+    write(tmp_path / "other", found._replace(kind=kinds.pop()))
+
+
+def test_what_a_configuration_leaves_out_means_what_it_means_to_theirs(written, tmp_path):
+  made, folder = written
+  for kind, pad in (("roberta", 1), ("bert", 0)):
+    write(tmp_path / kind, checkpoint(kind, pad))
+    place = changed(tmp_path / kind, tmp_path / f"{kind}-less", pad_token_id=..., hidden_act=...)
+    assert read(place).pad == pad
+    assert read(place).config == SIZES
+  place = changed(folder, tmp_path / "m", layer_norm_eps=...)
+  assert read(place).config.norm_epsilon == 1e-12
+  place = changed(folder, tmp_path / "null", pad_token_id=None)
+  if made.kind == "bert":
+    assert read(place).pad == 0
+  else:
+    with pytest.raises(UserError, match="pad_token_id = None"):
+      read(place)
+
+
+def test_two_biases_of_the_output_that_differ_are_refused(written, tmp_path):
+  made, folder = written
+  whole = safetensors.numpy.load_file(folder / WEIGHTS)
+  head = {"roberta": "lm_head", "bert": "cls.predictions"}[made.kind]
+  shutil.copy(folder / CONFIG, tmp_path)
+  bias = whole[f"{head}.bias"]
+  safetensors.numpy.save_file(whole | {f"{head}.decoder.bias": bias}, tmp_path / WEIGHTS)
+  np.testing.assert_array_equal(read(tmp_path).params["head"]["bias"], bias)
+  safetensors.numpy.save_file(whole | {f"{head}.decoder.bias": bias + 1}, tmp_path / WEIGHTS)
+  with pytest.raises(UserError, match=r"decoder\.bias differs from"):
+    read(tmp_path)

@@ -161,6 +161,6 @@ def test_a_classifier_of_the_grammar_s_numbers_recodes(tmp_path, monkeypatch, ca
   assert len(json.loads((tmp_path / "pairs.json").read_text())["pairs"]) == 20
   printed = capsys.readouterr().out
   assert "3 attractors" in printed
-  assert "unknown" in printed.splitlines()[-6]
+  assert "95 % interval  unknown" in printed
   group = json.loads((tmp_path / "pairs.json").read_text())["groups"][-1]
   assert group["unknown"] == 0

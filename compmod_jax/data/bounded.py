@@ -116,6 +116,16 @@ def read_bounded(path: Path, limit: int) -> bytes:
   return data
 
 
+def memory() -> int:
+  """Bytes of this machine's memory."""
+  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def is_plain_name(name: object) -> bool:
+  """Whether this is the name of a file in a folder, which leads nowhere else."""
+  return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
 def open_plain(path: Path) -> IO[bytes]:
   """Opens a plain file to be read.
 

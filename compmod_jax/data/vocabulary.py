@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from compmod_jax.data.bounded import parse_json
 from compmod_jax.errors import UserError, check, check_choice
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -259,7 +260,7 @@ class Tokenizer(abc.ABC):
       UserError: the bytes are damaged or of another format.
     """
     try:
-      state = json.loads(data)
+      state = parse_json(data)
       check(state["format"] == FORMAT, f"its format is {state['format']!r}, not {FORMAT!r}")
       kind, tokens, lowercase = state["kind"], tuple(state["special_tokens"]), state["lowercase"]
       if kind == "huggingface":

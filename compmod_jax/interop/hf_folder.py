@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 from flax.traverse_util import flatten_dict
 
+from compmod_jax.data.bounded import MIB, is_plain_name, memory, parse_json, read_bounded
 from compmod_jax.errors import UserError, check, check_choice
 from compmod_jax.interop.model_folder import read_tensors
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+MOST = 256 * MIB
+"""Most bytes of a file of theirs but for tensors; the largest are indices and tokenizers."""
 ACTIVATIONS = {
   "gelu": "gelu",
   "gelu_new": "gelu_tanh",
@@ -99,14 +101,9 @@ def read_config(folder: Path, kinds: Iterable[str], **fixed: Any) -> dict[str, A
     UserError: it is missing or damaged, or says what cannot be imported.
   """
   path = folder / CONFIG
-  try:
-    given = json.loads(path.read_text("utf-8"))
-  except FileNotFoundError as error:
-    raise UserError(
-      f"There is no {CONFIG} in {folder}. Give the folder of a Hugging Face model."
-    ) from error
-  except (OSError, ValueError) as error:
-    raise UserError(f"{path} cannot be read: {error}.") from error
+  given = read_object(
+    path, f"There is no {CONFIG} in {folder}. Give a Hugging Face model's folder."
+  )
   kind = str(given.get("model_type"))
   check_choice(f"model_type in {path}", kind, kinds)
   given = DEFAULTS[kind] | REMOVED_DEFAULTS.get(kind, {}) | given
@@ -118,27 +115,64 @@ def read_config(folder: Path, kinds: Iterable[str], **fixed: Any) -> dict[str, A
   return given
 
 
+def read_object(path: Path, missing: str) -> dict[str, Any]:
+  """The object in a JSON file of theirs.
+
+  Args:
+    path: of the file.
+    missing: what to say where there is none.
+
+  Raises:
+    UserError: it is missing or damaged, too large, nested too deep, or holds something else.
+  """
+  try:
+    found = parse_json(read_bounded(path, MOST))
+  except FileNotFoundError as error:
+    raise UserError(missing) from error
+  except (OSError, ValueError) as error:
+    raise UserError(f"{path} cannot be read: {error}. Fetch it again.") from error
+  check(isinstance(found, dict), f"{path} holds no object but {str(found)[:40]}; fetch it again.")
+  return found
+
+
 def read_weights(folder: Path) -> dict[str, np.ndarray]:
   """All tensors of a folder, float32.
 
   Raises:
-    UserError: a file is missing or damaged.
+    UserError: a file is missing or damaged, or the index names one that is not in the folder.
   """
   names = [WEIGHTS]
   if (folder / INDEX).is_file():
-    names = sorted(set(json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()))
+    names = _files_of_index(folder)
   found: dict[str, np.ndarray] = {}
   for name in names:
     try:
-      found |= read_tensors((folder / name).read_bytes())
+      found |= read_tensors(read_bounded(folder / name, memory()))
     except FileNotFoundError as error:
       raise UserError(
         f"There is no {name} in {folder}. Only safetensors can be read, nothing that is unpickled:"
         " save the model again with safe_serialization=True."
       ) from error
-    except (safetensors.SafetensorError, KeyError) as error:
+    except OSError as error:
+      raise UserError(f"{folder / name} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
       raise UserError(f"{folder / name} is damaged ({error}); fetch it again.") from error
   return {name: value.astype(np.float32) for name, value in found.items()}
+
+
+def _files_of_index(folder: Path) -> list[str]:
+  """The files that the index of a folder names."""
+  path = folder / INDEX
+  files = read_object(path, f"There is no {path}.").get("weight_map")
+  if not isinstance(files, dict) or not files:
+    raise UserError(f"{path} has no weight_map, which says where tensors are; fetch it again.")
+  for tensor, name in files.items():
+    check(
+      is_plain_name(name),
+      f"{path} says that {tensor} is in {name!r}, which is no name of a file in that folder;"
+      " nothing else is read. Fetch the folder again from a place that you trust.",
+    )
+  return sorted(set(files.values()))
 
 
 def read_entries(

@@ -1,15 +1,19 @@
 """Tokenizers of Hugging Face, through the package `tokenizers`, which is needed for them alone."""
 
+import contextlib
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from compmod_jax.data.bounded import parse_json, read_bounded
 from compmod_jax.data.vocabulary import Tokenizer
 from compmod_jax.errors import UserError, check
+from compmod_jax.interop.hf_folder import MOST, read_object
 
 WHOLE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_PADDING = 1 << 16  # most rows that are added to a small vocabulary to round its size up
 _NAMES = ("pad", "unk", "bos", "eos", "mask")
 TOKENIZER_DEFAULTS: dict[str, dict[str, Any]] = {
   "roberta": {
@@ -56,13 +60,22 @@ class HuggingFaceTokenizer(Tokenizer):
 
   def __init__(self, state: str, names: Mapping[str, str], vocab: int = 0):
     self.state, self.names = state, dict(names)
-    self._tokenizer: Any = tokenizers_package().Tokenizer.from_str(state)
+    kind = _kind(state)
+    with _as_value_error("it is no tokenizer"):
+      self._tokenizer: Any = tokenizers_package().Tokenizer.from_str(state)
     self._tokenizer.no_padding()
     self._tokenizer.no_truncation()
-    self._vocab = max(vocab, self._tokenizer.get_vocab_size())
-    self._word_pieces = json.loads(state)["model"].get("type") == "WordPiece"
+    known = self._tokenizer.get_vocab_size()
+    check(
+      vocab <= known + max(known, _PADDING),
+      f"The model has {vocab:,} rows for the {known:,} tokens of the vocabulary; they do not belong"
+      " together. Copy the model's own tokenizer.",
+    )
+    self._vocab = max(vocab, known)
+    self._word_pieces = kind == "WordPiece"
     ids = {name: self._tokenizer.token_to_id(text) for name, text in self.names.items()}
     missing = [text for name, text in self.names.items() if ids[name] is None]
+    missing += [f"for {name}" for name in _NAMES if name not in self.names]
     check(
       not missing,
       f"The vocabulary lacks the special token {', '.join(missing)}; name the right ones in"
@@ -127,27 +140,27 @@ def read_tokenizer(folder: str | Path, *, vocab: int = 0) -> HuggingFaceTokenize
   Raises:
     UserError: there is none of these, one is damaged, or the package `tokenizers` is missing.
   """
-  folder = Path(folder)
-  settings = {}
+  folder, settings = Path(folder), dict[str, Any]()
+  if (folder / SETTINGS).is_file():
+    settings = read_object(folder / SETTINGS, f"There is no {SETTINGS} in {folder}.")
   try:
-    if (folder / SETTINGS).is_file():
-      settings = json.loads((folder / SETTINGS).read_text("utf-8"))
     if (folder / WHOLE).is_file():
-      state = (folder / WHOLE).read_text("utf-8")
+      state = read_bounded(folder / WHOLE, MOST).decode("utf-8")
     elif (folder / "vocab.json").is_file():
-      state = _byte_pairs(folder, TOKENIZER_DEFAULTS["roberta"] | settings)
+      state = _byte_pairs(folder, _with_defaults("roberta", settings))
     elif (folder / "vocab.txt").is_file():
-      state = _word_pieces(folder, TOKENIZER_DEFAULTS["bert"] | settings)
+      state = _word_pieces(folder, _with_defaults("bert", settings))
     else:
       raise UserError(
         f"There is no tokenizer in {folder}: neither {WHOLE}, nor vocab.json and merges.txt, nor"
         " vocab.txt. Copy the files that belong to the model there."
       )
-    kind = json.loads(state)["model"].get("type")
-  except (OSError, ValueError, KeyError) as error:
-    raise UserError(f"The tokenizer in {folder} cannot be read: {error}.") from error
-  settings = TOKENIZER_DEFAULTS["bert" if kind == "WordPiece" else "roberta"] | settings
-  return HuggingFaceTokenizer(state, _special(settings), vocab)
+    kind = "bert" if _kind(state) == "WordPiece" else "roberta"
+    return HuggingFaceTokenizer(state, _special(_with_defaults(kind, settings)), vocab)
+  except UserError:
+    raise
+  except (OSError, ValueError) as error:
+    raise UserError(f"The tokenizer in {folder} cannot be read: {error}. Copy it again.") from error
 
 
 def write_tokenizer(folder: str | Path, tokenizer: HuggingFaceTokenizer) -> None:
@@ -158,6 +171,28 @@ def write_tokenizer(folder: str | Path, tokenizer: HuggingFaceTokenizer) -> None
   settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
   (Path(folder) / WHOLE).write_text(tokenizer.state, "utf-8")
   (Path(folder) / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _kind(state: str) -> str:
+  """The `type` of model that `tokenizer.json` describes, "" for none.
+
+  Raises:
+    ValueError: it is no such file.
+  """
+  found = parse_json(state, size=MOST)
+  model = found.get("model") if isinstance(found, dict) else None
+  if not isinstance(model, dict):
+    raise ValueError("it has no field model that says what the tokenizer is")
+  return str(model.get("type") or "")
+
+
+@contextlib.contextmanager
+def _as_value_error(what: str) -> Iterator[None]:
+  """Makes a `ValueError` of what the package raises, which is a plain `Exception`."""
+  try:
+    yield
+  except Exception as error:
+    raise ValueError(f"{what} ({error})") from error
 
 
 def tokenizers_package() -> Any:
@@ -176,6 +211,12 @@ def tokenizers_package() -> Any:
   return tokenizers
 
 
+def _with_defaults(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+  """The settings with `TOKENIZER_DEFAULTS` in place of those that are missing or null."""
+  given = {name: value for name, value in settings.items() if value is not None}
+  return TOKENIZER_DEFAULTS[kind] | given
+
+
 def _special(settings: Mapping[str, Any]) -> dict[str, str]:
   """Our names of the special tokens -> their texts."""
   found = {}
@@ -183,18 +224,25 @@ def _special(settings: Mapping[str, Any]) -> dict[str, str]:
     text = settings.get(f"{given}_token")
     text = text.get("content") if isinstance(text, Mapping) else text
     found |= {name: str(text)} if text else {}
-  return {name: found[name] for name in _NAMES}
+  return {name: found[name] for name in _NAMES if name in found}
+
+
+def _bounded(path: Path) -> Path:
+  """The path of a file that the package may read: a plain one, and not too large."""
+  read_bounded(path, MOST)
+  return path
 
 
 def _byte_pairs(folder: Path, settings: Mapping[str, Any]) -> str:
   """RoBERTa's tokenizer from its vocabulary and merges."""
   package, special = tokenizers_package(), _special(settings)
-  made = package.ByteLevelBPETokenizer.from_file(
-    str(folder / "vocab.json"),
-    str(folder / "merges.txt"),
-    add_prefix_space=bool(settings["add_prefix_space"]),
-    trim_offsets=bool(settings["trim_offsets"]),
-  )
+  files = [str(_bounded(folder / name)) for name in ("vocab.json", "merges.txt")]
+  with _as_value_error("vocab.json and merges.txt are no vocabulary"):
+    made = package.ByteLevelBPETokenizer.from_file(
+      *files,
+      add_prefix_space=bool(settings["add_prefix_space"]),
+      trim_offsets=bool(settings["trim_offsets"]),
+    )
   mask = special.pop("mask")
   made.add_special_tokens(list(special.values()))
   # A mask stands for a word with the space before it.
@@ -205,11 +253,13 @@ def _byte_pairs(folder: Path, settings: Mapping[str, Any]) -> str:
 def _word_pieces(folder: Path, settings: Mapping[str, Any]) -> str:
   """BERT's tokenizer from its vocabulary."""
   package = tokenizers_package()
-  made = package.BertWordPieceTokenizer.from_file(
-    str(folder / "vocab.txt"),
-    lowercase=bool(settings["do_lower_case"]),
-    strip_accents=settings["strip_accents"],
-    handle_chinese_chars=bool(settings["tokenize_chinese_chars"]),
-  )
+  file = str(_bounded(folder / "vocab.txt"))
+  with _as_value_error("vocab.txt is no vocabulary"):
+    made = package.BertWordPieceTokenizer.from_file(
+      file,
+      lowercase=bool(settings["do_lower_case"]),
+      strip_accents=settings["strip_accents"],
+      handle_chinese_chars=bool(settings["tokenize_chinese_chars"]),
+    )
   made.add_special_tokens(list(_special(settings).values()))
   return made.to_str()

@@ -28,7 +28,7 @@ from flax.traverse_util import flatten_dict
 from compmod_jax import errors
 from compmod_jax.data.tokenizer import EOS, PAD, Tokenizer
 from compmod_jax.decoding import override
-from compmod_jax.interop.model_folder import MODEL, find_model, load_model_folder
+from compmod_jax.interop.model_folder import MODEL, check_sizes, find_model, load_model_folder
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.serialise import from_json
 from compmod_jax.tasks.answering import Answering
@@ -86,6 +86,7 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
     f"{place / MODEL} does not describe a trained model: it lacks `task` and `model`. Give the"
     " workdir of a training run, or one of the folders in its `models`.",
   )
+  check_sizes(place, params, meta["model"])
   try:
     # Models that are older than the choice of tasks are translation models.
     config = from_json(TaskConfig, meta["task"], untagged=TranslationConfig)

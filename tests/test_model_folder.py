@@ -1,6 +1,7 @@
 """Model folders: what is read is what was written, whatever happens in between."""
 
 import errno
+import hashlib
 import json
 import os
 import sys
@@ -10,9 +11,15 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from compmod_jax.errors import UserError
-from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
+from compmod_jax.interop.model_folder import (
+  check_sizes,
+  load_model_folder,
+  read_tensors,
+  save_model_folder,
+)
 
 
 class Killed(BaseException):
@@ -199,3 +206,115 @@ def test_file_names_that_could_do_harm_are_refused(tmp_path, name):
 def test_a_parameter_name_with_a_slash_is_refused(tmp_path):
   with pytest.raises(ValueError, match="a/b"):
     save_model_folder(tmp_path / "m", params={"a/b": np.ones(1)}, files={}, meta={})
+
+
+def _tensors(header, data=b"", *, length=None):
+  """The bytes of a safetensors file with this header."""
+  text = header if isinstance(header, bytes) else json.dumps(header).encode()
+  size = len(text) if length is None else length
+  return size.to_bytes(8, "little") + text + data
+
+
+def _one(dtype, shape, start, stop):
+  return {"x": {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}}
+
+
+def test_tensors_are_those_that_the_package_reads():
+  given = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": np.array(2.5),
+    "empty": np.zeros((0, 7), np.int8),
+    "c": np.array([True, False]),
+  }
+  found = read_tensors(safetensors.numpy.save(given, metadata={"format": "pt"}))
+  assert set(found) == set(given)
+  for name, value in given.items():
+    assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
+    np.testing.assert_array_equal(found[name], value)
+    assert found[name].flags.writeable
+  assert read_tensors(safetensors.numpy.save({})) == {}
+
+
+@pytest.mark.parametrize(
+  ("data", "message"),
+  [
+    (b"", "the header has"),
+    (_tensors({}, length=1 << 62), "the header has 4,611,686,018,427,387,904 bytes"),
+    (_tensors(b"[" * 100_000), "nested deeper"),
+    (_tensors(b"[1]"), "is no object"),
+    (_tensors(_one("F32", [1 << 40], 0, 1 << 42)), "ends at byte .* the file is cut"),
+    (_tensors(_one("F32", [1 << 62, 4], 0, 0)), "has 0 bytes, but its shape needs"),
+    (_tensors(_one("F32", [2], 0, 4), bytes(4)), "has 4 bytes, but its shape needs 8"),
+    (_tensors(_one("F32", [-1], 0, 4), bytes(4)), "has the shape"),
+    (_tensors(_one("F32", [1] * 100, 0, 4), bytes(4)), "has the shape"),
+    (_tensors(_one("F32", [1.0], 0, 4), bytes(4)), "has the shape"),
+    (_tensors(_one("F32", [1], 4, 8), bytes(8)), "begins at byte 4, not 0"),
+    (_tensors(_one("F32", [1], 0, 4), bytes(8)), "the tensors end at"),
+    (_tensors(_one("F3", [1], 0, 4), bytes(4)), "of the type 'F3'"),
+    (_tensors({"x": {}}), "says too little"),
+    (_tensors({"x": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}}), "of the type"),
+  ],
+)
+def test_tensors_that_do_not_fit_their_file_are_refused_before_they_are_allocated(data, message):
+  with pytest.raises(ValueError, match=message):
+    read_tensors(data)
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), ("/".join("x" * 1000),)])
+def test_parameters_inside_of_parameters_are_refused(tmp_path, names):
+  _save(tmp_path / "m", 1.0)
+  data = safetensors.numpy.save({name: np.zeros(1, np.float32) for name in names})
+  (tmp_path / "m/params.safetensors").write_bytes(data)
+  _describe(tmp_path / "m", lambda record: None)
+  with pytest.raises(UserError, match=r"its tensors cannot be read: parameter"):
+    load_model_folder(tmp_path / "m")
+
+
+def _describe(folder, change):
+  """Writes a description that has the right checksums after a change."""
+  record = json.loads((folder / "model.json").read_text())
+  for name in record["sha256"]:
+    record["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+  change(record)
+  record["meta_sha256"] = hashlib.sha256(json.dumps(record["meta"]).encode()).hexdigest()
+  (folder / "model.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("name", ["..", "/dev/zero", "a\0b", "a/b", "zero"])
+def test_a_description_cannot_name_devices_or_paths(tmp_path, name):
+  folder = tmp_path / "m"
+  _save(folder, 1.0)
+  (folder / "zero").symlink_to("/dev/zero")
+  _describe(folder, lambda record: record["sha256"].update({name: "0"}))
+  message = "is no plain file" if name == "zero" else "which is no file of the folder"
+  with pytest.raises(UserError, match=message):
+    load_model_folder(folder)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": 1e999, "meta": {}, "sha256": {}}'])
+def test_a_description_beyond_reason_is_damaged(tmp_path, text):
+  _save(tmp_path / "m", 1.0)
+  (tmp_path / "m/model.json").write_text(text)
+  with pytest.raises(UserError, match="it is no model description"):
+    load_model_folder(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+  ("field", "value"),
+  [
+    ("dim", 10**9),
+    ("ffn_dim", 10**9),
+    ("heads", 10**12),
+    ("encoder_layers", 10**12),
+    ("layers", 1e12),
+    ("convolution", 10**9),
+    ("max_length", 10**9),
+  ],
+)
+def test_sizes_that_the_parameters_do_not_allow_are_refused_before_a_model_is_made(field, value):
+  params = {"a": {"kernel": np.zeros((3, 4))}, "b": np.zeros(5)}
+  model = {"dim": 4, "max_length": 100, "heads": 2, "encoder_layers": 1, "norm": "pre"}
+  check_sizes(Path("m"), params, model)
+  check_sizes(Path("m"), params, [1])
+  with pytest.raises(UserError, match=rf"m/model\.json says model\.{field} = .*Restore the folder"):
+    check_sizes(Path("m"), params, {**model, field: value})

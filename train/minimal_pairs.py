@@ -6,8 +6,8 @@
     python -m train.minimal_pairs --workdir runs/lm_recoding --format grammar
 
 Formats: gulordava and linzen (number agreement of verbs), blimp, and grammar (the attractors of the
-project's own). Prints the accuracy of every group with its 95 % interval, with all pairs and with
-those alone that hold no word unknown to the model.
+project's own). Prints the accuracy of every group with its 95 % interval, the share of tokens that
+are unknown to the model, and the accuracy on those pairs alone that have none.
 """
 
 import dataclasses
@@ -98,12 +98,13 @@ def _judge(args: Args) -> list:
 
 def _table(rows: list[dict]) -> str:
   width = max(len(row["group"]) for row in rows)
-  lines = [f"{'':{width}}   pairs  accuracy  95 % interval   known  accuracy  nats"]
+  lines = [f"{'':{width}}   pairs  accuracy  95 % interval  unknown   known  accuracy  nats"]
   for row in rows:
     known = "" if math.isnan(row["known_accuracy"]) else f"{100 * row['known_accuracy']:.1f} %"
     lines.append(
       f"{row['group']:{width}}  {row['pairs']:6,}  {100 * row['accuracy']:6.1f} %"
-      f"  {100 * row['low']:5.1f} - {100 * row['high']:5.1f}  {row['known']:6,}  {known:>8}"
+      f"  {100 * row['low']:5.1f} - {100 * row['high']:5.1f}  {row['unknown']:5.1f} %"
+      f"  {row['known']:6,}  {known:>8}"
       f"  {row['difference']:+.2f}"
     )
   return "\n".join(lines)
@@ -117,7 +118,12 @@ def _write(args: Args, found: list, judged: list) -> None:
     "format": args.format,
     "groups": [dataclasses.asdict(one) for one in found],
     "pairs": [
-      {"where": one.pair.where, "difference": one.difference, "unknown": one.unknown}
+      {
+        "where": one.pair.where,
+        "difference": one.difference,
+        "unknown": one.unknown,
+        "tokens": one.tokens,
+      }
       for one in judged
     ],
     "provenance": provenance(),

@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from compmod_jax import errors
 from compmod_jax.interop.gpt2 import as_vanilla_set, read_gpt2
 from compmod_jax.interop.hf_folder import CONFIG, WEIGHTS
-from compmod_jax.interop.model_folder import find_model, load_model_folder
+from compmod_jax.interop.model_folder import check_sizes, find_model, load_model_folder
 from compmod_jax.models.nemot_config import OUTPUT, NemotConfig
 from compmod_jax.models.transformer_config import TransformerConfig
 from compmod_jax.serialise import from_json
@@ -44,7 +44,10 @@ class Start:
 
   @functools.cached_property
   def _ours(self) -> tuple[dict[str, Any], dict[str, bytes], dict[str, Any]]:
-    return load_model_folder(find_model(self.folder))
+    place = find_model(self.folder)
+    params, files, meta = load_model_folder(place)
+    check_sizes(place, params, meta.get("model"))
+    return params, files, meta
 
   def files(self) -> dict[str, bytes] | None:
     """The trained model's tokenizer; none where it is for the configuration to name."""

@@ -23,6 +23,7 @@ class Accuracy:
     known: pairs without a word that the model does not know.
     known_accuracy: their accuracy; NaN if there are none.
     difference: mean of how much likelier the right one is, in nats.
+    unknown: per cent of all tokens that are unknown words.
   """
 
   group: str
@@ -33,6 +34,7 @@ class Accuracy:
   known: int
   known_accuracy: float
   difference: float
+  unknown: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +45,13 @@ class Judged:
     pair: the pair.
     difference: log-probability of the right sentence less that of the wrong one, in nats.
     unknown: tokens of either that are unknown words.
+    tokens: of both, without the ends of beginnings.
   """
 
   pair: MinimalPair
   difference: float
   unknown: int
+  tokens: int
 
   @property
   def right(self) -> float:
@@ -57,10 +61,10 @@ class Judged:
 
 def judge(pair: MinimalPair, good: Scored, bad: Scored) -> Judged:
   """Compares the two sentences of a pair; beginnings are scored without their ends."""
-  totals = [
-    float(np.sum(s.nll if pair.whole else s.nll[:-1], dtype=np.float64)) for s in (good, bad)
-  ]
-  return Judged(pair, totals[1] - totals[0], good.unknown + bad.unknown)
+  first, second = (s.nll if pair.whole else s.nll[:-1] for s in (good, bad))
+  totals = [float(np.sum(nll, dtype=np.float64)) for nll in (first, second)]
+  tokens = len(first) + len(second)
+  return Judged(pair, totals[1] - totals[0], good.unknown + bad.unknown, tokens)
 
 
 def accuracies(judged: Sequence[Judged]) -> list[Accuracy]:
@@ -85,6 +89,7 @@ def _accuracy(group: str, judged: Sequence[Judged]) -> Accuracy:
     len(known),
     float(np.mean(known)) if known else math.nan,
     float(np.mean([one.difference for one in judged])),
+    100 * sum(one.unknown for one in judged) / max(sum(one.tokens for one in judged), 1),
   )
 
 

@@ -35,6 +35,8 @@ class SplitResult(TypedDict, total=False):
   """Per word of the raw reference: comparable between tokenizers."""
   accuracy: float | None
   """Share of tokens whose most probable prediction is right, 0 to 1."""
+  unknown: float | None
+  """0 to 100: per cent of the text's tokens that are unknown words."""
   bleu: float | None
   """0 to 100."""
   bleu_low: float | None
@@ -114,8 +116,8 @@ class Results(TypedDict, total=False):
 
 METRICS = {
   "loss": "loss", "unigram": "unigram loss", "perplexity": "perplexity per token",
-  "word_perplexity": "perplexity per word", "accuracy": "accuracy", "bleu": "BLEU",
-  "chrf": "chrF", "exact_match": "exact match", "score": "score",
+  "word_perplexity": "perplexity per word", "accuracy": "accuracy", "unknown": "unknown words",
+  "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "score": "score",
   "multiple_choice_accuracy": "multiple-choice accuracy", "yes_no_accuracy": "yes/no accuracy",
   "extractive_f1": "extractive F1", "abstractive_rouge_l": "abstractive ROUGE-L",
   "malformed": "malformed answers", "entropy_before": "entropy before recoding",
@@ -124,7 +126,8 @@ METRICS = {
 HEADINGS = {
   "split": "split", "sentences": "sentences", "tokens": "tokens", "loss": "loss",
   "unigram": "unigram",
-  "perplexity": "ppl/token", "word_perplexity": "ppl/word", "accuracy": "accuracy", "bleu": "BLEU",
+  "perplexity": "ppl/token", "word_perplexity": "ppl/word", "accuracy": "accuracy",
+  "unknown": "unknown", "bleu": "BLEU",
   "interval": "95 % interval", "chrf": "chrF", "exact_match": "exact match", "score": "score",
   "multiple_choice_accuracy": "choice", "yes_no_accuracy": "yes/no", "extractive_f1": "extr. F1",
   "abstractive_rouge_l": "ROUGE-L", "malformed": "malformed", "entropy_before": "entropy before",
@@ -244,7 +247,7 @@ def number(metric: str, value: float) -> str:
   """A score as text, with the digits and the unit that its metric is read with."""
   if not math.isfinite(value):
     return "inf" if value > 0 else "-inf" if value < 0 else "nan"
-  if metric == "exact_match":
+  if metric in ("exact_match", "unknown"):
     return f"{value:.2f} %"
   if metric in ("loss", "unigram", "accuracy", "entropy_before", "entropy"):
     return f"{value:.4f}"

@@ -204,6 +204,12 @@ def differs(first: Reading, other: Reading, sentence: int, field: str = "nll") -
   return np.array([unpaired_p(*pair) for pair in pairs])
 
 
+def unknown_tokens(reading: Reading) -> tuple[int, int]:
+  """(unknown words, all tokens) of the sentences; the same for all runs."""
+  sentences = reading.scored[0]
+  return sum(one.unknown for one in sentences), sum(len(one.tokens) for one in sentences)
+
+
 def rises(reading: Reading) -> Mapping[str, float]:
   """How often recoding raises the error at its own step, and how far it moves it.
 

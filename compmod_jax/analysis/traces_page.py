@@ -8,7 +8,7 @@ import numpy as np
 from compmod_jax.analysis import style
 from compmod_jax.analysis.page import Page, Picture, Section, Table
 from compmod_jax.analysis.statistics import mean_interval
-from compmod_jax.analysis.traces import Later, Reading, Traces, differs, rises
+from compmod_jax.analysis.traces import Later, Reading, Traces, differs, rises, unknown_tokens
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
@@ -32,6 +32,8 @@ def make_page(
   summary = [_mean_surprisal(reading) for reading in readings]
   summary += [_theorem_1(name, found) for name, found in moved.items()]
   summary += [_theorem_2(name, found) for name, found in later.items()]
+  counts = {reading.name: unknown_tokens(reading) for reading in readings}
+  unknown = {name: {"tokens": n, "unknown": some} for name, (some, n) in counts.items()}
   sections = [Section("Word by word", list(_sentence_pictures(options, sentences, readings)))]
   if moved:
     errors = Picture(
@@ -59,7 +61,7 @@ def make_page(
     f" {', '.join(f'{r.name} ({len(r.scored)})' for r in readings)}.",
     summary,
     sections,
-    {"sentences": list(sentences), "moved": moved, "later": _plain(later)},
+    {"sentences": list(sentences), "moved": moved, "later": _plain(later), "unknown": unknown},
     tiles=[
       ("sentences", f"{len(sentences):,}", ""),
       ("runs", f"{sum(len(r.scored) for r in readings)}", f"of {len(readings)} settings"),
@@ -86,8 +88,11 @@ def _mean_surprisal(reading: Reading) -> str:
   ]
   mean = mean_interval(by_run)
   reach = "" if np.isnan(mean.half) else f" ± {mean.half:.2f}"
-  unknown = sum(one.unknown for one in reading.scored[0])
-  return f"{reading.name}: {mean.mean:.2f}{reach} bits a token; {unknown} tokens are unknown words."
+  unknown, tokens = unknown_tokens(reading)
+  return (
+    f"{reading.name}: {mean.mean:.2f}{reach} bits a token; {unknown:,} of {tokens:,} tokens"
+    f" ({100 * unknown / tokens:.1f} %) are unknown words."
+  )
 
 
 def _theorem_1(name: str, found: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ from compmod_jax.data.vocabulary import Tokenizer
 from compmod_jax.errors import UserError, check
 
 _CHUNK = 1024
-_VERSION = "compmod_jax tokens 1"
+_VERSION = "compmod_jax tokens 2"
 
 
 class Blocks(Column):

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from compmod_jax.data.pairs import DataError, Pairs
-from compmod_jax.data.vocabulary import UNK, Tokenizer
+from compmod_jax.data.vocabulary import Tokenizer
 from compmod_jax.errors import check
 
 Tokenizers = tuple[Tokenizer, Tokenizer]
@@ -178,7 +178,7 @@ def _measure(
     return [(len(text.split()), []) for text in texts]
   tokenizer = tokenizers[side]
   return [
-    (len(ids) + 1, tokenizer.unknown(text) if UNK in ids else [])
+    (len(ids) + 1, tokenizer.unknown(text) if tokenizer.unk in ids else [])
     for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True)
   ]
 

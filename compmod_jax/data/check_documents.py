@@ -50,8 +50,8 @@ def check_documents(
         duplicate(f"{place}: the same document as {own[digest]}")
       if seen is not None and known and digest in seen:
         known(f"{place}: also {seen[digest]}")
-      if tokenizer.unk in ids:
-        unknown(f"{place}: has {listing(tokenizer.unknown(text))}")
+      if tokenizer.unk in ids and (lacking := tokenizer.unknown(text)):
+        unknown(f"{place}: has {listing(lacking)}")
   if not lengths:
     empty(f"{split} has no document with text")
   mean = sum(lengths) / max(len(lengths), 1)

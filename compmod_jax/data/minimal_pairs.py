@@ -17,6 +17,7 @@ from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.pairs import DataError
 from compmod_jax.data.text import expand_folder, read_lines
 from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.data.vocabulary import NUMBER, NUMBER_WORD
 from compmod_jax.errors import check_choice
 
 
@@ -187,8 +188,7 @@ def read_minimal_pairs(kind: str, path: str) -> list[MinimalPair]:
   return FORMATS[kind]((expand_folder(folder) if folder else Path()) / name)
 
 
-_NUMBER = r"\d+(?:[.,]\d+)*"
-_WORD = rf"n't|'(?:s|re|ve|ll|d|m)\b|{_NUMBER}(?!\w)|\w+(?:[-.]\w+)*|[^\w\s]"
+_WORD = rf"n't|'(?:s|re|ve|ll|d|m)\b|{NUMBER.pattern}(?!\w)|\w+(?:[-.]\w+)*|[^\w\s]"
 _CONTRACTIONS = (
   (re.compile(r"(?<=\w)n[’']t\b"), " n't"),
   (re.compile(r"(?<=\w)[’'](s|re|ve|ll|d|m)\b"), r" '\1"),
@@ -215,7 +215,7 @@ def treebank_style(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
     for pattern, replacement in _CONTRACTIONS:
       text = pattern.sub(replacement, text)
     words = re.findall(_WORD, text)
-    words = ["N" if re.fullmatch(_NUMBER, word) else word for word in words]
+    words = [NUMBER_WORD if NUMBER.fullmatch(word) else word for word in words]
     return " ".join(word for word in words if re.search(r"\w", word) or known(word))
 
   return [restyled(text) for text in texts]

@@ -7,9 +7,10 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from compmod_jax.data.bounded import parse_json
 from compmod_jax.errors import UserError, check, check_choice
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -17,8 +18,19 @@ CONTROLS = ("<pad>", "<unk>", "<s>", "</s>")
 # Stands in text for a word that a masked language model is to fill in.
 MASK = "<mask>"
 
+# What some corpora write for words that their makers left out, and Penn Treebank's for a number.
+UNKNOWN_WORDS = ("<unk>", "<UNK>", "[UNK]")
+NUMBER_WORD = "N"
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+_LOOKALIKES = frozenset((*UNKNOWN_WORDS, NUMBER_WORD, CONTROLS[BOS], CONTROLS[EOS]))
+
 Kind = Literal["bpe", "unigram", "words", "gpt2"]
 FORMAT = "compmod_jax tokenizer 1"
+
+Own = Literal["unknown", "number", "boundary"]
+"""A kind of tokens that a corpus may have of its own; see `Tokenizer`."""
+_OWN: tuple[Own, ...] = get_args(Own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +87,16 @@ class Tokenizer(abc.ABC):
   The ids 0 to 3 are PAD, UNK, BOS and EOS for every kind that is trained here; none of them but UNK
   comes out of `encode`.
 
+  Corpora have tokens of their own for what these stand for, and a model has been trained on those.
+  `own` says which are taken for what they mean:
+
+  - unknown: words that are not in a vocabulary of words become the corpus's `<unk>` (one of
+    `UNKNOWN_WORDS`), which then is `unk`;
+  - number: numbers that are not in a vocabulary of words become the corpus's `N`, if there is one
+    and not a single number;
+  - boundary: `<s>` at the beginning of a text and `</s>` at its end are left out, as tasks put
+    their own start and end tokens there.
+
   Attributes:
     kind: how text is cut.
     special_tokens: tokens of their own that are never split.
@@ -84,6 +106,7 @@ class Tokenizer(abc.ABC):
     bos: id that starts a text.
     eos: id that ends a text.
     mask_text: what MASK is called in text that is encoded.
+    own: tokens of the corpus that are taken for what they mean.
   """
 
   kind: str
@@ -94,6 +117,7 @@ class Tokenizer(abc.ABC):
   bos: int = BOS
   eos: int = EOS
   mask_text: str = MASK
+  own: tuple[Own, ...] = _OWN
 
   @property
   def mask(self) -> int | None:
@@ -104,9 +128,19 @@ class Tokenizer(abc.ABC):
 
   @property
   def controls(self) -> frozenset[int]:
-    """Ids that stand for no text: the four, and MASK's."""
+    """Ids that stand for no text: the four, MASK's, and those of no token at all."""
     four = {self.pad, self.unk, self.bos, self.eos}
-    return frozenset(four | ({self.mask} if self.mask is not None else set()))
+    return frozenset(four | ({self.mask} if self.mask is not None else set()) | self.unused)
+
+  @property
+  def unused(self) -> frozenset[int]:
+    """Ids of no token: rows that were added to a vocabulary to round its size up."""
+    return frozenset()
+
+  @property
+  def never_produced(self) -> tuple[int, ...]:
+    """What a search may not choose: `controls` but the end, ascending."""
+    return tuple(sorted(self.controls - {self.eos}))
 
   @property
   @abc.abstractmethod
@@ -124,6 +158,10 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def _model(self) -> Any: ...
+
+  def _more(self) -> dict[str, Any]:
+    """What else belongs into `to_bytes`."""
+    return {}
 
   @abc.abstractmethod
   def piece(self, number: int) -> str:
@@ -161,14 +199,24 @@ class Tokenizer(abc.ABC):
     return self._decode(kept)
 
   def unknown(self, text: str) -> list[str]:
-    """The parts of a text that encode to UNK, in order."""
-    text = self.normalise(text)
-    pairs = zip(self._encode([text])[0], self._pieces(text), strict=True)
-    return [piece for number, piece in pairs if number == self.unk]
+    """The parts of a text that have no token, in order; not an unknown word that it has itself."""
+    own = self.piece(self.unk)
+    pairs = zip(self.encode(text), self.surfaces(text), strict=True)
+    return [piece for number, piece in pairs if number == self.unk and piece != own]
+
+  def surfaces(self, text: str) -> list[str]:
+    """How every token of `encode(text)` is spelt in the text, as the tokenizer marks blanks."""
+    return self._pieces(self.normalise(text))
 
   def normalise(self, text: str) -> str:
-    """What `encode` sees: form C and, if so set, lower case with special tokens left alone."""
+    """What `encode` sees.
+
+    Form C, without marks of its beginning and end (see `own`), and, if so set, in lower case with
+    special tokens left alone.
+    """
     text = unicodedata.normalize("NFC", text)
+    if "boundary" in self.own:
+      text = _without_boundaries(text)
     if not self.lowercase:
       return text
     if not self.special_tokens:
@@ -185,6 +233,7 @@ class Tokenizer(abc.ABC):
       "lowercase": self.lowercase,
       "special_tokens": list(self.special_tokens),
       "model": self._model(),
+      **self._more(),
     }
     return json.dumps(state, ensure_ascii=False).encode()
 
@@ -194,14 +243,24 @@ class Tokenizer(abc.ABC):
     return hashlib.sha256(self.to_bytes()).hexdigest()
 
   @staticmethod
-  def from_bytes(data: bytes) -> "Tokenizer":
+  def from_bytes(data: bytes, trained: TokenizerConfig | None = None) -> "Tokenizer":
     """The tokenizer that gave these bytes.
+
+    Bytes of earlier versions do not say which tokens of the corpus are taken for what they mean
+    (`own`), and the models that were saved with them have been trained without. Their unknown words
+    and numbers become the corpus's all the same, since UNK has never been seen in training; but not
+    where the vocabulary was cut to its size: UNK stands for the rarer words there. Boundaries that
+    are in such a vocabulary have been trained on as words, and stay.
+
+    Args:
+      data: of `to_bytes`.
+      trained: how it was trained, where that is known.
 
     Raises:
       UserError: the bytes are damaged or of another format.
     """
     try:
-      state = json.loads(data)
+      state = parse_json(data)
       check(state["format"] == FORMAT, f"its format is {state['format']!r}, not {FORMAT!r}")
       kind, tokens, lowercase = state["kind"], tuple(state["special_tokens"]), state["lowercase"]
       if kind == "huggingface":
@@ -212,15 +271,39 @@ class Tokenizer(abc.ABC):
         from compmod_jax.interop.gpt2_tokenizer import Gpt2Tokenizer
 
         return Gpt2Tokenizer(**state["model"], special_tokens=tokens)
+      settings = {"special_tokens": tokens, "lowercase": lowercase}
       if kind == "words":
-        return Words(state["model"], special_tokens=tokens, lowercase=lowercase)
+        return Words(state["model"], **settings, own=_own_words(state, trained))
       model = base64.b64decode(state["model"], validate=True)
-      return SentencePiece(model, kind=kind, special_tokens=tokens, lowercase=lowercase)
+      return SentencePiece(model, kind=kind, **settings)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
       raise UserError(
         f"These {len(data)} bytes are not a tokenizer ({error}); the file is damaged, or made by"
         " another version: take it from a good copy or train it again."
       ) from error
+
+
+def _own_words(state: Mapping[str, Any], trained: TokenizerConfig | None) -> tuple[Own, ...]:
+  """What `own` is of a saved vocabulary of words; see `Tokenizer.from_bytes`."""
+  if "own" in state:
+    for kind in state["own"]:
+      check_choice("own", kind, _OWN)
+    return tuple(state["own"])
+  if not _LOOKALIKES.intersection(state["model"]):
+    return _OWN
+  size = len(CONTROLS) + len(state["special_tokens"]) + len(state["model"])
+  return () if trained is not None and size >= trained.vocab_size else ("unknown", "number")
+
+
+def _without_boundaries(text: str) -> str:
+  """The text without `<s>` at its beginning and `</s>` at its end, where these are words."""
+  begins, ends = CONTROLS[BOS], CONTROLS[EOS]
+  inner = text.strip()
+  if inner.startswith(begins) and not inner.removeprefix(begins)[:1].strip():
+    text = inner = inner.removeprefix(begins).strip()
+  if inner.endswith(ends) and not inner.removesuffix(ends)[-1:].strip():
+    text = inner.removesuffix(ends).strip()
+  return text
 
 
 class SentencePiece(Tokenizer):
@@ -268,9 +351,14 @@ class Words(Tokenizer):
   kind = "words"
 
   def __init__(
-    self, words: Sequence[str], *, special_tokens: tuple[str, ...] = (), lowercase: bool = False
+    self,
+    words: Sequence[str],
+    *,
+    special_tokens: tuple[str, ...] = (),
+    lowercase: bool = False,
+    own: tuple[Own, ...] = _OWN,
   ):
-    self.special_tokens, self.lowercase = special_tokens, lowercase
+    self.special_tokens, self.lowercase, self.own = special_tokens, lowercase, own
     self._words = list(words)
     listed = (*special_tokens, *self._words)
     check(all(isinstance(word, str) for word in listed), "a word is not a string")
@@ -278,6 +366,16 @@ class Words(Tokenizer):
     self._all = (*CONTROLS, *listed)
     # A word spelt like a control is a word: text cannot end a sentence or unpad it.
     self._ids = {word: number for number, word in enumerate(listed, start=len(CONTROLS))}
+    if "unknown" in own:
+      found = (self._ids[word] for word in UNKNOWN_WORDS if word in self._ids)
+      self.unk = next(found, UNK)
+    numbers = "number" not in own or any(NUMBER.fullmatch(word) for word in self._words)
+    self._number = None if numbers else self._ids.get(NUMBER_WORD)
+
+  @property
+  def controls(self) -> frozenset[int]:
+    """Ids that stand for no text: the four, MASK's, and the corpus's own unknown word."""
+    return super().controls | {UNK}
 
   @property
   def vocab_size(self) -> int:
@@ -289,7 +387,17 @@ class Words(Tokenizer):
     return self._all[number]
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
-    return [[self._ids.get(word, UNK) for word in text.split()] for text in texts]
+    get, other = self._ids.get, self._other
+    return [
+      [other(word) if (found := get(word)) is None else found for word in text.split()]
+      for text in texts
+    ]
+
+  def _other(self, word: str) -> int:
+    """Id of a word that is not in the vocabulary."""
+    if self._number is not None and NUMBER.fullmatch(word):
+      return self._number
+    return self.unk
 
   def _decode(self, ids: list[int]) -> str:
     return " ".join(self._all[number] for number in ids)
@@ -299,3 +407,7 @@ class Words(Tokenizer):
 
   def _model(self) -> list[str]:
     return self._words
+
+  def _more(self) -> dict[str, Any]:
+    # Without such tokens the bytes are those of versions that did not know of them.
+    return {"own": list(self.own)} if _LOOKALIKES.intersection(self._words) else {}

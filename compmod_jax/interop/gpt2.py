@@ -159,19 +159,19 @@ def vanilla_sizes(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _config(given: Mapping[str, Any], folder: Path) -> DecoderConfig:
-  activation = str(given.get("activation_function", "gelu_new"))
+  activation = str(given["activation_function"])
   check_choice(f"activation_function in {folder / CONFIG}", activation, ACTIVATIONS)
   try:
     return DecoderConfig(
       decoder_layers=given["n_layer"],
       dim=given["n_embd"],
       heads=given["n_head"],
-      ffn_dim=given.get("n_inner") or 4 * given["n_embd"],
+      ffn_dim=given["n_inner"] or 4 * given["n_embd"],
       activation=ACTIVATIONS[activation],  # pyright: ignore[reportArgumentType]
       max_length=given["n_positions"],
-      norm_epsilon=given.get("layer_norm_epsilon", 1e-5),
-      dropout=given.get("resid_pdrop", 0.1),
-      attention_dropout=given.get("attn_pdrop", 0.1),
+      norm_epsilon=given["layer_norm_epsilon"],
+      dropout=given["resid_pdrop"],
+      attention_dropout=given["attn_pdrop"],
     )
   except (KeyError, TypeError) as error:
     raise UserError(f"{CONFIG}: a size is missing or no number ({error}); restore it.") from error

@@ -1,12 +1,12 @@
 """GPT-2's tokenizer, from its `vocab.json` and `merges.txt`, through the package `tokenizers`."""
 
 import itertools
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from compmod_jax.data.bounded import parse_json
 from compmod_jax.data.text import expand_folder, find_file, read_lines
 from compmod_jax.data.vocabulary import CONTROLS, Tokenizer
 from compmod_jax.errors import UserError, check
@@ -133,7 +133,7 @@ def _read_pieces(path: Path) -> list[str]:
   """The vocabulary in the order of its ids."""
   text = "\n".join(read_lines(path))
   try:
-    vocab = json.loads(text)
+    vocab = parse_json(text)
   except ValueError as error:
     raise UserError(f"{path} is no JSON ({error}). {_REMEDY}") from error
   whole = isinstance(vocab, dict) and all(type(number) is int for number in vocab.values())

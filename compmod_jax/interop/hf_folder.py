@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 from flax.traverse_util import flatten_dict
 
+from compmod_jax.data.bounded import MIB, is_plain_name, memory, parse_json, read_bounded
 from compmod_jax.errors import UserError, check, check_choice
 from compmod_jax.interop.model_folder import read_tensors
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+MOST = 256 * MIB
+"""Most bytes of a file of theirs but for tensors; the largest are indices and tokenizers."""
 ACTIVATIONS = {
   "gelu": "gelu",
   "gelu_new": "gelu_tanh",
@@ -23,6 +25,46 @@ ACTIVATIONS = {
 """Their names of nonlinearities -> ours."""
 THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 """Ours -> theirs."""
+
+
+_MASKED: dict[str, Any] = {
+  "num_hidden_layers": 12,
+  "hidden_size": 768,
+  "num_attention_heads": 12,
+  "intermediate_size": 3072,
+  "hidden_act": "gelu",
+  "max_position_embeddings": 512,
+  "layer_norm_eps": 1e-12,
+  "hidden_dropout_prob": 0.1,
+  "attention_probs_dropout_prob": 0.1,
+  "is_decoder": False,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+  "roberta": {**_MASKED, "pad_token_id": 1},
+  "bert": {**_MASKED, "pad_token_id": 0},
+  "gpt2": {
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_inner": None,
+    "n_positions": 1024,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "resid_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+  },
+}
+"""`model_type` -> what a field means that their `config.json` leaves out, of all fields read here.
+
+Source: the configuration classes of `transformers`, with which tests/peers compares it.
+"""
+REMOVED_DEFAULTS: dict[str, dict[str, Any]] = {
+  kind: {"position_embedding_type": "absolute"} for kind in ("roberta", "bert")
+}
+"""The same of fields that `transformers` 4 had, and newer versions have no more."""
 
 
 class Entry(NamedTuple):
@@ -48,55 +90,89 @@ def norm(ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def read_config(folder: Path, kinds: Iterable[str], **fixed: Any) -> dict[str, Any]:
-  """Their configuration.
+  """Their configuration; fields that it leaves out are as in `DEFAULTS`.
 
   Args:
     folder: theirs.
     kinds: values of `model_type` that can be imported.
-    **fixed: fields and the only value that can be imported, which is theirs by default.
+    **fixed: fields and the only value that can be imported.
 
   Raises:
     UserError: it is missing or damaged, or says what cannot be imported.
   """
   path = folder / CONFIG
-  try:
-    given = json.loads(path.read_text("utf-8"))
-  except FileNotFoundError as error:
-    raise UserError(
-      f"There is no {CONFIG} in {folder}. Give the folder of a Hugging Face model."
-    ) from error
-  except (OSError, ValueError) as error:
-    raise UserError(f"{path} cannot be read: {error}.") from error
-  check_choice(f"model_type in {path}", str(given.get("model_type")), kinds)
+  given = read_object(
+    path, f"There is no {CONFIG} in {folder}. Give a Hugging Face model's folder."
+  )
+  kind = str(given.get("model_type"))
+  check_choice(f"model_type in {path}", kind, kinds)
+  given = DEFAULTS[kind] | REMOVED_DEFAULTS.get(kind, {}) | given
   for field, value in fixed.items():
     check(
-      given.get(field, value) == value,
-      f"{path} has {field} = {given.get(field)!r}; only {value!r} can be imported.",
+      given[field] == value,
+      f"{path} has {field} = {given[field]!r}; only {value!r} can be imported.",
     )
   return given
+
+
+def read_object(path: Path, missing: str) -> dict[str, Any]:
+  """The object in a JSON file of theirs.
+
+  Args:
+    path: of the file.
+    missing: what to say where there is none.
+
+  Raises:
+    UserError: it is missing or damaged, too large, nested too deep, or holds something else.
+  """
+  try:
+    found = parse_json(read_bounded(path, MOST))
+  except FileNotFoundError as error:
+    raise UserError(missing) from error
+  except (OSError, ValueError) as error:
+    raise UserError(f"{path} cannot be read: {error}. Fetch it again.") from error
+  check(isinstance(found, dict), f"{path} holds no object but {str(found)[:40]}; fetch it again.")
+  return found
 
 
 def read_weights(folder: Path) -> dict[str, np.ndarray]:
   """All tensors of a folder, float32.
 
   Raises:
-    UserError: a file is missing or damaged.
+    UserError: a file is missing or damaged, or the index names one that is not in the folder.
   """
   names = [WEIGHTS]
   if (folder / INDEX).is_file():
-    names = sorted(set(json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()))
+    names = _files_of_index(folder)
   found: dict[str, np.ndarray] = {}
   for name in names:
     try:
-      found |= read_tensors((folder / name).read_bytes())
+      found |= read_tensors(read_bounded(folder / name, memory()))
     except FileNotFoundError as error:
       raise UserError(
         f"There is no {name} in {folder}. Only safetensors can be read, nothing that is unpickled:"
         " save the model again with safe_serialization=True."
       ) from error
-    except (safetensors.SafetensorError, KeyError) as error:
+    except OSError as error:
+      raise UserError(f"{folder / name} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
       raise UserError(f"{folder / name} is damaged ({error}); fetch it again.") from error
   return {name: value.astype(np.float32) for name, value in found.items()}
+
+
+def _files_of_index(folder: Path) -> list[str]:
+  """The files that the index of a folder names."""
+  path = folder / INDEX
+  files = read_object(path, f"There is no {path}.").get("weight_map")
+  if not isinstance(files, dict) or not files:
+    raise UserError(f"{path} has no weight_map, which says where tensors are; fetch it again.")
+  for tensor, name in files.items():
+    check(
+      is_plain_name(name),
+      f"{path} says that {tensor} is in {name!r}, which is no name of a file in that folder;"
+      " nothing else is read. Fetch the folder again from a place that you trust.",
+    )
+  return sorted(set(files.values()))
 
 
 def read_entries(

@@ -18,6 +18,7 @@ from compmod_jax.errors import UserError, check, check_choice
 from compmod_jax.interop.hf_folder import (
   ACTIVATIONS,
   CONFIG,
+  DEFAULTS,
   THEIR_ACTIVATIONS,
   Entry,
   norm,
@@ -68,7 +69,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
   folder = Path(folder)
   given, tensors = _read_config(folder), _read_weights(folder)
   kind: Kind = given["model_type"]
-  pad, config = int(given.get("pad_token_id") or 0), _config(given, kind)
+  pad, config = _pad(given, folder), _config(given, kind, _pad(given, folder))
   params = read_entries(
     folder,
     tensors,
@@ -81,6 +82,12 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     decoder is None or np.array_equal(decoder, table),
     f"{folder}: {_DECODER[kind]} differs from the word embeddings; the encoder's output is tied to"
     " them. Convert a checkpoint with tied embeddings.",
+  )
+  again = tensors.get(f"{_HEAD[kind]}.decoder.bias")
+  check(
+    again is None or np.array_equal(again, params["head/bias"]),
+    f"{folder}: {_HEAD[kind]}.decoder.bias differs from {_HEAD[kind]}.bias, but the output has one"
+    " bias. Convert a checkpoint in which they are tied.",
   )
   return Checkpoint(config, unflatten_dict(params, sep="/"), len(table), pad, kind)
 
@@ -107,6 +114,16 @@ def write_checkpoint(
     f" {config.expert_layers}; Hugging Face's {kind} is normalised after each layer (norm = post)"
     " and has no competition. Export a model without these.",
   )
+  head = config.head_activation or config.activation
+  heads: dict[Kind, str] = {"roberta": "gelu", "bert": config.activation}
+  fitting = " or ".join(name for name, its in heads.items() if its == head)
+  check(
+    heads[kind] == head,
+    f"model has activation = {config.activation!r} and head_activation ="
+    f" {config.head_activation!r}, but the output head of Hugging Face's {kind} always uses"
+    f" {heads[kind]!r} then. "
+    + (f"Export it as {fitting}." if fitting else "None of theirs fits."),
+  )
   entries = _entries(config, kind, checkpoint.pad)
   write_folder(folder, _theirs(checkpoint, bos, eos), checkpoint.params, entries)
 
@@ -118,23 +135,37 @@ def _skipped(kind: Kind, pad: int) -> int:
 
 def _read_config(folder: Path) -> dict[str, Any]:
   given = read_config(folder, _HEAD, is_decoder=False, position_embedding_type="absolute")
-  check_choice(f"hidden_act in {folder / CONFIG}", str(given.get("hidden_act")), ACTIVATIONS)
+  check_choice(f"hidden_act in {folder / CONFIG}", str(given["hidden_act"]), ACTIVATIONS)
   return given
 
 
-def _config(given: Mapping[str, Any], kind: Kind) -> EncoderConfig:
-  skipped = _skipped(kind, int(given.get("pad_token_id") or 0))
+def _pad(given: Mapping[str, Any], folder: Path) -> int:
+  """The token that marks padding; BERT's positions do not depend on it, so it may be null there."""
+  pad = given["pad_token_id"]
+  if pad is None and given["model_type"] == "bert":
+    return DEFAULTS["bert"]["pad_token_id"]
+  if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
+    raise UserError(
+      f"{folder / CONFIG} has pad_token_id = {pad!r}; it must be a token's number. Restore it, or"
+      " leave it out for the usual one."
+    )
+  return pad
+
+
+def _config(given: Mapping[str, Any], kind: Kind, pad: int) -> EncoderConfig:
+  skipped, activation = _skipped(kind, pad), ACTIVATIONS[given["hidden_act"]]
   try:
     return EncoderConfig(
       encoder_layers=given["num_hidden_layers"],
       dim=given["hidden_size"],
       heads=given["num_attention_heads"],
       ffn_dim=given["intermediate_size"],
-      activation=ACTIVATIONS[given["hidden_act"]],  # pyright: ignore[reportArgumentType]
+      activation=activation,  # pyright: ignore[reportArgumentType]
+      head_activation="gelu" if kind == "roberta" and activation != "gelu" else None,
       max_length=given["max_position_embeddings"] - skipped,
       norm_epsilon=given["layer_norm_eps"],
-      dropout=given.get("hidden_dropout_prob", 0.1),
-      attention_dropout=given.get("attention_probs_dropout_prob", 0.1),
+      dropout=given["hidden_dropout_prob"],
+      attention_dropout=given["attention_probs_dropout_prob"],
     )
   except (KeyError, TypeError) as error:
     raise UserError(f"{CONFIG}: a size is missing or no number ({error}); restore it.") from error

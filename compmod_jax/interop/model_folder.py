@@ -11,22 +11,28 @@ the two, the old folder lies under its other name, where `load_model_folder` fin
 
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-import safetensors
 import safetensors.numpy
 
+from compmod_jax.data.bounded import MIB, is_plain_name, memory, parse_json, read_bounded
 from compmod_jax.errors import UserError, check, check_choice
 
 SCHEMA_VERSION = 1
 PARAMS = "params.safetensors"
 MODEL = "model.json"
+
+_DESCRIPTION = 64 * MIB  # most bytes of model.json
+_HEADER = 100 * MIB  # of tensors, as in the package safetensors
+_NESTED = 64  # most levels of nested parameters
+_POSITIONS = 1 << 24  # numbers of a table of fixed positions, which is in no file
 
 # Spelled out because safetensors.numpy reads no bfloat16.
 _DTYPES = {
@@ -153,25 +159,120 @@ def _load(place: Path, folder: Path) -> tuple[dict[str, Any], dict[str, bytes], 
       raise _damaged(place / name, "its contents do not match the checksum taken when written")
   try:
     params = _unflatten(read_tensors(contents.pop(PARAMS)))
-  except (KeyError, safetensors.SafetensorError) as error:
+  except ValueError as error:
     raise _damaged(place / PARAMS, f"its tensors cannot be read: {error}") from error
   return params, contents, record["meta"]
 
 
-def read_tensors(data: bytes) -> dict[str, np.ndarray]:
-  """The tensors of a safetensors file, in their stored dtypes.
+def check_sizes(place: Path, params: Mapping[str, Any], model: Any) -> None:
+  """Compares the sizes of a configuration with the parameters beside it, before anything is made.
+
+  A description may name a width of 1e9 or 1e9 layers: making such a model takes hours, or more
+  memory than there is, before its parameters are seen to be others.
+
+  Args:
+    place: the model folder, for messages.
+    params: of `load_model_folder`.
+    model: the model's configuration as JSON has it; what is no such thing is left to others.
 
   Raises:
-    SafetensorError, KeyError: the data are damaged, or of a dtype that is not known here.
+    UserError: a size is larger than the parameters allow.
   """
-  return {name: _array(tensor) for name, tensor in safetensors.deserialize(data)}
+  if not isinstance(model, Mapping):
+    return
+  sizes = {name: value for name, value in model.items() if isinstance(value, int | float)}
+  leaves = [leaf.size for leaf in _flatten(params).values()]
+  numbers = sum(leaves)
+  for name, value in sizes.items():
+    layers = name == "layers" or name.endswith("_layers")
+    width = name.endswith("dim") or name in ("heads", "convolution")
+    most, what = (len(leaves), "tensors") if layers else (numbers, "numbers")
+    check(
+      not (layers or width) or value <= most,
+      f"{place / MODEL} says model.{name} = {value}, but {PARAMS} beside it has {most:,} {what};"
+      " they do not belong together. Restore the folder as it was saved.",
+    )
+  table = sizes.get("max_length", 0) * sizes.get("dim", 1)
+  check(
+    table <= max(numbers, _POSITIONS),
+    f"{place / MODEL} says model.max_length = {sizes.get('max_length')} and model.dim ="
+    f" {sizes.get('dim')}; positions of these sizes are {table:,} numbers, and at most"
+    f" {max(numbers, _POSITIONS):,} are made for a model of this size. Restore the folder as it was"
+    " saved.",
+  )
+
+
+class _Tensor(NamedTuple):
+  name: str
+  dtype: Any
+  shape: tuple[int, ...]
+  start: int
+  stop: int
+
+
+def read_tensors(data: bytes) -> dict[str, np.ndarray]:
+  """The tensors of a safetensors file, in their stored dtypes; each is a copy.
+
+  What the header says is compared with the data before anything is allocated.
+
+  Raises:
+    ValueError: the data are damaged, or of a dtype that is not known here.
+  """
+  first = 8 + int.from_bytes(data[:8], "little")
+  if len(data) < 8 or not 8 < first <= min(len(data), _HEADER):
+    raise ValueError(f"the header has {first - 8:,} bytes, but the file {len(data):,}")
+  header, found, place = parse_json(data[8:first], size=_HEADER), {}, 0
+  for tensor in sorted(_tensors(header), key=lambda one: (one.start, one.stop)):
+    if tensor.start != place:
+      raise ValueError(f"tensor {tensor.name!r} begins at byte {tensor.start:,}, not {place:,}")
+    place = tensor.stop
+    if first + place > len(data):
+      raise ValueError(
+        f"tensor {tensor.name!r} ends at byte {first + place:,} of {len(data):,}: the file is cut"
+      )
+    flat = np.frombuffer(data, tensor.dtype, math.prod(tensor.shape), first + tensor.start)
+    found[tensor.name] = flat.reshape(tensor.shape).copy()
+  if first + place != len(data):
+    raise ValueError(f"the tensors end at byte {first + place:,} of {len(data):,}")
+  return found
+
+
+def _tensors(header: Any) -> Iterator[_Tensor]:
+  """What the header of a safetensors file says of every tensor.
+
+  Raises:
+    ValueError: it is none, or a size does not fit the others.
+  """
+  if not isinstance(header, dict):
+    raise ValueError("the header is no object")
+  for name, fields in header.items():
+    if name == "__metadata__":
+      continue
+    try:
+      dtype, shape = fields["dtype"], tuple(fields["shape"])
+      start, stop = fields["data_offsets"]
+    except (TypeError, KeyError, ValueError) as error:
+      raise ValueError(f"the header says too little of tensor {name!r}") from error
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+      raise ValueError(f"tensor {name!r} is of the type {dtype!r}, which is not known here")
+    sizes = (*shape, start, stop)
+    if len(shape) > 32 or not all(type(size) is int and 0 <= size < 1 << 63 for size in sizes):
+      raise ValueError(f"tensor {name!r} has the shape {str(list(shape))[:80]} and lies at {start}")
+    needed = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize
+    if stop - start != needed:
+      raise ValueError(
+        f"tensor {name!r} has {stop - start:,} bytes, but its shape needs {needed:,}"
+      )
+    yield _Tensor(name, _DTYPES[dtype], shape, start, stop)
 
 
 def _read_record(path: Path) -> dict[str, Any]:
   try:
-    record = json.loads(_read(path))
+    record = parse_json(_read(path, _DESCRIPTION))
     schema, meta, digests = int(record["schema"]), record["meta"], dict(record["sha256"])
-  except (ValueError, KeyError, TypeError) as error:
+  except UserError:
+    raise
+  except (ValueError, KeyError, TypeError, OverflowError) as error:
     raise _damaged(path, f"it is no model description ({error})") from error
   if schema > SCHEMA_VERSION:
     raise UserError(
@@ -181,18 +282,20 @@ def _read_record(path: Path) -> dict[str, Any]:
   if record.get("meta_sha256") != _meta_hash(meta) or PARAMS not in digests:
     raise _damaged(path, "its contents do not match the checksum taken when written")
   for name in digests:
-    if name != Path(name).name:  # a path here could read files outside of the folder
+    if not is_plain_name(name):  # a path here could read files outside of the folder
       raise _damaged(path, f"it names {name!r}, which is no file of the folder")
   return record
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, limit: int | None = None) -> bytes:
   try:
-    return path.read_bytes()
+    return read_bounded(path, memory() if limit is None else limit)
   except FileNotFoundError as error:
     raise _damaged(path, "it is missing") from error
   except OSError as error:
     raise _damaged(path, f"it cannot be read ({error.strerror})") from error
+  except ValueError as error:
+    raise _damaged(path, f"it {error}") from error
 
 
 def _damaged(path: Path, reason: str) -> UserError:
@@ -278,14 +381,14 @@ def _unflatten(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
   params: dict[str, Any] = {}
   for path, value in flat.items():
     *parents, name = path.split("/")
+    if len(parents) > _NESTED:
+      raise ValueError(f"parameter {path[:40]!r}... is nested {len(parents)} levels deep")
     node = params
     for parent in parents:
       node = node.setdefault(parent, {})
+      if not isinstance(node, dict):
+        raise ValueError(f"parameter {path!r} lies inside of another parameter")
+    if name in node:
+      raise ValueError(f"parameter {path!r} holds other parameters")
     node[name] = value
   return params
-
-
-def _array(tensor: Mapping[str, Any]) -> np.ndarray:
-  # A bytearray makes the array writable, as callers expect of one that they own.
-  data = bytearray(tensor["data"])
-  return np.frombuffer(data, dtype=_DTYPES[tensor["dtype"]]).reshape(tensor["shape"])

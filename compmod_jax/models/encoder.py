@@ -123,7 +123,7 @@ class Head(nn.Module):
     transform = nn.Dense(
       c.dim, dtype=self.dtype, kernel_init=logical(init, "embed", "mlp"), name="transform"
     )
-    hidden = ACTIVATIONS[c.activation](over_rows(transform, hidden))
+    hidden = ACTIVATIONS[c.head_activation or c.activation](over_rows(transform, hidden))
     norm = layer_norm(self.dtype, c.norm_epsilon, name="norm")
     bias = self.param("bias", logical(nn.initializers.zeros, "vocab"), (self.vocab,))
     return embedding.logits(norm(hidden)) + bias[None, None]

@@ -26,7 +26,10 @@ class EncoderConfig(StackConfig):
   """Normalise before each sub-layer (and after the last layer), or after each residual sum; the
   sum of embeddings is normalised in any case."""
   activation: Activation = "gelu"
-  """Nonlinearity of the feed-forward networks and of the output head."""
+  """Nonlinearity of the feed-forward networks."""
+  head_activation: Activation | None = None
+  """Nonlinearity of the output head; none: that of the feed-forward networks. RoBERTa's is gelu
+  whatever the feed-forward networks have."""
   max_length: int = 512
   """Most positions of a sequence, the start token's included."""
   sinusoids_first: bool = False

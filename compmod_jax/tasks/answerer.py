@@ -139,7 +139,7 @@ class Answerer:
       bos=self.coder.special_ids[SEPARATOR],
       eos=tokenizer.eos,
       pad=tokenizer.pad,
-      forbidden=(tokenizer.pad,),
+      forbidden=tokenizer.never_produced,
       rng=rng,
       record=(lambda cache: {name: cache[name] for name in one.kept}) if one.kept else None,
     )

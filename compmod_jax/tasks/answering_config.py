@@ -122,7 +122,7 @@ class AnsweringConfig:
     """The tokenizer in `files`, else one that is trained on the first questions of every set."""
     if files is not None:
       errors.check(FILE in files, f"{FILE} is missing among the saved files; restore the folder.")
-      return Tokenizer.from_bytes(files[FILE])
+      return Tokenizer.from_bytes(files[FILE], self.tokenizer)
     texts = list[str]()
     for data, split in self.data.sets("train"):
       items = data.load(split).items

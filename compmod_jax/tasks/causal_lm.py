@@ -32,6 +32,7 @@ from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.over_blocks import OverBlocks
 from compmod_jax.tasks.scorer import Scorer
 from compmod_jax.tasks.text_blocks import TextBlocks
+from compmod_jax.tasks.text_tokenizer import UNKNOWN, count_words
 
 __all__ = ["CausalLM", "CausalLMConfig"]
 
@@ -93,7 +94,7 @@ class CausalLM(OverBlocks):
     return (
       "Loss: nats per token; perplexity per token and per word between blanks. The end of every"
       f" document counts as a token and as a word. Windows of {window} tokens start every {stride};"
-      " after the first, only tokens that no window had before count."
+      " after the first, only tokens that no window had before count." + UNKNOWN
     )
 
   # Data.
@@ -190,13 +191,14 @@ class CausalLM(OverBlocks):
     """
     batches = self.eval_batches(split, multiple=sharing.multiple)
     nll, correct, tokens = total_losses(self._scores, params, batches, split, sharing, status)
-    words = sum(len(text.split()) + 1 for text in self.config.data.load(split))
+    words = count_words(self.config.data.load(split), self.tokenizer)
     values = {
       "tokens": int(tokens),
       "loss": nll / tokens,
       "perplexity": float(np.exp(nll / tokens)),
       "word_perplexity": float(np.exp(nll / words)),
       "accuracy": correct / tokens,
+      "unknown": self.blocks.unknown(split),
     }
     return Evaluation(values, [], [], [])
 

@@ -32,7 +32,7 @@ from compmod_jax.tasks.language_model_config import CLASSIFIER_FILE, LanguageMod
 from compmod_jax.tasks.recurrent_reader import RecurrentReader
 from compmod_jax.tasks.scorer import Scorer
 from compmod_jax.tasks.text_streams import TextStreams
-from compmod_jax.tasks.text_tokenizer import FILE
+from compmod_jax.tasks.text_tokenizer import FILE, UNKNOWN, count_words
 
 __all__ = ["LanguageModel", "LanguageModelConfig"]
 
@@ -105,7 +105,7 @@ class LanguageModel(OfSplits):
     """What loss and perplexity are per."""
     return (
       "Loss: nats per token; perplexity per token and per word between blanks. The end of every"
-      " sentence or document counts as a token and as a word."
+      " sentence or document counts as a token and as a word." + UNKNOWN
     )
 
   def resolved_config(self) -> LanguageModelConfig:
@@ -264,12 +264,13 @@ class LanguageModel(OfSplits):
       totals += np.asarray(fetch(found), np.float64)
       status(f"loss on {split}", number + 1, len(batches))
     nll, tokens, error = (float(x) for x in totals)
-    words = sum(len(text.split()) + 1 for text in self.config.data.load(split))
+    words = count_words(self.config.data.load(split), self.tokenizer)
     values = {
       "tokens": int(tokens),
       "loss": nll / tokens,
       "perplexity": float(np.exp(nll / tokens)),
       "word_perplexity": float(np.exp(nll / words)),
+      "unknown": self.streams.unknown(split),
     }
     if self.model.config.recoding.applies(train=False):
       values["error"] = error / tokens

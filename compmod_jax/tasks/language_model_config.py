@@ -1,12 +1,12 @@
 """The configuration of recurrent language modelling."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compmod_jax import errors
+from compmod_jax.data.bounded import MIB, parse_json, read_bounded
 from compmod_jax.data.documents import GrammarDocuments
 from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
   from compmod_jax.tasks.language_model import LanguageModel
 
 CLASSIFIER_FILE = "classifier.json"
+_MOST = 64 * MIB  # most bytes of a classifier's file, which holds one number a unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +94,26 @@ def read_classifier(
   if recoding.signal != "weak_supervision":
     return None
   if files is not None and CLASSIFIER_FILE in files:
-    return json.loads(files[CLASSIFIER_FILE])
+    return _parsed(files[CLASSIFIER_FILE], CLASSIFIER_FILE, "restore the folder.")
   errors.check(
     bool(recoding.classifier),
     "model.recoding.signal is weak_supervision, which needs model.recoding.classifier: train one by"
     " `python -m train.analyse probe` on a model of the same size, and name its result.json.",
   )
+  remedy = "name the result.json of `python -m train.analyse probe`."
+  where = f"model.recoding.classifier is {recoding.classifier!r}, which"
   try:
-    found = json.loads(Path(recoding.classifier).read_text())["classifier"]
+    data = read_bounded(Path(recoding.classifier), _MOST)
+  except (OSError, ValueError) as error:
+    raise errors.UserError(f"{where} cannot be read ({error}); {remedy}") from error
+  return _parsed(data, where, remedy, inside="classifier")
+
+
+def _parsed(data: bytes, where: str, remedy: str, inside: str = "") -> dict[str, Any]:
+  """Weight and bias of a classifier in JSON, or in one of its fields."""
+  try:
+    found = parse_json(data)
+    found = found[inside] if inside else found
     return {"weight": [float(x) for x in found["weight"]], "bias": float(found["bias"])}
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise errors.UserError(
-      f"model.recoding.classifier is {recoding.classifier!r}, which holds no classifier ({error});"
-      " name the result.json of `python -m train.analyse probe`."
-    ) from error
+  except (ValueError, KeyError, TypeError, OverflowError) as error:
+    raise errors.UserError(f"{where} holds no classifier ({error}); {remedy}") from error

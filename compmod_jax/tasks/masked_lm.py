@@ -28,6 +28,7 @@ from compmod_jax.tasks.filler import Filler
 from compmod_jax.tasks.masked_blocks import MaskedBlocks
 from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
 from compmod_jax.tasks.over_blocks import OverBlocks
+from compmod_jax.tasks.text_tokenizer import UNKNOWN
 
 __all__ = ["MaskedLM", "MaskedLMConfig"]
 
@@ -89,7 +90,7 @@ class MaskedLM(OverBlocks):
     return (
       "Tokens: those that are predicted. Loss: nats per predicted token; perplexity and accuracy"
       " are over the same tokens. Unigram: the loss of the best prediction that does not look at"
-      " the context, the entropy of the split's own token frequencies."
+      " the context, the entropy of the split's own token frequencies." + UNKNOWN
     )
 
   # Data.
@@ -181,6 +182,7 @@ class MaskedLM(OverBlocks):
       "unigram": self.blocks.unigram_entropy(split),
       "perplexity": float(np.exp(nll / tokens)),
       "accuracy": correct / tokens,
+      "unknown": self.blocks.unknown(split),
     }
     ordered = [texts[number] for number in sorted(texts)]
     inputs, outputs, references = ([three[i] for three in ordered] for i in range(3))

@@ -4,6 +4,8 @@ import functools
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from compmod_jax import errors
 from compmod_jax.data import pipeline
 from compmod_jax.data.blocks import block_examples, token_stream
@@ -61,6 +63,13 @@ class TextBlocks:
       )
       self._loaded[split, stride] = found
     return self._loaded[split, stride]
+
+  def unknown(self, split: str) -> float:
+    """Per cent of a split's tokens, ends included, that are unknown words."""
+    blocks, found = self[split], 0
+    for block in blocks.columns["tokens"]:
+      found += int(np.sum(block[1:] == self.tokenizer.unk))
+    return 100 * found / int(blocks.tokens["tokens"] - len(blocks))
 
   @functools.cached_property
   def batch(self) -> BatchConfig:

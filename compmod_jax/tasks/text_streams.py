@@ -47,6 +47,10 @@ class TextStreams:
       self._loaded[split] = stream
     return self._loaded[split]
 
+  def unknown(self, split: str) -> float:
+    """Per cent of a split's tokens, ends included, that are unknown words."""
+    return 100 * float(np.mean(self[split] == self.tokenizer.unk))
+
   def documents(self, split: str) -> int:
     """How many documents a split has."""
     return int(np.sum(self[split] == self.tokenizer.eos))

@@ -4,11 +4,12 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from compmod_jax.data.documents import GrammarDocuments, TextDocuments, TfdsDocuments
+from compmod_jax.data.documents import Documents, GrammarDocuments, TextDocuments, TfdsDocuments
 from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig, cached_tokenizer
 from compmod_jax.data.unseen import WithUnseen
 from compmod_jax.errors import check
 
+UNKNOWN = " Unknown: per cent of the text's tokens that are unknown words."
 DocumentData = GrammarDocuments | TextDocuments | TfdsDocuments | WithUnseen
 FILE = "text.tokenizer"
 
@@ -34,5 +35,10 @@ def text_tokenizer(
   """
   if files is not None:
     check(FILE in files, f"{FILE} is missing among the saved files; restore the folder.")
-    return Tokenizer.from_bytes(files[FILE])
+    return Tokenizer.from_bytes(files[FILE], config)
   return cached_tokenizer(itertools.islice(data.load("train"), documents), config, cache)
+
+
+def count_words(documents: Documents, tokenizer: Tokenizer) -> int:
+  """Words between blanks, and one for the end of every document, as perplexity per word counts."""
+  return sum(len(tokenizer.normalise(text).split()) + 1 for text in documents)

@@ -82,7 +82,8 @@ class TranslationConfig:
     else:
       for name in (SOURCE_FILE, TARGET_FILE):
         errors.check(name in files, f"{name} is missing among the saved files; restore the folder.")
-      source, target = (Tokenizer.from_bytes(files[name]) for name in (SOURCE_FILE, TARGET_FILE))
+      source = Tokenizer.from_bytes(files[SOURCE_FILE], self.tokenizer)
+      target = Tokenizer.from_bytes(files[TARGET_FILE], self.target_tokenizer or self.tokenizer)
     # What uses this configuration imports it.
     from compmod_jax.tasks.translation import Translation
 

@@ -11,7 +11,7 @@ import numpy as np
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples
 from compmod_jax.data.pipeline import eval_batches
-from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from compmod_jax.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig, decode
 from compmod_jax.models.transformer import Transformer
 from compmod_jax.sharding import fetch
@@ -163,7 +163,7 @@ class Translator:
       bos=BOS,
       eos=EOS,
       pad=PAD,
-      forbidden=(PAD, BOS, UNK),
+      forbidden=self.target.never_produced,
       rng=rng,
       record=(lambda cache: {name: cache[name] for name in kept}) if kept else None,
     )

@@ -58,14 +58,19 @@ def test_beginnings_are_compared_without_their_ends():
   assert judge(pair("a"), good, bad).difference == pytest.approx(-7.5)
   assert judge(pair("a"), good, bad).right == 0
   assert judge(pair("a"), good, good).right == 0.5
+  assert judge(pair("a", whole=False), good, bad).tokens == 2
+  assert judge(pair("a"), good, bad).tokens == 4
 
 
 def test_accuracy_is_given_with_and_without_pairs_that_hold_unknown_words():
-  judged = [Judged(pair("a"), 1.0, 0), Judged(pair("a"), -1.0, 2), Judged(pair("b"), 2.0, 0)]
+  judged = [
+    Judged(pair("a"), 1.0, 0, 6), Judged(pair("a"), -1.0, 2, 4), Judged(pair("b"), 2.0, 0, 10)
+  ]  # fmt: skip
   first, second, whole = accuracies(judged)
   assert (first.group, first.pairs, first.accuracy) == ("a", 2, 0.5)
   assert (first.known, first.known_accuracy) == (1, 1.0)
   assert (second.group, second.accuracy) == ("b", 1.0)
+  assert [one.unknown for one in (first, second, whole)] == [20, 0, 10]
   assert (whole.group, whole.pairs) == ("all", 3)
   assert whole.accuracy == pytest.approx(2 / 3)
   assert [one.group for one in accuracies(judged[:2])] == ["all"]

@@ -107,6 +107,8 @@ def test_the_report_shows_sentences_errors_later_steps_and_training(task, tmp_pa
   rows = (tmp_path / "report/tokens.csv").read_text().splitlines()
   assert len(rows) == 1 + 5 * (7 + 3)
   assert "never" in " ".join(data["summary"])
+  assert "0 of 10 tokens (0.0 %) are unknown words" in data["summary"][0]
+  assert data["unknown"]["recoded"] == {"tokens": 10, "unknown": 0}
 
 
 def test_what_cannot_be_read_together_is_refused(task, tmp_path):

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from compmod_jax.errors import UserError
 from compmod_jax.interop.hf_folder import CONFIG, INDEX, WEIGHTS
+from compmod_jax.interop.hf_tokenizer import read_tokenizer
 from compmod_jax.interop.huggingface import Checkpoint
 from compmod_jax.interop.huggingface import read_checkpoint as read
 from compmod_jax.interop.huggingface import write_checkpoint as write
@@ -124,3 +125,124 @@ def test_what_their_layout_cannot_hold_is_refused(tmp_path, fields):
   with pytest.raises(UserError, match="Export a model without these"):
     write(tmp_path / "m", made)
   assert not (tmp_path / "m").exists()
+
+
+def changed(folder, place, **fields):
+  """A copy of a folder whose configuration has other fields; `...` leaves one out."""
+  shutil.copytree(folder, place)
+  config = json.loads((place / CONFIG).read_text()) | fields
+  kept = {name: value for name, value in config.items() if value is not ...}
+  (place / CONFIG).write_text(json.dumps(kept))
+  return place
+
+
+def test_roberta_s_head_uses_gelu_whatever_its_layers_use(written, tmp_path):
+  made, folder = written
+  found = read(changed(folder, tmp_path / "m", hidden_act="relu"))
+  assert found.config.activation == "relu"
+  assert found.config.head_activation == ("gelu" if made.kind == "roberta" else None)
+  tokens = jnp.ones((1, 3), int) * 4
+  params = {"params": jax.tree.map(jnp.asarray, found.params)}
+  logits = Encoder(found.config, VOCAB, 1).apply(params, tokens)
+  uses_relu = dataclasses.replace(found.config, head_activation="relu")
+  other = Encoder(uses_relu, VOCAB, 1).apply(params, tokens)
+  distance = float(jnp.abs(logits - other).max())
+  assert distance > 0.1 if made.kind == "roberta" else distance == 0
+  again = tmp_path / "again"
+  write(again, found)
+  assert json.loads((again / CONFIG).read_text())["hidden_act"] == "relu"
+  assert read(again).config == found.config
+  kinds = {"roberta", "bert"} - {made.kind}
+  with pytest.raises(UserError, match="head_activation = .*Export it as " + made.kind):
+    write(tmp_path / "other", found._replace(kind=kinds.pop()))
+
+
+def test_what_a_configuration_leaves_out_means_what_it_means_to_theirs(written, tmp_path):
+  made, folder = written
+  for kind, pad in (("roberta", 1), ("bert", 0)):
+    write(tmp_path / kind, checkpoint(kind, pad))
+    place = changed(tmp_path / kind, tmp_path / f"{kind}-less", pad_token_id=..., hidden_act=...)
+    assert read(place).pad == pad
+    assert read(place).config == SIZES
+  place = changed(folder, tmp_path / "m", layer_norm_eps=...)
+  assert read(place).config.norm_epsilon == 1e-12
+  place = changed(folder, tmp_path / "null", pad_token_id=None)
+  if made.kind == "bert":
+    assert read(place).pad == 0
+  else:
+    with pytest.raises(UserError, match="pad_token_id = None"):
+      read(place)
+
+
+def test_two_biases_of_the_output_that_differ_are_refused(written, tmp_path):
+  made, folder = written
+  whole = safetensors.numpy.load_file(folder / WEIGHTS)
+  head = {"roberta": "lm_head", "bert": "cls.predictions"}[made.kind]
+  shutil.copy(folder / CONFIG, tmp_path)
+  bias = whole[f"{head}.bias"]
+  safetensors.numpy.save_file(whole | {f"{head}.decoder.bias": bias}, tmp_path / WEIGHTS)
+  np.testing.assert_array_equal(read(tmp_path).params["head"]["bias"], bias)
+  safetensors.numpy.save_file(whole | {f"{head}.decoder.bias": bias + 1}, tmp_path / WEIGHTS)
+  with pytest.raises(UserError, match=r"decoder\.bias differs from"):
+    read(tmp_path)
+
+
+@pytest.mark.parametrize(
+  "name", ["../model.safetensors", "/etc/passwd", "/dev/zero", "..", "", "a/b", "a\\b", "a\0b", 3]
+)
+def test_an_index_cannot_name_files_outside_of_its_folder(written, tmp_path, name):
+  folder = tmp_path / "m"
+  folder.mkdir()
+  shutil.copy(written[1] / CONFIG, folder)
+  shutil.copy(written[1] / WEIGHTS, tmp_path)
+  (folder / INDEX).write_text(json.dumps({"weight_map": {"a.weight": name}}))
+  with pytest.raises(UserError, match=r"a\.weight is in .*no name of a file in that folder"):
+    read(folder)
+
+
+def test_files_that_a_stranger_wrote_are_read_within_limits(written, tmp_path):
+  folder = tmp_path / "m"
+  shutil.copytree(written[1], folder)
+  index, config, weights = folder / INDEX, folder / CONFIG, folder / WEIGHTS
+  for text, message in (
+    ("[" * 100_000, "nested deeper"),
+    ("[]", "holds no object"),
+    ('{"weight_map": []}', "has no weight_map"),
+    ('{"weight_map": {"a": "zero.safetensors"}}', "zero.safetensors is damaged .*no plain file"),
+    ('{"weight_map": {"a": "gone.safetensors"}}', r"There is no gone\.safetensors"),
+  ):
+    (folder / "zero.safetensors").unlink(missing_ok=True)
+    (folder / "zero.safetensors").symlink_to("/dev/zero")
+    index.write_text(text)
+    with pytest.raises(UserError, match=message):
+      read(folder)
+  index.unlink()
+  with open(weights, "r+b") as file:
+    file.truncate(1 << 42)  # takes no room
+  with pytest.raises(UserError, match="has 4,398,046,511,104 bytes, and at most"):
+    read(folder)
+  for text in ("[" * 100_000, "[]", '{"hidden_size": ' + "9" * 5000 + "}", "\xff"):
+    config.write_text(text, "latin-1")
+    with pytest.raises(UserError, match=r"config\.json (cannot be read|holds no object)"):
+      read(folder)
+
+
+@pytest.mark.parametrize(
+  ("files", "message"),
+  [
+    ({"tokenizer.json": "[" * 100_000}, "nested deeper"),
+    ({"tokenizer.json": "{}"}, "has no field model"),
+    ({"tokenizer.json": '{"model": {}}'}, "it is no tokenizer"),
+    ({"tokenizer.json": "{}", "tokenizer_config.json": "[1]"}, "holds no object"),
+    ({"vocab.json": "[]", "merges.txt": ""}, "are no vocabulary"),
+    ({"vocab.json": "{}"}, "cannot be read"),
+    ({"vocab.txt": "\xff"}, "is no vocabulary"),
+    ({}, "There is no tokenizer"),
+  ],
+)
+def test_damaged_tokenizers_are_named_and_not_followed_by_a_traceback(tmp_path, files, message):
+  pytest.importorskip("tokenizers")
+  for name, text in files.items():
+    (tmp_path / name).write_text(text, "latin-1")
+  with pytest.raises(UserError, match=message):
+    read_tokenizer(tmp_path)

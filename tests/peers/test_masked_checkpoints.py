@@ -1,5 +1,6 @@
 """RoBERTa and BERT of `transformers`, imported and exported, give the same logits."""
 
+import inspect
 import json
 
 import jax
@@ -9,7 +10,8 @@ import pytest
 from flax import linen as nn
 
 import compmod_jax
-from compmod_jax.interop.hf_tokenizer import read_tokenizer
+from compmod_jax.interop.hf_folder import DEFAULTS, REMOVED_DEFAULTS
+from compmod_jax.interop.hf_tokenizer import TOKENIZER_DEFAULTS, read_tokenizer
 from compmod_jax.interop.huggingface import Checkpoint, read_checkpoint, write_checkpoint
 from compmod_jax.models.encoder import Encoder, EncoderConfig
 from train import convert
@@ -58,13 +60,16 @@ def make_bert(**fields):
   return transformers.BertForMaskedLM(config)
 
 
-@pytest.fixture(scope="module", params=["roberta", "bert", "bert, another activation"])
+@pytest.fixture(
+  scope="module",
+  params=["roberta", "bert", "bert, another activation", "roberta, another activation"],
+)
 def theirs(request, tmp_path_factory):
   """A model of theirs with random weights (biases and norms too), and its folder."""
   torch.manual_seed(0)
-  model = make_roberta() if request.param == "roberta" else make_bert()
-  if "another" in request.param:
-    model = make_bert(hidden_act="gelu_new")
+  make = make_roberta if "roberta" in request.param else make_bert
+  other = {"hidden_act": "relu" if make is make_roberta else "gelu_new"}
+  model = make(**(other if "another" in request.param else {}))
   with torch.no_grad():
     for value in model.parameters():
       value.add_(0.3 * torch.randn_like(value))
@@ -130,6 +135,43 @@ def test_a_model_of_ours_can_be_exported_in_either_layout(kind, tmp_path):
   ours = our_logits(made, tokens)
   real = tokens != 0
   np.testing.assert_allclose(ours[real], their_logits(theirs, tokens, 0)[real], atol=1e-4)
+
+
+def test_every_default_that_a_configuration_may_leave_out_is_theirs():
+  for kind, defaults in DEFAULTS.items():
+    config = transformers.AutoConfig.for_model(kind)
+    assert {name: getattr(config, name) for name in defaults} == defaults, kind
+  for kind, defaults in REMOVED_DEFAULTS.items():
+    config = transformers.AutoConfig.for_model(kind)
+    for name, value in defaults.items():
+      assert getattr(config, name, value) == value, (kind, name)
+
+
+def test_every_default_of_tokenizers_is_theirs():
+  """Where `tokenizer_config.json` leaves a field out; theirs are arguments with defaults."""
+  classes = {"roberta": transformers.RobertaTokenizerFast, "bert": transformers.BertTokenizerFast}
+  for kind, defaults in TOKENIZER_DEFAULTS.items():
+    theirs = inspect.signature(classes[kind].__init__).parameters
+    assert {name: theirs[name].default for name in defaults} == defaults, kind
+
+
+@pytest.mark.parametrize("kind", ["roberta", "bert"])
+def test_a_configuration_that_says_nothing_but_its_sizes_is_read_as_theirs(kind, tmp_path):
+  torch.manual_seed(0)
+  model = make_roberta() if kind == "roberta" else make_bert()
+  model.eval().save_pretrained(tmp_path, safe_serialization=True)
+  path = tmp_path / "config.json"
+  names = "hidden_size num_hidden_layers num_attention_heads intermediate_size"
+  names += " max_position_embeddings type_vocab_size vocab_size model_type"
+  given = json.loads(path.read_text())
+  path.write_text(json.dumps({name: given[name] for name in names.split()}))
+  theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+  found = read_checkpoint(tmp_path)
+  assert found.pad == theirs.config.pad_token_id
+  tokens = batch(7, found.pad)
+  real = tokens != found.pad
+  ours = our_logits(found, tokens)
+  np.testing.assert_allclose(ours[real], their_logits(theirs, tokens, found.pad)[real], atol=1e-4)
 
 
 def test_the_default_sizes_are_roberta_base_s_to_the_last_parameter():

@@ -242,9 +242,26 @@ def test_generated_answers_are_the_most_probable_tokens(model, tokenizer):
       options = jnp.asarray([coded.options], jnp.int32)
       batch = {"tokens": jnp.asarray(padded), "index": jnp.zeros(1, jnp.int32), "options": options}
       logits = forward(params, {**batch, "answer": options[:, :1], f"rows/{kind}": options[:, 0]})
-      best = logits[0, len(ids) - 1].at[tokenizer.pad].set(-jnp.inf)
+      best = logits[0, len(ids) - 1].at[jnp.array(tokenizer.never_produced)].set(-jnp.inf)
       assert token == int(jnp.argmax(best))
       ids.append(token)
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_answers_hold_no_token_that_stands_for_no_text(tokenizer, method):
+  model = DecoderConfig(
+    decoder_layers=1, tied=False, dim=16, heads=2, ffn_dim=16, max_length=128, dropout=0.0
+  )
+  task = Answering(TINY, model, tokenizer)
+  params = nn.unbox(jax.jit(task.init)(jax.random.key(2)))
+  never = jnp.array(sorted(tokenizer.controls - {tokenizer.eos}))
+  assert len(never) >= 3
+  params["head"]["bias"] = params["head"]["bias"].at[never].set(1e4)
+  decode = DecodeConfig(method=method, beams=2)
+  answers = task.answerer(params, list(task.config.questions("test")[0][:4]), decode)
+  found = {int(token) for (answer,) in answers for token in answer.tokens}
+  assert found
+  assert not found & set(never.tolist())
 
 
 def test_evaluation_answers_and_scores(made):

@@ -97,6 +97,7 @@ def test_every_token_of_a_split_counts_once_whatever_the_stride(folder, model, s
   values = task.evaluate(params_of(task), "valid").values
   assert values["tokens"] == len(stream)
   words = sum(len(text.split()) + 1 for text in task.config.data.load("valid"))
+  assert values["unknown"] == 0
   assert values["word_perplexity"] == pytest.approx(np.exp(values["loss"] * len(stream) / words))
 
 

@@ -13,6 +13,7 @@ import tiny_recurrent
 
 import compmod_jax
 from compmod_jax.api import RecurrentModel
+from compmod_jax.data.vocabulary import Words
 from compmod_jax.errors import UserError
 from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
@@ -21,6 +22,7 @@ from compmod_jax.serialise import to_json
 from compmod_jax.tasks.base import Context, Task, lower_is_better
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
+from compmod_jax.tasks.text_tokenizer import FILE
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,21 @@ def test_evaluation_scores_every_token_once_and_per_word(task):
   np.testing.assert_allclose(found["perplexity"], np.exp(found["loss"]))
   np.testing.assert_allclose(found["word_perplexity"], found["perplexity"], rtol=1e-9)
   assert found["error"] > 0
+  assert found["unknown"] == 0
   assert task.evaluate(parameters(task), "test").values == found
+
+
+def test_unknown_words_are_counted_as_the_corpus_s_own(folder, task):
+  """A vocabulary in which `<unk>` stands for a word of the text."""
+  words = ["<unk>", "bat", "cow", "dog", "emu", *"01234"]  # lacks "fox"
+  files = {FILE: Words(words).to_bytes()}
+  other = task.config.build(task.model.config, files=files)
+  texts = " ".join(task.config.data.load("test")).split()
+  share = texts.count("fox") / len(task.streams["test"])
+  assert share > 0.02
+  assert other.streams.unknown("test") == pytest.approx(100 * share)
+  batch = other.scorer.batch(["fox 4", "<unk> 4"])
+  assert batch["targets"][0].tolist() == batch["targets"][1].tolist()
 
 
 def test_a_text_by_itself_is_scored_as_in_a_stream_of_one_row(folder, task):

@@ -15,6 +15,7 @@ import compmod_jax
 from compmod_jax import sharding
 from compmod_jax.api import MaskedModel
 from compmod_jax.errors import UserError
+from compmod_jax.interop.hf_tokenizer import HuggingFaceTokenizer
 from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.mechanisms.masking import MaskingConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
@@ -25,6 +26,7 @@ from compmod_jax.sites import zero_units
 from compmod_jax.tasks.base import Context, Sharing, Task, lower_is_better
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.masked_lm import MaskedLM, MaskedLMConfig
+from compmod_jax.tasks.text_tokenizer import FILE
 from compmod_jax.tasks.translation import Translation
 
 CONTEXT = Context(jax.random.key(0), jnp.int32(0), True)
@@ -322,6 +324,26 @@ def test_activations_are_captured_and_edits_change_predictions(model):
   assert one != two
   with pytest.raises(UserError, match=r"Did you mean .*heads_scaled"):
     model.edit({"encoder/layer_0/self/heads_scale": zero_units(0)})
+
+
+def test_rows_that_pad_a_vocabulary_are_never_offered_or_put_into_text(folder):
+  package = pytest.importorskip("tokenizers")
+  words = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "bat", "cow", "dog", "emu", "fox", *"01234"]
+  model = package.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
+  whole = package.Tokenizer(model)
+  whole.pre_tokenizer = package.pre_tokenizers.WhitespaceSplit()
+  names = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>", "mask": "<mask>"}
+  tokenizer = HuggingFaceTokenizer(whole.to_str(), names, vocab=64)
+  padded = frozenset(range(len(words), 64))
+  assert tokenizer.unused == padded
+  model = tiny_masked.make_model(dropout=0.0, attention_dropout=0.0)
+  task = tiny_masked.make_task(folder).build(model, files={FILE: tokenizer.to_bytes()})
+  params = parameters(task)
+  params["head"]["bias"] = params["head"]["bias"].at[len(words) :].set(50.0)
+  (filled,) = task.filler(params, ["bat 0 <mask> 1"], top=64)
+  offered = [candidate.token for candidate in filled.candidates[0]]
+  assert sorted(offered) == sorted(words[5:])
+  assert not task.blocks.ordinary[sorted(padded)].any()  # nor drawn in place of a masked token
 
 
 def test_a_subword_mask_stands_for_a_word_with_its_space(folder):

@@ -159,4 +159,8 @@ def test_a_classifier_of_the_grammar_s_numbers_recodes(tmp_path, monkeypatch, ca
   pairs = ["--workdir", str(tmp_path / "weak"), "--quiet", "--format", "grammar"]
   minimal_pairs.main([*pairs, "--json", str(tmp_path / "pairs.json")])
   assert len(json.loads((tmp_path / "pairs.json").read_text())["pairs"]) == 20
-  assert "3 attractors" in capsys.readouterr().out
+  printed = capsys.readouterr().out
+  assert "3 attractors" in printed
+  assert "95 % interval  unknown" in printed
+  group = json.loads((tmp_path / "pairs.json").read_text())["groups"][-1]
+  assert group["unknown"] == 0

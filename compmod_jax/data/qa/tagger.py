@@ -143,9 +143,9 @@ class Tagged:
 
 def _spelt(tokenizer: Tokenizer, ids: list[int], text: str) -> Iterator[str]:
   """The text of every token."""
-  unknown = iter(tokenizer.unknown(text) if tokenizer.unk in ids else ())
-  for number in ids:
-    piece = next(unknown, "") if number == tokenizer.unk else tokenizer.text_of(number)
+  surfaces = tokenizer.surfaces(text) if tokenizer.unk in ids else [""] * len(ids)
+  for number, surface in zip(ids, surfaces, strict=True):
+    piece = surface if number == tokenizer.unk else tokenizer.text_of(number)
     yield piece.replace("▁", " ")
 
 

@@ -111,8 +111,8 @@ class QASet:
     check(
       bool(left) or not own,
       f"train of {self.name} has no file of its own: {_listed(own)} is in valid or test as well,"
-      " and training leaves the files of other splits out. Give train other files, or leave valid and"
-      " test empty: they are cut from the training files then.",
+      " and training leaves the files of other splits out. Give train other files, or leave valid"
+      " and test empty: they are cut from the training files then.",
     )
     return left
 

@@ -189,7 +189,7 @@ def _overlap_rows(
   from compmod_jax.data.qa.mixed import name_of
   from compmod_jax.data.qa.overlap import gold_answers, overlap_answers
 
-  formats: "list[Format]" = ["multiple_choice", "yes_no"]
+  formats: list[Format] = ["multiple_choice", "yes_no"]
   if worlds:
     formats.append("extractive")
   known = [

@@ -242,7 +242,8 @@ def overlap_answers(
   """
   learnt: dict[Format, Regression] = {}
   known, checked, asked = list(train), list(valid), list(test)
-  for format in dict.fromkeys(question.format for question in asked):
+  present: dict[Format, None] = dict.fromkeys(question.format for question in asked)
+  for format in present:
     if format in formats and format != "abstractive":
       mine = [[q for q in part if q.format == format] for part in (known, checked)]
       learnt[format] = chosen(*mine)

@@ -13,6 +13,7 @@ T = TypeVar("T")
 # Names the class of a field that may hold one of several.
 TAG = "kind"
 _UNTAGGED = "untagged"
+_ABSENT = "absent"
 
 
 def once(kind: type) -> dict[str, Any]:
@@ -21,6 +22,14 @@ def once(kind: type) -> dict[str, Any]:
   What was saved then has no tag, and is of this class.
   """
   return {_UNTAGGED: kind}
+
+
+def absent(value: Any) -> dict[str, Any]:
+  """Metadata of a field that is newer than saved configurations, for which its default is wrong.
+
+  What was saved without the field has this value instead.
+  """
+  return {_ABSENT: value}
 
 
 def to_json(config: Any, kind: Any = None) -> dict[str, Any]:
@@ -139,6 +148,9 @@ def _read_class(classes: dict[str, Any], data: Any, path: str, untagged: type | 
     name: _read(hints[name], value, f"{prefix}{name}", fields[name].metadata.get(_UNTAGGED))
     for name, value in data.items()
   }
+  for field in fields.values():
+    if _ABSENT in field.metadata:
+      values.setdefault(field.name, field.metadata[_ABSENT])
   return chosen(**values)
 
 

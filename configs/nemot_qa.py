@@ -44,7 +44,7 @@ def worlds() -> Experiment:
     name="NeMoT on worlds",
     task=AnsweringConfig(
       data=Mixed(seeds=(data,)),
-      tokenizer=dataclasses.replace(AnsweringConfig().tokenizer, vocab_size=600),
+      tokenizer=dataclasses.replace(AnsweringConfig().tokenizer, vocab_size=400),
       length=192,
       answer_length=24,
       batch_questions=8,

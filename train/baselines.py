@@ -5,7 +5,8 @@
 Of translation, two baselines on raw text: every word replaced by its entry in a dictionary (the
 grammar's own, or one learnt from the training pairs), and the translation of the most similar
 training sentence. Of question answering, what `compmod_jax.data.qa.baselines` has: the share of
-exact answers from the question alone, the last sentence and other tricks, beside chance.
+exact answers from the question alone, the last sentence and other tricks, beside chance; and of
+every set what the words answer that question, options and passage share (`data.qa.overlap`).
 """
 
 import dataclasses
@@ -23,11 +24,13 @@ from train.evaluate import write_json
 from train.experiment import Experiment, parse, translation_task
 
 if TYPE_CHECKING:
-  from compmod_jax.data.qa.example import Question
+  from compmod_jax.data.qa.example import Format, Question
   from compmod_jax.data.qa.mixed import Mixed
 
 COLUMNS = ("split", "sentences", "bleu", "interval", "chrf", "exact_match")
 HEADINGS = ("split", "sentences", "BLEU", "95 % interval", "chrF", "exact match")
+_LEARNT = 2_000  # training questions of a format that the regression on shared words learns from
+_CHECKED = 240  # validation questions of each set that its penalty is chosen on
 _SHORT = {
   "multiple_choice": "choice",
   "yes_no": "yes/no",
@@ -175,7 +178,51 @@ def answer_rows(data: "Mixed", splits: Sequence[str], most: int) -> list[dict[st
           row = {"baseline": name, "split": split, "questions": len(asked)}
           found.setdefault(name, row)[cell] = 100 * share
     rows += found.values()
+    rows += _overlap_rows(data, split, train, worlds=kinds is not None)
   return rows
+
+
+def _overlap_rows(
+  data: "Mixed", split: str, train: "list[Question]", *, worlds: bool
+) -> list[dict[str, Any]]:
+  """What shared words answer, of every set of a split; trained and chosen on all sets together."""
+  from compmod_jax.data.qa.mixed import name_of
+  from compmod_jax.data.qa.overlap import gold_answers, overlap_answers
+
+  formats: list[Format] = ["multiple_choice", "yes_no"]
+  if worlds:
+    formats.append("extractive")
+  known = [
+    question
+    for format in formats
+    for question in itertools.islice((q for q in train if q.format == format), _LEARNT)
+  ]
+  checked = [
+    question
+    for one, name in data.sets("valid" if "valid" in data.splits() else split)
+    if name == "valid"
+    for question in one.load(name).items[:_CHECKED]
+  ]
+  sets = data.sets(split)
+  rows: dict[tuple[str, str], dict[str, Any]] = {}
+  rights: dict[tuple[str, str, str], list[bool]] = {}
+  asked, where = [], []
+  for one, name in sets:
+    questions = one.load(name).items[:]
+    asked += questions
+    place = split if len(sets) == 1 else f"{split} {name_of(one)}"
+    where += [(place, len(questions))] * len(questions)
+  places = {id(question): place for question, place in zip(asked, where, strict=True)}
+  for baseline, question, answer in overlap_answers(known, checked, asked, formats):
+    place, count = places[id(question)]
+    facts = question.info.get("facts", 0)
+    cell = f"exact_match/{question.format}" + (f"/{facts}" if facts else "")
+    row = {"baseline": baseline, "split": place, "questions": count}
+    rows.setdefault((place, baseline), row)
+    rights.setdefault((place, baseline, cell), []).append(answer in gold_answers(question))
+  for (place, baseline, cell), right in rights.items():
+    rows[place, baseline][cell] = 100 * sum(right) / len(right)
+  return list(rows.values())
 
 
 def _questions(data: "Mixed", split: str, most: int | None = None) -> "list[Question]":

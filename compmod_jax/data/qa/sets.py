@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -107,7 +107,14 @@ class QASet:
     own = [path for p in getattr(self, split) for path in files.find_files(folder, p)]
     others = self.valid + self.test if split == "train" else ()
     taken = {path for p in others for path in files.find_files(folder, p)}
-    return [path for path in dict.fromkeys(own) if path not in taken]
+    left = [path for path in dict.fromkeys(own) if path not in taken]
+    check(
+      bool(left) or not own,
+      f"train of {self.name} has no file of its own: {_listed(own)} is in valid or test as well,"
+      " and training leaves the files of other splits out. Give train other files, or leave valid"
+      " and test empty: they are cut from the training files then.",
+    )
+    return left
 
   def _part(self, question: Question) -> str:
     """The split of a question of training files that are cut."""
@@ -118,6 +125,12 @@ class QASet:
     if place < self.held_out and not self.test:
       return "test"
     return "valid" if self.held_out <= place < 2 * self.held_out else "train"
+
+
+def _listed(paths: Sequence[Path]) -> str:
+  """The names of the first few files."""
+  names = [path.name for path in dict.fromkeys(paths)]
+  return ", ".join([*names[:3], *["..."] * (len(names) > 3)])
 
 
 def _development_sets() -> Iterator[QASet]:

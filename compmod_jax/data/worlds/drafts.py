@@ -222,11 +222,17 @@ def _wrong(plan: Plan, world: World, choices: list[str]) -> list[str]:
 def _untold(random: Random, draft: Draft) -> Draft | None:
   """The question about the story without one of the events that its answer needs.
 
-  None if another answer follows from the rest, or the question names what the rest does not.
+  None if another answer follows from the rest, the question names what the rest does not, or the
+  rest contradicts itself: someone passes on what, as far as it tells, another person has.
   """
   missing = pick(random, draft.supporting)
   events = [event for i, event in enumerate(draft.events) if i != missing]
-  world = World(events)
+  world = World([])
+  for event in events:
+    if not world.allows(event):
+      return None
+    world.happen(event)
+  world.events = events
   told = {word for event in events for word in event[1:]}
   if evaluate(draft.query, world) is not None or world.ambiguous:
     return None

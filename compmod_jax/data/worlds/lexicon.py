@@ -3,22 +3,27 @@
 No word has two tags, and a content word has one class, so that both can be looked up.
 """
 
+import itertools
 import re
+import zlib
 from typing import Literal
 
 from compmod_jax.errors import UserError
 
 Tag = Literal["noun", "verb", "adjective", "adverb", "numeral", "other"]
 
-# The first of each class are used most: eight names or more have every capital letter of new ones.
+# The first of each class are used most.
 _NAMES = """
   Anna Ben Daniel Emma Hugo Julia Karin Leo Maria Otto Peter Rosa Carla Clara David Eva Felix Frank
   Greta Helen Ida Ivan Jonas Linda Martin Nina Nora Oscar Paula Robert Sara Simon Thomas Tom Vera
   Walter"""
-# Only the split `names` has them: no letter, nor pair of neighbouring letters, is new to training.
-_NEW_NAMES = """
-  Anton Benno Dana Dario Emmet Evan Frances Helena Hugh Jonathan Karen Lina Marian Otis Pauline
-  Roman Sandra Wanda"""
+# Of invented names: two open syllables and perhaps a last consonant. There are so many that a
+# tokenizer has to split them, and training has every syllable at every place.
+_CONSONANTS = "bdfghklmnprstv"
+_VOWELS = "aeiou"
+_LAST = ("", "l", "n", "s")
+_INVENTED = 2_000  # for training
+_NEW = 200  # for the split `names`
 _PLACES = """
   castle cellar church forest garage garden hall kitchen library museum office park school shop
   station tower"""
@@ -38,15 +43,32 @@ _OTHERS: dict[Tag, str] = {
 }
 
 NAMES: tuple[str, ...] = tuple(_NAMES.split())
-NEW_NAMES: tuple[str, ...] = tuple(_NEW_NAMES.split())
 PLACES: tuple[str, ...] = tuple(_PLACES.split())
 THINGS: tuple[str, ...] = tuple(_THINGS.split())
 COLOURS: tuple[str, ...] = tuple(_COLOURS.split())
 MATERIALS: tuple[str, ...] = tuple(_MATERIALS.split())
 NUMERALS: tuple[str, ...] = tuple(_NUMERALS.split())
 
+
+def _invent() -> tuple[str, ...]:
+  """Invented names in an order that does not depend on the interpreter, no word of the worlds."""
+  syllables = [one + other for one in _CONSONANTS for other in _VOWELS]
+  parts = itertools.product(syllables, syllables, _LAST)
+  lists = (_NAMES, _PLACES, _THINGS, _COLOURS, _MATERIALS, _NUMERALS, *_OTHERS.values())
+  taken = {word.lower() for words in lists for word in words.split()}
+  names = ("".join(name) for name in parts)
+  ranked = sorted((zlib.crc32(name.encode()), name) for name in names if name not in taken)
+  return tuple(name.capitalize() for _, name in ranked[: _INVENTED + _NEW])
+
+
+_ALL_INVENTED = _invent()
+INVENTED_NAMES = _ALL_INVENTED[:_INVENTED]
+"""for training, beside `NAMES`"""
+NEW_NAMES = _ALL_INVENTED[_INVENTED:]
+"""the split `names` alone has them"""
+
 CLASSES: dict[str, str] = {
-  **dict.fromkeys(NAMES + NEW_NAMES, "person"),
+  **dict.fromkeys(NAMES + INVENTED_NAMES + NEW_NAMES, "person"),
   **dict.fromkeys(PLACES, "place"),
   **dict.fromkeys(THINGS, "thing"),
   **dict.fromkeys(COLOURS, "colour"),

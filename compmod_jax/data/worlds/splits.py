@@ -14,6 +14,7 @@ from compmod_jax.data.worlds.drafts import Draft, Plan, draw
 from compmod_jax.data.worlds.further import draw_further
 from compmod_jax.data.worlds.lexicon import (
   COLOURS,
+  INVENTED_NAMES,
   MATERIALS,
   NAMES,
   NEW_NAMES,
@@ -21,14 +22,20 @@ from compmod_jax.data.worlds.lexicon import (
   THINGS,
 )
 from compmod_jax.data.worlds.passages import passage
+from compmod_jax.data.worlds.queries import Query
 from compmod_jax.data.worlds.repertoire import ALL, Repertoire
-from compmod_jax.data.worlds.stories import Cast, Random, pick
-from compmod_jax.errors import check, check_choice
+from compmod_jax.data.worlds.stories import Cast, Random, pick, several
+from compmod_jax.errors import UserError, check, check_choice
+from compmod_jax.serialise import absent
 
+VERSION = 2
+"""of the generator; each change of what any field's value gives is another version"""
 SPLITS = ("train", "valid", "test", "facts", "names", "length")
 FACTS = 3  # that a training question needs at most
 UNTOLD = 5  # one extractive question in so many has no answer
 _FEWEST = 8
+_STORIES = 50  # told until one has enough different questions
+_PLANS = 12  # of a further question, until one fits the story
 _CYCLE = len(FORMATS) * FACTS
 _CHOICE: tuple[Format, ...] = ("multiple_choice",)
 _NO_CHOICE: tuple[Format, ...] = ("yes_no", "yes_no", "extractive", "abstractive")
@@ -56,9 +63,11 @@ class WorldsData:
   which has at least four words that the answer could be, and where facts stand is drawn at random.
   Only the last sentence is needed less often than others. `data/qa/baselines.py` measures this.
 
+  No story contradicts itself or tells a thing twice, and no question is asked twice on a story.
+
   Out of distribution: `facts`, one fact more than training ever needs; `names`, persons whose names
-  training does not have; `length`, stories with 3 sentences more than the longest in training, up
-  to twice as many.
+  training does not have, made of syllables that its invented names have; `length`, stories with 3
+  sentences more than the longest in training, up to twice as many.
 
   Annotations (`Question.info`): `facts`, their number, where there is no answer the number that it
   would need; `supporting`, the numbers of their sentences in the passage, from 0 (empty without an
@@ -93,6 +102,13 @@ class WorldsData:
   easy_options: float = 0.0
   """training: share of multiple-choice questions whose wrong options the story does not have; to
   find out which option it has is a first step towards finding out why"""
+  invented: float = 0.25
+  """training: share of stories whose persons have invented names, each one of some thousand, so
+  that a model learns to read names that it has not seen"""
+  version: int = dataclasses.field(default=VERSION, metadata=absent(1))
+  """of the generator: other versions made other questions of the same settings. Configurations that
+  were saved without it are of version 1, which had stories that contradict themselves, repeated
+  questions, and new names without tokens; it cannot be drawn from any more"""
 
   def __post_init__(self) -> None:
     for field in ("train", "valid", "test", "shifted"):
@@ -115,9 +131,12 @@ class WorldsData:
       f"kinds is {self.kinds}, which leaves nothing to ask for in {lacking[:1]} (format, facts);"
       " add one that worlds.repertoire.KINDS has there.",
     )
+    for field in ("easy_options", "invented"):
+      share = getattr(self, field)
+      check(0 <= share <= 1, f"{field} is {share}; it is a share: give a number from 0 to 1.")
     check(
-      0 <= self.easy_options <= 1,
-      f"easy_options is {self.easy_options}; it is a share: give a number from 0 to 1.",
+      1 <= self.version <= VERSION,
+      f"version is {self.version}; the generator's is {VERSION}: leave it out.",
     )
     for field in ("ways", "asked"):
       value = getattr(self, field)
@@ -152,7 +171,7 @@ class WorldsData:
       f"Questions about simulated worlds in four formats, of 1 to {FACTS} facts, stories of"
       f" {self.shortest} to {self.longest} sentences{kinds}: {self.train:,} for training,"
       f" {self.valid:,} for validation, {self.test:,} for tests and {self.shifted:,} in each of"
-      f" {', '.join(SPLITS[3:])} (seed {self.seed})."
+      f" {', '.join(SPLITS[3:])} (seed {self.seed}, generator {self.version})."
     )
 
   def load(self, split: str) -> Questions:
@@ -161,6 +180,7 @@ class WorldsData:
     Raises:
       UserError: `split` is none of `splits()`.
     """
+    self._check_version()
     return Questions(_Made(self, split), lambda i: f"worlds:{split}[{i}]")
 
   def question(self, split: str, index: int) -> Question:
@@ -182,66 +202,96 @@ class WorldsData:
       0 <= index < size,
       f"index is {index}; the split {split} has {size:,} questions: choose 0 to {size - 1}.",
     )
+    self._check_version()
     if split != "train":
-      return self._first(split, index)
+      return self._first(self._draws(split, str(index)), split, index)
     story, number = divmod(index, self.asked)
     return _story(self, story)[number]
 
-  def _further(self, story: int, asked: Sequence[tuple[Question, Draft]]) -> tuple[Question, Draft]:
-    """A question on a training story after those asked; the first again if no other is found."""
-    (question, first), number = asked[0], len(asked)
-    before = {other.query for _, other in asked}
-    draws = self._draws("train", f"{story}.{number}")
-    choices = question.format in _CHOICE
-    format = pick(draws, _CHOICE if choices else _NO_CHOICE)  # one task for all on a story
-    plan = Plan(
-      format=format,
-      facts=1 + int(FACTS * draws()),
-      sentences=(self.shortest, self.longest),
-      options=2 + number % 3 if choices else 0,
-      right=draws() < 0.5,
-      told=format != "extractive" or draws() >= 1 / UNTOLD,
-      choices=2,  # stories about persons name few places
+  def _check_version(self) -> None:
+    check(
+      self.version == VERSION,
+      f"version is {self.version}: these worlds were made by a generator that is not kept, as its"
+      f" stories contradicted themselves. Set version to {VERSION} for the present one, whose"
+      " questions are others, or use a revision of this project from before it.",
     )
-    plan = self._eased(draws, plan)
-    for facts in dict.fromkeys((plan.facts, 2, 1)):
-      plan = dataclasses.replace(plan, facts=facts)
-      draft = draw_further(draws, plan, first.events, self._repertoire)
-      if draft is not None and draft.query not in before:
-        sentences = re.findall(r"[^. ][^.]*\.", question.passage)
-        return english.question(draws, plan, draft, sentences, self.ways), draft
-    return question, first
+
+  def _further(
+    self, draws: Random, story: int, asked: Sequence[tuple[Question, Draft]]
+  ) -> tuple[Question, Draft] | None:
+    """A question on a training story that is none of those asked; None if none is found soon."""
+    (question, first), number = asked[0], len(asked)
+    before = {_same_question(other.query) for _, other in asked}
+    texts = {other.question for other, _ in asked}
+    choices = question.format in _CHOICE
+    sentences = re.findall(r"[^. ][^.]*\.", question.passage)
+    for turn in range(_PLANS):
+      format = pick(draws, _CHOICE if choices else _NO_CHOICE)  # one task for all on a story
+      plan = Plan(
+        format=format,
+        facts=1 + int(FACTS * draws()),
+        sentences=(self.shortest, self.longest),
+        options=2 + number % 3 if choices else 0,
+        right=draws() < 0.5,
+        told=format != "extractive" or draws() >= 1 / UNTOLD,
+        choices=2,  # stories about persons name few places
+      )
+      plan = self._eased(draws, plan, self._people("train", story))
+      # What needs one fact alone is soon asked; it is left for when there is nothing else.
+      for facts in dict.fromkeys((plan.facts, 2, *(1,) * (turn >= 2))):
+        plan = dataclasses.replace(plan, facts=facts)
+        draft = draw_further(draws, plan, first.events, self._repertoire)
+        if draft is None or _same_question(draft.query) in before:
+          continue
+        made = english.question(draws, plan, draft, sentences, self.ways)
+        if made.question not in texts:
+          return made, draft
+    return None
 
   def _draws(self, split: str, name: str) -> Random:
     """Draws from [0, 1) of a question's own."""
     digest = hashlib.blake2b(f"{self.seed} {split} {name}".encode(), digest_size=8).digest()
     return random.Random(int.from_bytes(digest, "big")).random
 
-  def _first(self, split: str, index: int) -> tuple[Question, Draft]:
+  def _first(self, draws: Random, split: str, index: int) -> tuple[Question, Draft]:
     """The first question on a story."""
-    draws = self._draws(split, str(index))
-    words = self._words(NEW_NAMES if split == "names" else NAMES)
+    people = self._people(split, index)
+    words = self._words(people)
     plan = self._plan(split, index)
     if split == "train":
       # Stories about one fact would leave further questions nothing that needs two.
       facts = max(plan.facts, min(2, self.asked))
-      plan = self._eased(draws, dataclasses.replace(plan, facts=facts))
+      plan = self._eased(draws, dataclasses.replace(plan, facts=facts), people)
     while True:
       draft = draw(draws, words, plan, self._repertoire)
       sentences = passage(draws, split, draft.events, self.ways)
       if sentences is not None:
         return english.question(draws, plan, draft, sentences, self.ways), draft
 
-  def _words(self, names: Sequence[str]) -> Cast:
-    """The words of every class that there are."""
-    lists = (names, PLACES, THINGS, COLOURS, MATERIALS)
-    return Cast(*(of_class[: self.words] for of_class in lists))
+  def _people(self, split: str, story: int) -> Sequence[str]:
+    """The names that the persons of a story can have."""
+    draws = self._draws(split, f"{story} people")
+    if split == "names":
+      return several(draws, NEW_NAMES, self._persons)
+    if split == "train" and draws() < self.invented:
+      return several(draws, INVENTED_NAMES, self._persons)
+    return NAMES[: self.words]
 
-  def _eased(self, draws: Random, plan: Plan) -> Plan:
+  @property
+  def _persons(self) -> int:
+    """How many names a story of invented ones chooses from."""
+    return min(self.words, len(NAMES))
+
+  def _words(self, people: Sequence[str]) -> Cast:
+    """The words of every class that there are, with these names."""
+    lists = (PLACES, THINGS, COLOURS, MATERIALS)
+    return Cast(people, *(of_class[: self.words] for of_class in lists))
+
+  def _eased(self, draws: Random, plan: Plan, people: Sequence[str]) -> Plan:
     """The plan of a training question, with wrong options of other stories now and then."""
     if not plan.options or draws() >= self.easy_options:
       return plan
-    return dataclasses.replace(plan, outside=self._words(NAMES))
+    return dataclasses.replace(plan, outside=self._words(people))
 
   def _plan(self, split: str, index: int) -> Plan:
     """What the question at a place is like."""
@@ -263,13 +313,32 @@ def _repertoire(kinds: tuple[str, ...]) -> Repertoire:
   return Repertoire(kinds or ALL)
 
 
+def _same_question(query: Query) -> Query:
+  """The query, in one order of its parts if either order asks the same."""
+  return ("same", *sorted(query[1:], key=str)) if query[0] == "same" else query
+
+
 @functools.lru_cache(maxsize=8)
 def _story(data: WorldsData, number: int) -> list[tuple[Question, Draft]]:
-  """All questions on a training story, kept as they are looked at one after another."""
-  found = [data._first("train", number)]
-  while len(found) < data.asked:
-    found.append(data._further(number, found))
-  return found
+  """All questions on a training story, kept as they are looked at one after another.
+
+  Raises:
+    UserError: no story has so many different questions.
+  """
+  for attempt in range(_STORIES):
+    draws = data._draws("train", f"{number}.{attempt}" if attempt else str(number))
+    found = [data._first(draws, "train", number)]
+    while len(found) < data.asked:
+      further = data._further(draws, number, found)
+      if further is None:
+        break
+      found.append(further)
+    else:
+      return found
+  raise UserError(
+    f"asked is {data.asked}, and in {_STORIES} stories there were not so many different questions"
+    " on one: lower asked, or raise longest."
+  )
 
 
 class _Made(Sequence[Question]):

@@ -98,7 +98,7 @@ def tell(
     if random() * slots < rest:
       event = planned[-rest]
       rest -= 1
-      if event[0] == "go" and world.place.get(event[1]) == event[2]:
+      if not world.allows(event):
         return None
     else:
       event = _proposed(random, cast, world, reserved, likely)

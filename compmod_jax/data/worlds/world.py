@@ -92,6 +92,25 @@ class World:
     else:
       getattr(self, kind)[one] = two
 
+  def allows(self, event: Event) -> bool:
+    """Whether an event can follow: it neither repeats nor contradicts what is told.
+
+    Nobody goes to where they are, takes or leaves a thing that someone has or that lies somewhere,
+    or passes on or drops what another person has; what never changes is told once.
+    """
+    kind, one, two = event[0], event[1], event[2]
+    if kind == "go":
+      return self.place.get(one) != two
+    if kind == "take":
+      return two not in self.holder
+    if kind == "leave":
+      return one not in self.holder
+    if kind == "pass":
+      return one != two and self.holder.get(event[3], one) == one
+    if kind == "drop":
+      return self.holder.get(two, one) == one
+    return one != two and one not in getattr(self, kind)
+
   def place_of(self, one: str) -> str | None:
     """Where a person or a thing is; None if that does not follow."""
     holder = self.holder.get(one)

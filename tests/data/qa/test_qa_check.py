@@ -45,6 +45,17 @@ def test_repeated_and_impossible_questions_are_named():
   }
 
 
+def test_an_answer_of_several_spans_is_in_the_passage_if_each_of_them_is():
+  passage = "Ida, 9, sang. A dog barked and Tom laughed."
+  both = Question("extractive", "Who?", passage, answers=("Tom, ida, 9",), info={"spans": 2})
+  report, _ = look(both)
+  assert found(report) == {}
+  lost = dataclasses.replace(both, answers=("Tom, Ben",))
+  alone = dataclasses.replace(both, question="Who then?", answers=("Tom, Ida",), info={"spans": 1})
+  report, _ = look(lost, alone)
+  assert found(report) == {"answer not in passage": ["file:1: 'Tom, Ben'", "file:2: 'Tom, Ida'"]}
+
+
 def test_cut_and_left_out_questions_are_named():
   long = Question("abstractive", "one two three four five six seven", "a b c", answers=("x",))
   report, _ = look(dataclasses.replace(SPAN, passage="The dog barked. " * 9), long, length=10)

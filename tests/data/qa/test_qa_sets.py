@@ -99,6 +99,15 @@ def test_training_leaves_out_the_files_of_other_splits(tmp_path):
   assert len(data.load("train")) == 6
 
 
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_file_that_is_training_and_another_split_is_named_with_the_remedy(tmp_path, split):
+  lines(tmp_path / "all.jsonl", [1])
+  data = QASet("a", "jsonl", str(tmp_path), train=("*.jsonl",), **{split: ("all.jsonl",)})
+  with pytest.raises(UserError, match=r"train of a has no file of its own: all\.jsonl is in valid"):
+    data.load("train")
+  assert len(data.load(split)) == 3
+
+
 def test_files_may_lie_in_an_archive(tmp_path):
   lines(tmp_path / "a.jsonl", [1])
   with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:

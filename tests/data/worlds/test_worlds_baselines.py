@@ -1,5 +1,7 @@
 """No trick answers the questions: not wording, the last sentence, nor order and number of words."""
 
+import dataclasses
+
 import pytest
 
 from compmod_jax.data.qa.baselines import scores
@@ -20,7 +22,9 @@ def kinds(request):
 def found(kinds):
   """Enough test questions for a standard error below 1.2 points; the draw is always the same."""
   data = WorldsData(train=20_000, test=7_200, kinds=FEW_KINDS if kinds == "few" else ())
-  made = scores(data.load("train").items[:], data.load("test").items[:], CLASSES)  # type: ignore
+  # Two draws: what order and number tell of few kinds is near its bound, within one's error.
+  drawn = [dataclasses.replace(data, seed=seed).load("test").items[:] for seed in (0, 1)]
+  made = scores(data.load("train").items[:], [*drawn[0], *drawn[1]], CLASSES)  # type: ignore
   return {(score.baseline, score.format): score for score in made}
 
 

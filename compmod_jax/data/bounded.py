@@ -12,6 +12,7 @@ the memory holds. Every reader of such bytes goes through the functions here. Wh
 
 import io
 import json
+import os
 import re
 import stat
 import tarfile
@@ -45,7 +46,7 @@ class OverLimit(ValueError):
 
 
 def parse_json(
-  text: str | bytes, *, depth: int = JSON_DEPTH, size: int = JSON_SIZE, surrogates: bool = False
+  text: str | bytes, *, depth: int = JSON_DEPTH, size: int = JSON_SIZE, surrogates: bool = True
 ) -> Any:
   """The value of a JSON text; never raises RecursionError.
 
@@ -108,9 +109,10 @@ def read_bounded(path: Path, limit: int) -> bytes:
     OSError: it cannot be read.
   """
   with open_plain(path) as file:
-    data = file.read(limit + 1) if limit < LARGEST else file.read()
-  if len(data) > limit:
-    raise OverLimit(f"is larger than {limit:,} bytes, the most that is read of such a file")
+    size = os.fstat(file.fileno()).st_size
+    data = file.read(size + 1) if size <= limit else b""
+  if max(size, len(data)) > limit:
+    raise OverLimit(f"has {size:,} bytes, and at most {limit:,} are read of such a file")
   return data
 
 
@@ -153,7 +155,7 @@ def expansion_limit(size: int) -> int:
 
 
 def archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
-  """(name, content) of every file in a zip or tar archive; tar may be compressed.
+  """(name, content) of every file in a zip or tar archive; tar may be gzipped.
 
   Raises:
     OverLimit: together they are larger than `expansion_limit` allows, or over `MEMBERS`.
@@ -185,7 +187,9 @@ def _zipped(file: IO[bytes], size: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _tarred(file: IO[bytes], size: int) -> Iterator[tuple[str, bytes]]:
-  with tarfile.open(fileobj=file) as tar:
+  zipped = file.read(2) == b"\x1f\x8b"
+  file.seek(0)
+  with tarfile.open(fileobj=file, mode="r:gz" if zipped else "r:") as tar:
     total = 0
     for count, member in enumerate(tar, start=1):
       if member.size < 0:

@@ -1,16 +1,15 @@
 """Parallel text files in any language pair: one file for each side, or tab-separated."""
 
 import dataclasses
-import gzip
 import hashlib
 import os
 import re
 import unicodedata
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from compmod_jax.data.bounded import LARGEST, OverLimit, gunzip, read_bounded
 from compmod_jax.data.pairs import DataError, Metric, Pairs
 from compmod_jax.errors import UserError, check, check_choice
 
@@ -183,13 +182,16 @@ def read_lines(path: Path) -> list[str]:
   """The lines of a UTF-8 file, gzipped if its name ends in `.gz`.
 
   Raises:
-    DataError: the file is empty, not UTF-8 or a damaged archive.
+    DataError: the file is empty, not UTF-8, a damaged archive or one that expands beyond reason.
     UserError: the file cannot be read.
   """
   try:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-  except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-    raise DataError(f"{path} is not a complete gzip file ({error}); fetch it again.") from error
+    data = read_bounded(path, LARGEST)
+    data = gunzip(data) if path.suffix == ".gz" else data
+  except OverLimit as error:
+    raise DataError(f"{path} {error}.") from error
+  except ValueError as error:
+    raise DataError(f"{path} {error}; fetch it again.") from error
   except OSError as error:
     raise UserError(f"{path} cannot be read: {error.strerror}.") from error
   try:

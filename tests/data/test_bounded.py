@@ -12,6 +12,10 @@ import pytest
 
 from compmod_jax.data import bounded
 from compmod_jax.data.bounded import OverLimit, archive_files, gunzip, parse_json, read_bounded
+from compmod_jax.data.pairs import DataError
+from compmod_jax.data.qa.files import read_text
+from compmod_jax.data.qa.records import json_file, json_lines
+from compmod_jax.data.text import read_lines
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def test_long_numbers_long_texts_and_half_characters_are_refused():
   with pytest.raises(OverLimit, match="it is 12 characters long, and at most 10 are read"):
     parse_json(" " * 12, size=10)
   with pytest.raises(ValueError, match=r"holds \\udc00, half of a character"):
-    parse_json(r'{"a": ["x\udc00"]}')
+    parse_json(r'{"a": ["x\udc00"]}', surrogates=False)
   assert parse_json(r'"\ud83d\ude00"') == "\U0001f600"
   assert parse_json(r'"\ud800"', surrogates=True) == "\ud800"
   with pytest.raises(json.JSONDecodeError):
@@ -134,7 +138,7 @@ def test_only_plain_files_are_read_and_no_more_of_them_than_a_limit(tmp_path):
   path = tmp_path / "x"
   path.write_bytes(b"12345")
   assert read_bounded(path, 5) == b"12345"
-  with pytest.raises(OverLimit, match="larger than 4 bytes"):
+  with pytest.raises(OverLimit, match="has 5 bytes, and at most 4 are read"):
     read_bounded(path, 4)
   os.mkfifo(tmp_path / "pipe")
   for odd in (tmp_path / "pipe", tmp_path, type(path)("/dev/zero")):
@@ -142,3 +146,32 @@ def test_only_plain_files_are_read_and_no_more_of_them_than_a_limit(tmp_path):
       read_bounded(odd, 5)
   with pytest.raises(FileNotFoundError):
     read_bounded(tmp_path / "none", 5)
+
+
+def test_files_that_expand_beyond_reason_are_named_with_the_remedy(tmp_path, monkeypatch):
+  bomb = gzip.compress(bytes(1 << 20), mtime=0)
+  (tmp_path / "a.txt.gz").write_bytes(bomb)
+  _tar(tmp_path / "a.tgz", {"q.jsonl": bytes(1 << 20)})
+  _tar(tmp_path / "b.tar", {"q.jsonl.gz": bomb}, mode="w")
+  monkeypatch.setattr(bounded, "FREE", 1000)
+  for read, path in (
+    (read_lines, tmp_path / "a.txt.gz"),
+    (read_text, tmp_path / "a.tgz/q.jsonl"),
+    (read_text, tmp_path / "b.tar/q.jsonl.gz"),
+  ):
+    with pytest.raises(DataError, match=r"expands to over .* if you trust it, unpack it") as caught:
+      read(path)
+    assert path.name in str(caught.value) or "a.tgz" in str(caught.value)
+  (tmp_path / "zero.txt").symlink_to("/dev/zero")
+  with pytest.raises(DataError, match=r"zero.txt is no plain file"):
+    read_lines(tmp_path / "zero.txt")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}"])
+def test_data_in_json_beyond_reason_is_named_with_its_place(tmp_path, text):
+  (tmp_path / "q.jsonl").write_text('{"a": 1}\n' + text + "\n")
+  with pytest.raises(DataError, match=r"q\.jsonl:2 is no JSON"):
+    list(json_lines(tmp_path / "q.jsonl"))
+  (tmp_path / "q.json").write_text(text)
+  with pytest.raises(DataError, match=r"q\.json is no JSON of this format"):
+    json_file(tmp_path / "q.json")

@@ -6,13 +6,10 @@ An archive (`.zip`, `.tar`, `.tar.gz`, `.tgz`) stands in a path where a folder w
 
 import fnmatch
 import functools
-import gzip
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from compmod_jax.data.bounded import OverLimit, archive_files, gunzip
 from compmod_jax.data.pairs import DataError
 from compmod_jax.data.text import read_lines
 from compmod_jax.errors import UserError, check
@@ -100,14 +97,16 @@ def read_text(path: Path) -> list[str]:
   check(name in members, f"{path} cannot be read: {archive.name} holds no file of this name.")
   data = members[name]
   try:
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-  except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-    raise DataError(f"{path} is not a complete gzip file ({error}); fetch it again.") from error
+    text = (gunzip(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
   except UnicodeDecodeError as error:
     line = bytes(error.object).count(b"\n", 0, error.start) + 1
     raise DataError(
       f"{path}:{line} is not UTF-8 ({error.reason}); convert the file, for example with iconv."
     ) from error
+  except OverLimit as error:
+    raise DataError(f"{path} {error}.") from error
+  except ValueError as error:
+    raise DataError(f"{path} {error}; fetch it again.") from error
   if not text.strip():
     raise DataError(f"{path} is empty; it must hold questions, or what belongs to them.")
   return text.removesuffix("\n").split("\n")
@@ -134,22 +133,10 @@ def _members(archive: Path, state: tuple[int, int]) -> Mapping[str, bytes]:
   # All at once: a compressed tar can only be read from its start, and sets may have 28,000 members.
   del state
   try:
-    if archive.suffix == ".zip":
-      with zipfile.ZipFile(archive) as zipped:
-        infos = [info for info in zipped.infolist() if not info.is_dir()]
-        return {str(Path(info.filename)): zipped.read(info) for info in infos}
-    with tarfile.open(archive) as tar:
-      files = ((member.name, tar.extractfile(member)) for member in tar if member.isfile())
-      return {str(Path(name)): file.read() for name, file in files if file is not None}
+    return {str(Path(name)): content for name, content in archive_files(archive)}
+  except OverLimit as error:
+    raise DataError(f"{archive} {error}.") from error
+  except ValueError as error:
+    raise DataError(f"{archive} {error}; fetch it again.") from error
   except OSError as error:
-    if error.errno is not None:
-      raise UserError(f"{archive} cannot be read: {error.strerror}.") from error
-    raise _damaged(archive, error) from error
-  except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
-    raise _damaged(archive, error) from error
-
-
-def _damaged(archive: Path, error: Exception) -> DataError:
-  return DataError(
-    f"{archive} is not a complete archive that can be read ({error}); fetch it again."
-  )
+    raise UserError(f"{archive} cannot be read: {error.strerror}.") from error

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from compmod_jax.data.bounded import parse_json
 from compmod_jax.data.pairs import DataError
 from compmod_jax.data.qa.files import beside, read_text
 
@@ -97,8 +98,8 @@ def json_lines(path: Path) -> Iterator[Row]:
   for number, line in enumerate(read_text(path), start=1):
     if line.strip():
       try:
-        fields = json.loads(line)
-      except (ValueError, RecursionError) as error:
+        fields = parse_json(line)
+      except ValueError as error:
         raise DataError(f"{path}:{number} is no JSON ({error}); mend the line.") from error
       yield Row(path, str(number), fields)
 
@@ -109,12 +110,14 @@ def json_file(path: Path) -> Row:
   Raises:
     DataError: it holds none.
   """
+  text = "\n".join(read_text(path))
   try:
-    return Row(path, "", json.loads("\n".join(read_text(path))))
+    fields = parse_json(text)
   except json.JSONDecodeError as error:
     raise DataError(f"{path}:{error.lineno} is no JSON ({error.msg}); fetch it again.") from error
-  except RecursionError as error:
+  except ValueError as error:
     raise DataError(f"{path} is no JSON of this format ({error}); fetch it again.") from error
+  return Row(path, "", fields)
 
 
 def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:

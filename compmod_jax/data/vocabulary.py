@@ -19,6 +19,7 @@ MASK = "<mask>"
 
 Kind = Literal["bpe", "unigram", "words", "gpt2"]
 FORMAT = "compmod_jax tokenizer 1"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,8 +168,11 @@ class Tokenizer(abc.ABC):
     return [piece for number, piece in pairs if number == self.unk]
 
   def normalise(self, text: str) -> str:
-    """What `encode` sees: form C and, if so set, lower case with special tokens left alone."""
-    text = unicodedata.normalize("NFC", text)
+    """What `encode` sees: form C and, if so set, lower case with special tokens left alone.
+
+    Half of a surrogate pair, which JSON can hold and UTF-8 cannot, is U+FFFD.
+    """
+    text = unicodedata.normalize("NFC", whole_characters(text))
     if not self.lowercase:
       return text
     if not self.special_tokens:
@@ -221,6 +225,15 @@ class Tokenizer(abc.ABC):
         f"These {len(data)} bytes are not a tokenizer ({error}); the file is damaged, or made by"
         " another version: take it from a good copy or train it again."
       ) from error
+
+
+def whole_characters(text: str) -> str:
+  """The text with U+FFFD for every half of a surrogate pair."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return _SURROGATE.sub("\ufffd", text)
+  return text
 
 
 class SentencePiece(Tokenizer):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compmod_jax.data.vocabulary import Tokenizer
+from compmod_jax.data.vocabulary import Tokenizer, whole_characters
 from compmod_jax.errors import UserError, check
 
 WHOLE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
@@ -74,7 +74,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
   def normalise(self, text: str) -> str:
     """The text itself: the tokenizer has a normaliser of its own."""
-    return text
+    return whole_characters(text)
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     found = self._tokenizer.encode_batch(texts, add_special_tokens=False)

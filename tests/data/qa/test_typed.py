@@ -30,6 +30,11 @@ def test_json_needs_no_answer():
     ('{"question": "Is', "JSON"),
     ('{"question": 3}', "must be text"),
     ('{"question": "Is it?", "format": "riddle"}', "riddle"),
+    ('{"question": "Is it?", "options": 5}', "must be text"),
+    ('{"question": "Is it?", "options": "ab"}', "must be text"),
+    ('{"question": ' + "9" * 5000 + "}", "over 4,300 digits"),
+    ('{"question": ' + "[" * 100_000 + "]" * 100_000 + "}", "deeper than 100 levels"),
+    ("Which? (" + "9" * 5000 + ") a", r"numbered 9{57}\.\.\.;"),
   ],
 )
 def test_mistakes_are_told(line, words):

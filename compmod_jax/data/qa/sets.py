@@ -92,7 +92,7 @@ class QASet:
             yield place.removeprefix(f"{folder}/"), question
 
     try:
-      return collect(f"{split} of {self.name}", read(), reading)
+      return collect(f"{split} of {self.name} ({_names(paths)})", read(), reading)
     finally:
       files.forget()
 
@@ -118,6 +118,12 @@ class QASet:
     if place < self.held_out and not self.test:
       return "test"
     return "valid" if self.held_out <= place < 2 * self.held_out else "train"
+
+
+def _names(paths: list[Path]) -> str:
+  """The names of files for a message, the first few."""
+  more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+  return ", ".join(path.name for path in paths[:3]) + more
 
 
 def _development_sets() -> Iterator[QASet]:

@@ -198,7 +198,7 @@ def predict_turn(name: str, make: Callable[[], Any], seed: int, lines: int = _LI
       count.errors[kind_of(re.sub(r"line \d+:?", "line N", line), Path())] += 1
     if lost:
       count.lost_lines += lost
-      count.keep(f"{lost} lines lost")
+      count.keep(f"{lost} lines lost or exchanged in turn {count.inputs}")
 
   return turn
 

@@ -51,7 +51,12 @@ def experiments() -> dict[str, Experiment]:
   masked = TokenizerConfig("bpe", 400, special_tokens=("<mask>",))
   questions = dataclasses.replace(AnsweringConfig().tokenizer, vocab_size=160)
   answering = AnsweringConfig(
-    data=Mixed((_WORLDS,)), tokenizer=questions, batch_questions=16, length=96, answer_length=4
+    data=Mixed((_WORLDS,)),
+    tokenizer=questions,
+    batch_questions=64,
+    length=96,
+    answer_length=4,
+    decode=DecodeConfig(beams=2),
   )
   sizes = {"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 96}
   nemot = NemotConfig(
@@ -62,10 +67,10 @@ def experiments() -> dict[str, Experiment]:
       TranslationConfig(
         data=_GRAMMAR,
         tokenizer=TokenizerConfig("bpe", 400),
-        batch=BatchConfig(tokens=1024, buckets=(16, 64)),
+        batch=BatchConfig(tokens=1024, buckets=(16, 128)),
         decode=DecodeConfig(beams=2, max_ratio=1.0, max_extra=4),
       ),
-      TransformerConfig(encoder_layers=1, decoder_layers=1, **sizes),
+      TransformerConfig(encoder_layers=1, decoder_layers=1, **{**sizes, "max_length": 192}),
     ),
     "masked": (
       MaskedLMConfig(
@@ -107,9 +112,13 @@ class Predictor:
     self.good, self._options = _GOOD[kind], _OPTIONS[kind]
     self._args = predict.Args(workdir=workdir, quiet=True)
     self._opened = open_model(self._args)
+    self._answers = dict[str, list[str]]()
 
   def lost(self, lines: list[bytes], turn: int) -> int:
-    """How many of these lines have no output line, or not their own number; options by turns."""
+    """How many of these lines have no output, or another's; options by turns.
+
+    The good ones among them must have the same output wherever they stand.
+    """
     options, each = self._options[turn % len(self._options)]
     args = dataclasses.replace(self._args, **options)
     sink = io.BytesIO()
@@ -117,12 +126,18 @@ class Predictor:
       self._opened, args, io.BytesIO(b"\n".join(lines) + b"\n"), sink, Progress(0, quiet=True)
     )
     out = sink.getvalue().decode().split("\n")[:-1]
-    if each > 1:
-      numbers = [int(line.split("\t")[0]) for line in out]
-      own = [n for n in range(1, len(lines) + 1) for _ in range(each)]
-      return len(own) - sum(map(int.__eq__, numbers, own))
+    if len(out) != each * len(lines):
+      return max(1, abs(each * len(lines) - len(out)))
     # Programs that know other ends of lines must count the same ones.
-    return abs(len(lines) - len(out)) + sum(len(line.splitlines()) > 1 for line in out)
+    wrong = sum(len(line.splitlines()) > 1 for line in out)
+    for place, line in enumerate(lines):
+      own = out[place * each : (place + 1) * each]
+      if each > 1:
+        wrong += any(not row.startswith(f"{place + 1}\t") for row in own)
+        own = [row.partition("\t")[2] for row in own]
+      if line == self.good:
+        wrong += self._answers.setdefault(str(options), own) != own
+    return wrong
 
 
 def _train(experiment: Experiment, workdir: Path) -> None:

@@ -14,10 +14,13 @@ import tiny_masked
 import tiny_model
 
 import compmod_jax
+from benchmarks import fuzz
+from benchmarks.fuzz_models import Predictor
 from compmod_jax import sharding
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.worlds import WorldsData
+from compmod_jax.decoding import DecodeConfig
 from compmod_jax.errors import UserError
 from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.models.nemot_config import NemotConfig
@@ -88,7 +91,8 @@ def save(folder, task, model, *, change=lambda params: params):
 
 
 def answering_task():
-  task = AnsweringConfig(data=Mixed((WORLDS,)), batch_questions=4, length=96, answer_length=4)
+  task = AnsweringConfig(data=Mixed((WORLDS,)), batch_questions=8, length=96, answer_length=4)
+  task = dataclasses.replace(task, decode=DecodeConfig(beams=2))
   return dataclasses.replace(task, tokenizer=dataclasses.replace(task.tokenizer, vocab_size=160))
 
 
@@ -135,6 +139,15 @@ def test_every_line_has_one_line_and_the_good_ones_their_own(program, workdirs, 
   # Nothing in a line breaks it apart for readers that know other line ends.
   assert all(len(line.splitlines()) <= 1 for line in out)
   assert all(len(line) < 500 for line in err.splitlines())
+
+
+@pytest.mark.parametrize("kind", ["translation", "masked"])  # others compile too many shapes
+def test_of_hostile_lines_none_is_lost_nor_has_another_s_output(program, workdirs, kind):
+  count = fuzz.Count()
+  turn = fuzz.predict_turn(kind, lambda: Predictor(kind, workdirs[kind]), 1, lines=40)
+  turn(count)
+  assert (count.lines, count.inputs) == (40, 1)
+  assert not count.failed, count.kept
 
 
 def test_a_model_without_an_output_for_options_answers_the_other_lines(program, workdirs):

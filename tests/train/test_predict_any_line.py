@@ -17,6 +17,8 @@ import compmod_jax
 from benchmarks import fuzz
 from benchmarks.fuzz_models import Predictor
 from compmod_jax import sharding
+from compmod_jax.data.documents import GrammarDocuments
+from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.worlds import WorldsData
@@ -26,6 +28,7 @@ from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.serialise import to_json
 from compmod_jax.tasks.answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from train import predict, run
 
@@ -194,3 +197,19 @@ def test_questions_that_the_model_cannot_be_asked_are_named(workdirs):
     model.answer([Question("multiple_choice", "Which?", options=("a", "b"), label=1)])
   with pytest.raises(UserError, match="options has 9 entries"):
     model.answer([Question("multiple_choice", "Which?", options=tuple("abcdefghi"), label=1)])
+
+
+def test_every_text_within_the_positions_has_its_score_and_one_beyond_is_named(tmp_path):
+  data = GrammarDocuments(GrammarData(train=60, valid=10, test=10, shifted=10))
+  tokenizer = dataclasses.replace(answering_task().tokenizer, vocab_size=160)
+  task = CausalLMConfig(data=data, tokenizer=tokenizer, length=33, batch_tokens=33 * 4)
+  model = compmod_jax.load(save(tmp_path / "model", task, NEMOT))
+  hostile = [bad.decode(errors="replace") for bad in BAD if len(bad) <= 40]
+  # More than a power of two, and no more than the 96 positions.
+  long = " ".join(["a"] * 80)
+  assert 64 < len(model.tokenizer.encode(long)) < 96
+  found = model.score([*hostile, "\ud800", long])
+  assert len(found) == len(hostile) + 2
+  assert all(np.isfinite(one.nll).all() for one in found)
+  with pytest.raises(UserError, match=r"texts\[1\], 'a a .* has 161 tokens .* for 96"):
+    model.score(["a", long * 2])

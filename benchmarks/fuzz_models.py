@@ -4,6 +4,7 @@ import dataclasses
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.documents import GrammarDocuments
@@ -58,7 +59,7 @@ def experiments() -> dict[str, Experiment]:
     answer_length=4,
     decode=DecodeConfig(beams=2),
   )
-  sizes = {"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 96}
+  sizes: dict[str, Any] = {"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 96}
   nemot = NemotConfig(
     **sizes, tasks=("mqa", "gqa"), vanilla_layers=1, modulatory_layers=1, output_layers=1
   )

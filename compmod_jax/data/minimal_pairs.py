@@ -175,7 +175,7 @@ def blimp(path: Path) -> list[MinimalPair]:
       row = parse_json(line, surrogates=False)
     except ValueError as error:
       raise DataError(f"{path}:{number} is no JSON ({error}); mend the line.") from error
-    fields = [row.get(name) if isinstance(row, dict) else None for name in _BLIMP]
+    fields: list[Any] = [row.get(name) if isinstance(row, dict) else None for name in _BLIMP]
     if not all(isinstance(field, str) for field in fields):
       raise DataError(
         f"{path}:{number} is no item of BLiMP; it needs {', '.join(_BLIMP)}, each of them text."

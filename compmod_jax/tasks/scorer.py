@@ -92,8 +92,8 @@ class Scorer:
     for number, one in enumerate(ids):
       check(
         self.longest is None or len(one) <= self.longest,
-        f"texts[{number}], {texts[number][:40]!r}, has {len(one)} tokens with its end, but the model"
-        f" has positions for {self.longest}; shorten it.",
+        f"texts[{number}], {texts[number][:40]!r}, has {len(one)} tokens with its end, but the"
+        f" model has positions for {self.longest}; shorten it.",
       )
     found: dict[int, Scored] = {}
     for batch in self._batches(ids, sharing.multiple):

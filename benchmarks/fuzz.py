@@ -5,8 +5,8 @@
 Every reader is given at least `--lines` lines, in files of about ten of which one to three are
 damaged; after that, readers and models take turns until the time is over. A reader may refuse a
 file by a message of one paragraph that names a file, and goes on otherwise. What must not be is a
-traceback, a message that names no file, or a line that is lost without a word; any of them is
-counted, and makes the exit status 1.
+traceback, a message that names no file or is pages long, or a line that is lost without a word. Any
+of them is counted, and makes the exit status 1.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from compmod_jax.data.scan import interpret
 from compmod_jax.errors import UserError
 
 KEPT = 3  # tracebacks and messages that are kept of each reader
+_LONGEST = 1200  # characters of a message
 _FILES = 25  # damaged files of a turn
 _LINES = 250  # hostile lines of a turn of `predict`
 
@@ -46,7 +47,7 @@ class Count:
     inputs: files, or for `predict` batches of lines.
     read: inputs that were read without a message.
     errors: kind -> messages of it.
-    unplaced: messages that name no file.
+    unplaced: messages that name no file, of several lines, or longer than a person reads.
     tracebacks: inputs that ended in anything but a message.
     lost_lines: lines that are neither in the output nor in a message.
     seconds: that it took.
@@ -116,12 +117,10 @@ def _read(reader: Reader, folder: Path, count: Count) -> None:
   except UserError as error:
     message = str(error)
     count.errors[kind_of(message, folder)] += 1
-    if not any(file in message for file in reader.files):
+    placed = any(file in message for file in reader.files)
+    if not placed or "\n" in message or len(message) > _LONGEST:
       count.unplaced += 1
-      count.keep(message[:500])
-    if "\n" in message:
-      count.tracebacks += 1
-      count.keep(f"a message of several lines: {message[:500]}")
+      count.keep(f"a message of {len(message)} characters: {message[:500]}")
   except Exception:
     count.crashed()
   else:

@@ -5,6 +5,7 @@
 
 import csv
 import json
+import zipfile
 
 import pytest
 
@@ -148,3 +149,47 @@ def test_a_set_without_any_question_names_its_files(tmp_path):
   (tmp_path / "q.json").write_text('{"data": []}')
   with pytest.raises(DataError, match=r"valid of s \(q\.json\) has no question"):
     QASet("s", "squad", str(tmp_path), valid=("q.json",)).load("valid")
+
+
+def test_a_question_of_more_options_than_labels_is_left_out_or_named(tmp_path):
+  row = {"question": "Which?", "options": list("abcdefghi"), "answer": 1}
+  lines = [row, row | {"options": list("abcdefgh")}]
+  (tmp_path / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  found = QASet("o", "options", str(tmp_path), valid=("q.jsonl",)).load("valid")
+  assert [len(question.options) for question in found.items] == [8]
+  assert "1 question was left out: it has over 8 options" in found.notes[0]
+  own = {"format": "multiple_choice", "question": "Which?", "options": row["options"], "label": 1}
+  (tmp_path / "own.jsonl").write_text("\n" + json.dumps(own) + "\n")
+  with pytest.raises(
+    DataError, match=r"own\.jsonl:2: options has 9 entries; there are labels for 8"
+  ):
+    QASet("j", "jsonl", str(tmp_path), valid=("own.jsonl",)).load("valid")
+
+
+@pytest.mark.parametrize(
+  ("reader", "name", "text"),
+  [
+    ("jsonl", "q.jsonl", json.dumps({"format": "x" * 10_000, "question": "?"})),
+    ("jsonl", "q.jsonl", json.dumps({"y" * 10_000: 1})),
+    ("boolq", "q.jsonl", json.dumps({str(n): "x" for n in range(10_000)})),
+    ("boolq", "q.jsonl", json.dumps({"question": ["x"] * 10_000})),
+    ("subjqa", "q.csv", "a," * 10_000),
+  ],
+)
+def test_messages_show_no_more_of_a_value_than_a_person_reads(tmp_path, reader, name, text):
+  (tmp_path / name).write_text(text)
+  with pytest.raises(DataError, match=rf"{name}:1") as caught:
+    QASet("s", reader, str(tmp_path), valid=(name,)).load("valid")
+  assert len(str(caught.value)) < 1000
+
+
+def test_an_archive_whose_file_has_no_name_is_refused_with_its_own(tmp_path):
+  with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+    file.writestr("q.jsonl", "{}")
+  content = bytearray((tmp_path / "a.zip").read_bytes())
+  entry = content.index(b"PK\x01\x02")
+  name, comment = entry + 28, entry + 32  # their lengths
+  content[name], content[comment] = 0, content[name]
+  (tmp_path / "a.zip").write_bytes(content)
+  with pytest.raises(DataError, match=r"a\.zip is not a complete archive"):
+    QASet("j", "jsonl", str(tmp_path), valid=("a.zip/*",)).load("valid")

@@ -8,6 +8,8 @@ from compmod_jax.errors import check, check_choice
 
 Format = Literal["multiple_choice", "yes_no", "extractive", "abstractive"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+MAX_OPTIONS = 8
+"""Most options of a question that a model can be asked: there are labels for so many."""
 
 
 @dataclasses.dataclass(frozen=True)

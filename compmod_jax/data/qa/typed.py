@@ -5,7 +5,7 @@ from typing import Any
 
 from compmod_jax.data.bounded import parse_json
 from compmod_jax.data.qa.example import FORMATS, Question
-from compmod_jax.errors import UserError, check
+from compmod_jax.errors import UserError, check, short
 
 _LABEL = re.compile(r"\((\d+)\)")
 
@@ -32,7 +32,7 @@ def typed_question(line: str) -> Question:
   numbers, options = parts[::2], [part.strip() for part in parts[1::2]]
   check(
     numbers == [str(n) for n in range(1, len(numbers) + 1)],
-    f"options are numbered {_short(', '.join(numbers))}; count them (1), (2) and so on.",
+    f"options are numbered {short(', '.join(numbers))}; count them (1), (2) and so on.",
   )
   return _question(passage.strip(), question.strip(), tuple(options), "abstractive")
 
@@ -49,7 +49,7 @@ def _from_json(line: str) -> Question:
     "passage, question, format and options must be text, options a list of it; mend the line.",
   )
   format = texts["format"] or "abstractive"
-  check(format in FORMATS, f"format is {_short(repr(format))}; give one of {', '.join(FORMATS)}.")
+  check(format in FORMATS, f"format is {short(format)}; give one of {', '.join(FORMATS)}.")
   return _question(texts["passage"], texts["question"], tuple(options), format)
 
 
@@ -57,7 +57,3 @@ def _question(passage: str, question: str, options: tuple[str, ...], format: Any
   if options:
     return Question("multiple_choice", question, passage, options, label=1)
   return Question(format, question, passage, answers=("yes",))
-
-
-def _short(text: str) -> str:
-  return text if len(text) <= 60 else text[:57] + "..."

@@ -29,6 +29,7 @@ A model that answers questions reads one from every line, typed or as JSON, and 
 
 import codecs
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -49,6 +50,9 @@ _LINE = 1 << 20
 _CHUNK = 16 << 20
 # What `str.splitlines` takes for the end of a line, and the tab, which parts columns.
 _ENDS = dict.fromkeys(map(ord, "\n\r\t\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+_NO_SCORE = (
+  "has an output without a finite score: activations of the model overflow, and it means nothing"
+)
 _WARNED = 300  # most characters of a warning about a line
 
 # From the sentences of a chunk, the number of lines before it and the display to output lines.
@@ -173,6 +177,14 @@ def _warn_of(number: int, error: Exception) -> None:
   print(f"warning: line {number}: {_one_line(text)}", file=sys.stderr, flush=True)
 
 
+def _warn_of_scores(found: "Sequence[Sequence[Hypothesis | Answer]]", first: int) -> None:
+  """Warns of lines whose best output has a score that is not finite."""
+  numbers = [
+    first + i for i, some in enumerate(found, 1) if some and not math.isfinite(some[0].score)
+  ]
+  _warn(numbers, _NO_SCORE)
+
+
 def _worker(opened: Opened, args: Args) -> Worker:
   """What turns sentences into output, by the kind of the model."""
   from compmod_jax.api import AnsweringModel, MaskedModel, TranslationModel
@@ -221,6 +233,7 @@ def _translate(
     rng=jax.random.fold_in(jax.random.key(args.seed), first),
     status=_status(progress, first),
   )
+  _warn_of_scores(found, first)
   for number, hypotheses in enumerate(found, start=first + 1):
     yield _format(number, hypotheses, args)
 
@@ -264,6 +277,10 @@ def _answer(
     f"has more than the model's {answerer.coder.length} tokens even without its passage; it has no"
     " answer",
   )
+  _warn_of_scores(
+    [[] if first + place + 1 in long else answers.get(place, []) for place in range(len(lines))],
+    first,
+  )
   for place in range(len(lines)):
     yield _format(first + place + 1, answers.get(place, []), args)
 
@@ -289,6 +306,12 @@ def _fill(
     sharing=opened.sharing,
     status=_status(progress, first),
   )
+  nan = [
+    first + i
+    for i, filled in enumerate(found, 1)
+    if not all(c.probability >= 0 for place in filled.candidates for c in place)
+  ]
+  _warn(nan, _NO_SCORE)
   for filled in found:
     places = [
       ", ".join(f"{_one_line(c.token).strip()} {c.probability:.4f}" for c in candidates)

@@ -191,6 +191,19 @@ def test_parameters_that_are_not_finite_are_named_before_anything_is_read(progra
   assert sys.stdin.buffer.tell() == 0
 
 
+@pytest.mark.parametrize("kind", ["translation", "masked"])
+def test_outputs_without_a_finite_score_are_named(program, workdirs, kind, tmp_path):
+  def huge(params):
+    return jax.tree.map(lambda leaf: np.full_like(leaf, 3e38), params)
+
+  model = _load(workdirs[kind])
+  folder = save(tmp_path / "huge", model.task.config, model.model.config, change=huge)
+  out, err = program(folder, b"\n" + GOOD[kind] + b"\n")
+  assert len(out) == 2
+  assert "line 2 has an output without a finite score" in err
+  assert "line 1" not in err
+
+
 def test_questions_that_the_model_cannot_be_asked_are_named(workdirs):
   model = _load(workdirs["general"])
   with pytest.raises(UserError, match=r"'Which\?' is of the task 'mqa'"):

@@ -63,6 +63,26 @@ def test_what_must_not_be_is_counted_and_fails(tmp_path):
     assert count.kept[0] in fuzz.table({"a": count})
 
 
+def test_the_program_writes_its_figures_and_fails_where_a_line_is_lost(tmp_path, monkeypatch):
+  place = tmp_path / "results" / "fuzz.json"
+  options = ["--seconds", "0", "--lines", "30", "--only", "blimp", "SCAN", "--json", str(place)]
+  assert fuzz.main(options) == 0
+  found = json.loads(place.read_text())
+  assert set(found["readers"]) == {"blimp", "SCAN commands"}
+  assert found["least_lines"] >= 30
+  assert (
+    found["sums"]["tracebacks"] == found["sums"]["lost_lines"] == found["sums"]["unplaced"] == 0
+  )
+
+  def losing(count):
+    count.lines += 30
+    count.lost_lines += 1
+
+  monkeypatch.setattr(fuzz, "turns", lambda seed, folder, only: {"blimp": losing})
+  assert fuzz.main(options) == 1
+  assert json.loads(place.read_text())["sums"]["lost_lines"] == 1
+
+
 GULORDAVA = "pattern\tconstr_id\tsent_id\tform\tclass\ttype\tprefix\tn_attr\n"
 LINZEN = "orig_sentence\tverb_index\tverb_pos\tn_diff_intervening\n"
 

@@ -120,7 +120,8 @@ def _read(reader: Reader, folder: Path, count: Count) -> None:
     placed = any(file in message for file in reader.files)
     if not placed or "\n" in message or len(message) > _LONGEST:
       count.unplaced += 1
-      count.keep(f"a message of {len(message)} characters: {message[:500]}")
+      shown = message.replace(f"{folder}/", "")[:500]
+      count.keep(f"a message of {len(message)} characters: {shown}")
   except Exception:
     count.crashed()
   else:

@@ -191,6 +191,11 @@ def test_a_question_of_more_options_than_labels_is_left_out_or_named(tmp_path):
   [
     ("jsonl", "q.jsonl", json.dumps({"format": "x" * 10_000, "question": "?"})),
     ("jsonl", "q.jsonl", json.dumps({"y" * 10_000: 1})),
+    (
+      "jsonl",
+      "q.jsonl",
+      json.dumps({"format": "yes_no", "question": "?", "answers": ["9" * 10_000]}),
+    ),
     ("boolq", "q.jsonl", json.dumps({str(n): "x" for n in range(10_000)})),
     ("boolq", "q.jsonl", json.dumps({"question": ["x"] * 10_000})),
     ("subjqa", "q.csv", "a," * 10_000),

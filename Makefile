@@ -12,7 +12,7 @@ LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashe
   --no-annotate --constraint constraints.txt
 FAST = not slow and not peers
 
-.PHONY: run test test-peers test-slow test-data aot aot-steps lint types wheel lock clean
+.PHONY: run test test-peers test-slow test-data fuzz aot aot-steps lint types wheel lock clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
@@ -32,6 +32,13 @@ test-slow: $(VENV)/.test
 # Reads the real texts and sets in COMPMOD_DATA; make test does so too where it is set.
 test-data: $(VENV)/.test
 	$(VENV)/bin/python -m pytest -m real_data
+
+# Damaged files and hostile lines for all readers and predict; make fuzz FUZZ_SECONDS=60 FUZZ_SEED=1
+FUZZ_SECONDS ?= 600
+FUZZ_SEED ?= 0
+fuzz: $(VENV)/.test
+	$(VENV)/bin/python -m benchmarks.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) \
+	  --json results/robustness/fuzz.json
 
 # Compiles the kernels for TPUs and an H100, none of which has to be here.
 aot: $(AOT)/.aot

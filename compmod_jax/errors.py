@@ -2,9 +2,12 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 # A message lists no more valid choices than these; of more, the nearest.
 MANY = 32
+# A message shows no more characters of a value than these: a file of others may hold any number.
+LONGEST = 60
 
 
 class UserError(ValueError):
@@ -26,9 +29,22 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
   choices = sorted(choices)
   if value in choices:
     return
-  near = difflib.get_close_matches(value, choices, n=8)
+  near = difflib.get_close_matches(value[:LONGEST], choices, n=8)
   hint = f" Did you mean {near[0]!r}?" if near else ""
   listed = ", ".join(choices)
   if len(choices) > MANY:
     listed = f"{len(choices)} names, such as {', '.join(near or choices[:8])}"
-  raise UserError(f"{field} is {value!r}; it must be one of: {listed}.{hint}")
+  raise UserError(f"{field} is {short(value)}; it must be one of: {listed}.{hint}")
+
+
+def short(value: Any) -> str:
+  """A value as a message shows it: its `repr`, cut where it is long."""
+  text = repr(value)
+  return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def short_list(values: Iterable[str]) -> str:
+  """Names of others as a message lists them: the first dozen, each cut where it is long."""
+  values = list(values)
+  shown = ", ".join(short(value) for value in values[:12]) or "none"
+  return shown + (f" and {len(values) - 12:,} more" if len(values) > 12 else "")

@@ -88,6 +88,9 @@ class ScoringModel(TrainedModel):
     Args:
       texts: raw text; a blank one consists of its end.
       status: shows progress.
+
+    Raises:
+      UserError: a text has more tokens than the model has positions.
     """
     errors.check(
       not isinstance(texts, str),

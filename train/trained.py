@@ -70,7 +70,7 @@ def open_model(args: ModelArgs) -> Opened:
   """Opens the model that the options name.
 
   Raises:
-    UserError: there is none, it is damaged, or an option is wrong.
+    UserError: there is none, it is damaged, a parameter is not finite, or an option is wrong.
   """
   # What follows takes seconds to import; mistakes on the command line are told before.
   import jax
@@ -80,6 +80,7 @@ def open_model(args: ModelArgs) -> Opened:
 
   run.use_compile_cache()
   model = api.load(args.workdir, model=args.model)
+  _check_finite(model)
   model = _recoding(_decoding(model, args.decoding()), args.recoding)
   mesh, micro_batches = _layout(args.workdir)
   # Training laid batches out like this, so that sums come out the same to the last bit.
@@ -87,6 +88,31 @@ def open_model(args: ModelArgs) -> Opened:
   boxed = jax.eval_shape(model.task.init, jax.random.key(0))
   params = jax.device_put(model.params, sharding.parameter_shardings(boxed, mesh))
   return Opened(model, params, sharing)
+
+
+def _check_finite(model: "TrainedModel") -> None:
+  """Raises a `UserError` that names what is not finite among the parameters."""
+  import jax
+  import jax.numpy as jnp
+
+  from compmod_jax import errors
+
+  leaves, _ = jax.tree_util.tree_flatten_with_path(model.params)
+  broken = {
+    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+    for path, leaf in leaves
+    if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.isfinite(leaf).all())
+  }
+  if not broken:
+    return
+  name, leaf = next(iter(broken.items()))
+  raise errors.UserError(
+    f"{len(broken)} of the {len(leaves)} parameter arrays of the model in {model.folder} are not"
+    f" finite: the first, {name}, holds {int(jnp.isnan(leaf).sum())} NaN and"
+    f" {int(jnp.isinf(leaf).sum())} infinite numbers of {leaf.size}. Whatever such a model gives"
+    " means nothing: take another model of the workdir with --model, or train again from a"
+    " checkpoint before the parameters became so, with a lower learning rate."
+  )
 
 
 def _decoding(model: "TrainedModel", options: dict[str, Any]) -> "TrainedModel":

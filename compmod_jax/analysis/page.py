@@ -155,9 +155,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-  """Writes the file under another name first, so that a full disk cannot leave half of it."""
+  """Writes the file under another name first, so that a full disk cannot leave half of it.
+
+  Half of a surrogate pair, which text of others may hold and UTF-8 cannot, becomes `?`.
+  """
   part = path.with_name(path.name + ".part")
-  part.write_text(text, encoding="utf-8")
+  part.write_text(text, encoding="utf-8", errors="replace")
   os.replace(part, path)
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -182,7 +183,8 @@ def archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
       if error.errno is None:  # of gzip, not of the disk
         raise _no_archive(error) from error
       raise
-    except (ValueError, OverflowError, MemoryError) as error:  # sizes in headers that cannot be
+    # Sizes, names and fields in headers that cannot be; zipfile trips over a name without letters.
+    except (ValueError, OverflowError, MemoryError, IndexError, struct.error) as error:
       if isinstance(error, OverLimit):
         raise
       raise _no_archive(error) from error

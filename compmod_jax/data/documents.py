@@ -2,11 +2,11 @@
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from compmod_jax.data.bounded import parse_json
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.pairs import DataError
 from compmod_jax.data.text import expand_folder, read_lines
@@ -136,14 +136,20 @@ class TextDocuments:
 
   def _field(self, path: Path, number: int, line: str) -> str:
     try:
-      text = json.loads(line)[self.field]
-    except (ValueError, KeyError, TypeError) as error:
+      row = parse_json(line, surrogates=False)
+    except ValueError as error:
+      raise DataError(f"{path}:{number} is no JSON object ({error}); mend the line.") from error
+    if not isinstance(row, dict) or self.field not in row:
       raise DataError(
-        f"{path}:{number} is no JSON object with a field {self.field!r} ({type(error).__name__});"
-        " mend the line, or set field."
-      ) from error
+        f"{path}:{number} is no JSON object with a field {self.field!r}; mend the line, or set"
+        " field."
+      )
+    text = row[self.field]
     if not isinstance(text, str):
-      raise DataError(f"{path}:{number}: field {self.field!r} holds {str(text)[:40]!r}, no text.")
+      raise DataError(
+        f"{path}:{number}: field {self.field!r} holds {str(text)[:40]!r}, no text; mend the line,"
+        " or set field."
+      )
     return text
 
 

@@ -4,15 +4,16 @@ Formats: Gulordava et al.'s agreement items (`generated.tab`), Linzen et al.'s (
 `orig_sentence` and `verb_index`), BLiMP's JSON lines, and the grammar's `attractor` split.
 """
 
+import contextlib
 import csv
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from compmod_jax.data.bounded import parse_json
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.pairs import DataError
 from compmod_jax.data.text import expand_folder, read_lines
@@ -43,12 +44,36 @@ class MinimalPair:
 
 
 def _table(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-  """Rows of a tab-separated file with headings, and their line numbers."""
-  rows = csv.DictReader(read_lines(path), delimiter="\t")
-  missing = [name for name in needed if name not in (rows.fieldnames or ())]
+  """Rows of a tab-separated file with headings, and their line numbers; blank lines are left out.
+
+  Raises:
+    DataError: a heading is missing, or a row has more or fewer columns than there are headings.
+  """
+  lines = read_lines(path)
+  heads = _columns(lines[0])
+  missing = [name for name in needed if name not in heads]
   if missing:
-    raise DataError(f"{path} has no column {', '.join(missing)}; it is in another format.")
-  yield from enumerate(rows, start=2)
+    raise DataError(f"{path}:1 has no column {', '.join(missing)}; it is in another format.")
+  for number, line in enumerate(lines[1:], start=2):
+    columns = _columns(line)
+    if len(columns) == len(heads):
+      yield number, dict(zip(heads, columns, strict=True))
+    elif line.strip():
+      raise DataError(
+        f"{path}:{number} has {len(columns)} tab-separated columns for {len(heads)} headings; mend"
+        " the line."
+      )
+
+
+def _columns(line: str) -> list[str]:
+  """The columns of a line, without the quotes that a program may have put around them."""
+  line = line.removesuffix("\r")
+  if '"' in line:
+    # By itself: in a whole file, a quote that opens a column and is a word there would swallow all
+    # lines to the next one.
+    with contextlib.suppress(csv.Error):
+      return next(csv.reader([line], delimiter="\t", strict=True))
+  return line.split("\t")
 
 
 def gulordava(path: Path) -> list[MinimalPair]:
@@ -80,6 +105,9 @@ def gulordava(path: Path) -> list[MinimalPair]:
   return pairs
 
 
+_DIGITS = 9  # of a number that a column may hold
+
+
 def linzen(path: Path) -> list[MinimalPair]:
   """Items of Linzen et al. 2016: beginnings up to a present-tense verb, and its other number.
 
@@ -92,11 +120,14 @@ def linzen(path: Path) -> list[MinimalPair]:
   pairs = []
   for line, row in _table(path, needed):
     words = row["orig_sentence"].split()
-    try:
-      verb = words[int(row["verb_index"]) - 1]
-    except (ValueError, IndexError) as error:
-      raise DataError(f"{path}:{line}: verb_index names no word of the sentence.") from error
-    before = " ".join(words[: int(row["verb_index"]) - 1])
+    index = row["verb_index"].strip()
+    place = int(index) if index.isdecimal() and len(index) <= _DIGITS else 0
+    if not 1 <= place <= len(words):
+      raise DataError(
+        f"{path}:{line}: verb_index is {index[:40]!r} and names none of the sentence's {len(words)}"
+        " words, counted from 1; mend the line."
+      )
+    verb, before = words[place - 1], " ".join(words[: place - 1])
     other = other_number(verb, row["verb_pos"])
     group = f"{row['n_diff_intervening']} attractors"
     where = f"{path.name}:{line}"
@@ -128,6 +159,9 @@ def other_number(verb: str, tag: str) -> str:
   return verb + ("es" if re.search(r"(s|sh|ch|x|z|o)$", verb) else "s")
 
 
+_BLIMP = ("sentence_good", "sentence_bad", "UID")
+
+
 def blimp(path: Path) -> list[MinimalPair]:
   """BLiMP (Warstadt et al. 2020): whole sentences; groups are its 67 paradigms.
 
@@ -136,14 +170,17 @@ def blimp(path: Path) -> list[MinimalPair]:
   """
   pairs = []
   for number, line in enumerate(read_lines(path), start=1):
+    if not line.strip():
+      continue
     try:
-      row = json.loads(line)
-      fields = (row["sentence_good"], row["sentence_bad"], row["UID"])
-    except (ValueError, KeyError, TypeError) as error:
+      row = parse_json(line, surrogates=False)
+    except ValueError as error:
+      raise DataError(f"{path}:{number} is no JSON ({error}); mend the line.") from error
+    fields: list[Any] = [row.get(name) if isinstance(row, dict) else None for name in _BLIMP]
+    if not all(isinstance(field, str) for field in fields):
       raise DataError(
-        f"{path}:{number} is no item of BLiMP ({type(error).__name__}); it needs sentence_good,"
-        " sentence_bad and UID."
-      ) from error
+        f"{path}:{number} is no item of BLiMP; it needs {', '.join(_BLIMP)}, each of them text."
+      )
     pairs.append(MinimalPair(*fields, where=f"{path.name}:{number}"))
   return pairs
 

@@ -27,6 +27,7 @@ _LOOKALIKES = frozenset((*UNKNOWN_WORDS, NUMBER_WORD, CONTROLS[BOS], CONTROLS[EO
 
 Kind = Literal["bpe", "unigram", "words", "gpt2"]
 FORMAT = "compmod_jax tokenizer 1"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Own = Literal["unknown", "number", "boundary"]
 """A kind of tokens that a corpus may have of its own; see `Tokenizer`."""
@@ -212,9 +213,10 @@ class Tokenizer(abc.ABC):
     """What `encode` sees.
 
     Form C, without marks of its beginning and end (see `own`), and, if so set, in lower case with
-    special tokens left alone.
+    special tokens left alone. Half of a surrogate pair, which JSON can hold and UTF-8 cannot, is
+    U+FFFD.
     """
-    text = unicodedata.normalize("NFC", text)
+    text = unicodedata.normalize("NFC", whole_characters(text))
     if "boundary" in self.own:
       text = _without_boundaries(text)
     if not self.lowercase:
@@ -303,6 +305,15 @@ def _without_boundaries(text: str) -> str:
     text = inner = inner.removeprefix(begins).strip()
   if inner.endswith(ends) and not inner.removesuffix(ends)[-1:].strip():
     text = inner.removesuffix(ends).strip()
+  return text
+
+
+def whole_characters(text: str) -> str:
+  """The text with U+FFFD for every half of a surrogate pair."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return _SURROGATE.sub("\ufffd", text)
   return text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from compmod_jax.data.bounded import parse_json
 from compmod_jax.data.text import expand_folder, find_file, read_lines
-from compmod_jax.data.vocabulary import CONTROLS, Tokenizer
+from compmod_jax.data.vocabulary import CONTROLS, Tokenizer, whole_characters
 from compmod_jax.errors import UserError, check
 from compmod_jax.interop.hf_tokenizer import tokenizers_package
 
@@ -85,8 +85,8 @@ class Gpt2Tokenizer(Tokenizer):
     return self._decode([int(number)])
 
   def normalise(self, text: str) -> str:
-    """The text itself."""
-    return text
+    """The text itself, with U+FFFD for halves of surrogate pairs."""
+    return whole_characters(text)
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     return [found.ids for found in self._tokenizer.encode_batch(texts)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compmod_jax.data.bounded import parse_json, read_bounded
-from compmod_jax.data.vocabulary import Tokenizer
+from compmod_jax.data.vocabulary import Tokenizer, whole_characters
 from compmod_jax.errors import UserError, check
 from compmod_jax.interop.hf_folder import MOST, read_object
 
@@ -113,7 +113,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
   def normalise(self, text: str) -> str:
     """The text itself: the tokenizer has a normaliser of its own."""
-    return text
+    return whole_characters(text)
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     found = self._tokenizer.encode_batch(texts, add_special_tokens=False)

@@ -11,10 +11,12 @@ import numpy as np
 from compmod_jax.data.qa.batches import blocks_of, eval_batches
 from compmod_jax.data.qa.coded import Coder, code
 from compmod_jax.data.qa.example import Question
-from compmod_jax.data.qa.unified import SEPARATOR
+from compmod_jax.data.qa.unified import SEPARATOR, segments, task_token
 from compmod_jax.decoding import DecodeConfig, decode
+from compmod_jax.errors import check
 from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.nemot import Nemot
+from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit, Taps
@@ -93,7 +95,12 @@ class Answerer:
       rng: key for sampling.
       status: shows progress.
       name: what the progress display calls the questions.
+
+    Raises:
+      UserError: as `check`.
     """
+    for question in questions:
+      self.check(question)
     rng = jax.random.key(0) if rng is None else rng
     coded = code([questions], self.coder, self.room)
     found: list[list[Answer]] = [[NONE] for _ in questions]
@@ -113,6 +120,25 @@ class Answerer:
         done += 1
       status(f"answering {name}", done, len(coded))
     return found
+
+  def check(self, question: Question) -> None:
+    """Looks whether the model has labels and an output for what is asked.
+
+    A question that does not fit the model is no mistake: its answer is `NONE`.
+
+    Raises:
+      UserError: it has more options than there are labels, or none of the model's outputs is for
+        questions like it.
+    """
+    segments(question)
+    config, task = self.model.config, task_token(question).strip("<>")
+    if isinstance(config, NemotConfig):
+      check(
+        task in config.tasks,
+        f"the question {question.question[:40]!r} is of the task {task!r}, but the model has"
+        f" outputs for {', '.join(config.tasks)} alone; leave it out, or ask a model that was"
+        " trained on such questions.",
+      )
 
   def _search(self, params: Any, batch: Batch, rng: jax.Array, *, config: DecodeConfig) -> Any:
     ((task, rows),) = blocks_of(batch)

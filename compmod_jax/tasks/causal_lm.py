@@ -210,7 +210,7 @@ class CausalLM(OverBlocks):
       logits = self._logits(params, jnp.asarray(batch["tokens"]))
       return {"nll": token_nll(logits, jnp.asarray(batch["targets"]))}
 
-    return Scorer(self.tokenizer, run)
+    return Scorer(self.tokenizer, run, self.model.config.max_length)
 
   def _score(self, params: Any, batch: Batch) -> tuple[jax.Array, ...]:
     """Sums of loss, right predictions and tokens."""

@@ -11,6 +11,7 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.errors import check
 from compmod_jax.sharding import fetch
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 
@@ -57,12 +58,20 @@ class Scorer:
     tokenizer: from text to tokens.
     run: from parameters and a batch to what `Scored` holds of every token, each [batch, time]:
       `nll`, and where something is recoded `error`, `error_after` and `nll_after`.
+    longest: the model's positions; None where a text may have any length.
   """
 
-  def __init__(self, tokenizer: Tokenizer, run: Callable[[Any, Batch], dict[str, jax.Array]]):
-    self.tokenizer = tokenizer
+  def __init__(
+    self,
+    tokenizer: Tokenizer,
+    run: Callable[[Any, Batch], dict[str, jax.Array]],
+    longest: int | None = None,
+  ):
+    self.tokenizer, self.longest = tokenizer, longest
     buckets = tuple(_SHORTEST << i for i in range(9))
-    self._batch = BatchConfig(tokens=_TOKENS, buckets=buckets)
+    if longest is not None:
+      buckets = (*(length for length in buckets if length < longest), longest)
+    self._batch = BatchConfig(tokens=max(_TOKENS, buckets[-1]), buckets=buckets)
     self._run = jax.jit(run)
 
   def __call__(
@@ -74,8 +83,18 @@ class Scorer:
     sharing: Sharing = Sharing(),
     status: Status = silent,
   ) -> list[Scored]:
-    """Every text's tokens with their losses, in the order given; `labels` for weak supervision."""
+    """Every text's tokens with their losses, in the order given; `labels` for weak supervision.
+
+    Raises:
+      UserError: a text has more tokens than the model has positions.
+    """
     ids = self.encode(texts)
+    for number, one in enumerate(ids):
+      check(
+        self.longest is None or len(one) <= self.longest,
+        f"texts[{number}], {texts[number][:40]!r}, has {len(one)} tokens with its end, but the"
+        f" model has positions for {self.longest}; shorten it.",
+      )
     found: dict[int, Scored] = {}
     for batch in self._batches(ids, sharing.multiple):
       if labels is not None:

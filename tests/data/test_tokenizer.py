@@ -137,6 +137,15 @@ def test_composed_and_decomposed_letters_are_the_same(kind):
   assert tokenizer.encode(unicodedata.normalize("NFD", TEXTS[0])) == tokenizer.encode(TEXTS[0])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_a_surrogate_pair_is_an_unknown_character(kind):
+  tokenizer = trained(kind)
+  assert tokenizer.encode("der \ud800 Hund") == tokenizer.encode("der \ufffd Hund")
+  assert tokenizer.unknown("der \udfff Hund") == ["\ufffd"]
+  half = train_tokenizer(["der \ud800 Hund"] * 5, TokenizerConfig(kind=kind, vocab_size=20))
+  assert Tokenizer.from_bytes(half.to_bytes()).encode("\ud800") == half.encode("\ufffd")
+
+
 def test_what_is_unknown_is_told():
   assert trained("bpe").unknown("Der 日 Hund") == ["日"]
   assert trained("words").unknown("Der Wal <s>") == ["Wal", "<s>"]

@@ -110,6 +110,10 @@ def reference(folder):
   return Reference(vocab, (folder / MERGES).read_text("utf-8"))
 
 
+def test_half_a_surrogate_pair_is_the_replacement_character(tokenizer):
+  assert tokenizer.encode("the \ud800 dog") == tokenizer.encode("the \ufffd dog")
+
+
 def plain(text):
   """The text without what would be a token of its own."""
   return functools.reduce(lambda left, token: left.replace(token, ""), SPECIAL, text)

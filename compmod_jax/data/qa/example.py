@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from compmod_jax.errors import check, check_choice
+from compmod_jax.errors import check, check_choice, short
 
 Format = Literal["multiple_choice", "yes_no", "extractive", "abstractive"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+MAX_OPTIONS = 8
+"""Most options of a question that a model can be asked: there are labels for so many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Question:
     if self.format == "yes_no":
       check(
         len(self.answers) == 1 and self.answers[0] in ("yes", "no"),
-        f"answers is {list(self.answers)}; a yes/no question has one, 'yes' or 'no'.",
+        f"answers is {short(list(self.answers))}; a yes/no question has one, 'yes' or 'no'.",
       )
     if self.format == "abstractive":
       check(bool(self.answers), "answers is empty; an abstractive question needs at least one.")

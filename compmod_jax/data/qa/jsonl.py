@@ -10,7 +10,7 @@
 - `format`, needed: `multiple_choice`, `yes_no`, `extractive` or `abstractive`.
 - `question`, needed: its text.
 - `passage`: the text that it is about.
-- `options`: in multiple choice, two or more texts.
+- `options`: in multiple choice, two to eight texts.
 - `label`: in multiple choice, the number of the right option, counted from 1.
 - `answers`: in the other formats, right answers; the first one is for training, and all count as
   equally right in scoring. One, `"yes"` or `"no"`, in `yes_no`; one or more in `abstractive`; none
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from compmod_jax.data.pairs import DataError
-from compmod_jax.data.qa.example import Question, Questions
+from compmod_jax.data.qa.example import MAX_OPTIONS, Question, Questions
 from compmod_jax.data.qa.reading import Reading, collect
 from compmod_jax.data.qa.records import Row, json_lines
 from compmod_jax.errors import UserError, check, check_choice
@@ -64,11 +64,16 @@ def _question(row: Row) -> Question:
   try:
     for name in row.fields:
       check_choice("a field's name", name, FIELDS)
+    options = row.texts("options", ())
+    check(
+      len(options) <= MAX_OPTIONS,
+      f"options has {len(options)} entries; there are labels for {MAX_OPTIONS}.",
+    )
     return Question(
       format=row.get("format", "text", str),
       question=row.text("question"),
       passage=row.text("passage", ""),
-      options=row.texts("options", ()),
+      options=options,
       answers=row.texts("answers", ()),
       label=row.number("label", 0),
       info=row.get("info", "an object with fields", dict, {}),

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from compmod_jax.data.pairs import DataError
-from compmod_jax.data.qa.example import Format, Question, Questions
+from compmod_jax.data.qa.example import MAX_OPTIONS, Format, Question, Questions
 from compmod_jax.data.qa.records import Row
 from compmod_jax.errors import UserError
 
 NO_ANSWER = "no answer is given"
 NO_OPTION = "no option is marked as right"
+MANY_OPTIONS = f"it has over {MAX_OPTIONS} options, and there are no labels for more"
 
 
 class Reading:
@@ -47,9 +48,11 @@ class Reading:
     info: dict[str, Any] | None = None,
     at: str = "",
   ) -> Iterator[tuple[str, Question]]:
-    """(place, question), or nothing if `label`, counted from 1, is none of the options."""
+    """(place, question); nothing if `label`, from 1, is no option or there are too many options."""
     if label is None or not 1 <= label <= len(options):
       self.leave_out(row.place + at, NO_OPTION)
+    elif len(options) > MAX_OPTIONS:
+      self.leave_out(row.place + at, MANY_OPTIONS)
     else:
       fields = {"options": tuple(map(squeeze, options)), "label": label}
       yield from self.question(row, "multiple_choice", question, passage, info, at, **fields)

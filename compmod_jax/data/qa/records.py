@@ -10,6 +10,7 @@ from typing import Any
 from compmod_jax.data.bounded import parse_json
 from compmod_jax.data.pairs import DataError
 from compmod_jax.data.qa.files import beside, read_text
+from compmod_jax.errors import short, short_list
 
 _REQUIRED: Any = object()
 
@@ -25,7 +26,7 @@ class Row:
   def __init__(self, source: Path | str, at: str, fields: Any):
     self.source, self.at, self.fields = source, at, fields
     if not isinstance(fields, dict):
-      raise self.error(f"there is {_short(fields)}; it must be an object with fields")
+      raise self.error(f"there is {short(fields)}; it must be an object with fields")
 
   @property
   def place(self) -> str:
@@ -46,10 +47,11 @@ class Row:
     if value is None:
       if default is not _REQUIRED:
         return default
-      names = ", ".join(map(repr, self.fields)) or "none"
-      raise self.error(f"field {name!r} is missing; the fields are: {names}; it must be {rule}")
+      raise self.error(
+        f"field {name!r} is missing; the fields are: {short_list(self.fields)}; it must be {rule}"
+      )
     if not isinstance(value, kinds) or (kinds is int and isinstance(value, bool)):
-      raise self.error(f"field {name!r} is {_short(value)}; it must be {rule}")
+      raise self.error(f"field {name!r} is {short(value)}; it must be {rule}")
     return value
 
   def text(self, name: str, default: Any = _REQUIRED) -> str:
@@ -68,7 +70,7 @@ class Row:
     """A field that holds a list of texts."""
     values = self.get(name, "a list of texts", (list, tuple), default)
     if not all(isinstance(value, str) for value in values):
-      raise self.error(f"field {name!r} is {_short(values)}; it must be a list of texts")
+      raise self.error(f"field {name!r} is {short(values)}; it must be a list of texts")
     return tuple(values)
 
   def row(self, name: str) -> "Row":
@@ -131,12 +133,13 @@ def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     DataError: a heading is missing, or a row has more or fewer fields than there are headings.
   """
   table = csv.reader(io.StringIO("\n".join(read_text(path)), newline=""), strict=True)
+  line = 1
   try:
     heads = next(table)
     missing = [name for name in columns if name not in heads]
     if missing:
       raise DataError(
-        f"{path}:1 has no column {', '.join(missing)}, only {', '.join(heads)}; choose the reader"
+        f"{path}:1 has no column {', '.join(missing)}, only {short_list(heads)}; choose the reader"
         " of its format."
       )
     line = table.line_num + 1
@@ -149,7 +152,8 @@ def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         yield Row(path, str(line), dict(zip(heads, fields, strict=True)))
       line = table.line_num + 1
   except csv.Error as error:
-    raise DataError(f"{path}:{table.line_num} is no CSV ({error}); mend the row.") from error
+    # A quote that is not closed is found at the end of the file; it stands where the row starts.
+    raise DataError(f"{path}:{line} is no CSV ({error}); mend the row.") from error
 
 
 def labels_of(path: Path, count: int) -> list[str]:
@@ -168,8 +172,3 @@ def labels_of(path: Path, count: int) -> list[str]:
       " must belong to line n of the other: fetch both again."
     )
   return lines
-
-
-def _short(value: Any) -> str:
-  text = repr(value)
-  return text if len(text) <= 60 else text[:57] + "..."

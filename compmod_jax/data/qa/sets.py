@@ -92,7 +92,7 @@ class QASet:
             yield place.removeprefix(f"{folder}/"), question
 
     try:
-      return collect(f"{split} of {self.name}", read(), reading)
+      return collect(f"{split} of {self.name} ({_names(paths)})", read(), reading)
     finally:
       files.forget()
 
@@ -110,7 +110,7 @@ class QASet:
     left = [path for path in dict.fromkeys(own) if path not in taken]
     check(
       bool(left) or not own,
-      f"train of {self.name} has no file of its own: {_listed(own)} is in valid or test as well,"
+      f"train of {self.name} has no file of its own: {_names(own)} is in valid or test as well,"
       " and training leaves the files of other splits out. Give train other files, or leave valid"
       " and test empty: they are cut from the training files then.",
     )
@@ -127,10 +127,11 @@ class QASet:
     return "valid" if self.held_out <= place < 2 * self.held_out else "train"
 
 
-def _listed(paths: Sequence[Path]) -> str:
-  """The names of the first few files."""
-  names = [path.name for path in dict.fromkeys(paths)]
-  return ", ".join([*names[:3], *["..."] * (len(names) > 3)])
+def _names(paths: Sequence[Path]) -> str:
+  """The names of files for a message, the first few."""
+  paths = list(dict.fromkeys(paths))
+  more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+  return ", ".join(path.name for path in paths[:3]) + more
 
 
 def _development_sets() -> Iterator[QASet]:

@@ -1,11 +1,11 @@
 """Questions as they are typed on a line: without their answers."""
 
-import json
 import re
 from typing import Any
 
+from compmod_jax.data.bounded import parse_json
 from compmod_jax.data.qa.example import FORMATS, Question
-from compmod_jax.errors import UserError, check
+from compmod_jax.errors import UserError, check, short
 
 _LABEL = re.compile(r"\((\d+)\)")
 
@@ -22,7 +22,8 @@ def typed_question(line: str) -> Question:
   fields are those of the project's own format (`jsonl`), but answers and label are not needed.
 
   Raises:
-    UserError: there is no question, options are not counted from 1, or JSON is damaged.
+    UserError: there is no question, options are not counted from 1, or JSON is damaged, nested too
+      deep or of other types.
   """
   if line.lstrip().startswith("{"):
     return _from_json(line)
@@ -31,24 +32,24 @@ def typed_question(line: str) -> Question:
   numbers, options = parts[::2], [part.strip() for part in parts[1::2]]
   check(
     numbers == [str(n) for n in range(1, len(numbers) + 1)],
-    f"options are numbered {', '.join(numbers)}; count them (1), (2) and so on.",
+    f"options are numbered {short(', '.join(numbers))}; count them (1), (2) and so on.",
   )
   return _question(passage.strip(), question.strip(), tuple(options), "abstractive")
 
 
 def _from_json(line: str) -> Question:
   try:
-    fields: Any = json.loads(line)
-  except json.JSONDecodeError as error:
+    fields: Any = parse_json(line)
+  except ValueError as error:
     raise UserError(f"the line is no JSON object ({error}); mend it.") from error
   texts = {name: fields.get(name) or "" for name in ("passage", "question", "format")}
   options = fields.get("options") or []
   check(
-    all(isinstance(text, str) for text in (*texts.values(), *options)),
+    isinstance(options, list) and all(isinstance(t, str) for t in (*texts.values(), *options)),
     "passage, question, format and options must be text, options a list of it; mend the line.",
   )
   format = texts["format"] or "abstractive"
-  check(format in FORMATS, f"format is {format!r}; it must be one of {', '.join(FORMATS)}.")
+  check(format in FORMATS, f"format is {short(format)}; give one of {', '.join(FORMATS)}.")
   return _question(texts["passage"], texts["question"], tuple(options), format)
 
 

@@ -15,12 +15,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.example import MAX_OPTIONS, Question
 from compmod_jax.errors import UserError, check, check_choice
 from compmod_jax.layers.reading import PARTS
 
 PASSAGE, QUESTION, SEPARATOR, END = "<p>", "<q>", "<sep>", "</s>"
-MAX_OPTIONS = 8
 LABELS = tuple(f"({number})" for number in range(1, MAX_OPTIONS + 1))
 SPECIAL_TOKENS = (PASSAGE, QUESTION, SEPARATOR, END, *LABELS)
 """What a tokenizer needs as tokens of their own."""

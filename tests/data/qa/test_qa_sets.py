@@ -123,7 +123,9 @@ def test_what_is_left_out_is_in_the_notes_and_a_split_without_questions_is_an_er
   data = QASet("a", "options", str(tmp_path), test=("a.jsonl",))
   assert "1 question was left out: no option is marked as right" in data.load("test").notes[0]
   data = QASet("hidden", "options", str(tmp_path), test=("b.jsonl",))
-  with pytest.raises(DataError, match=r"test of hidden has no question.*1 question was left out"):
+  with pytest.raises(
+    DataError, match=r"test of hidden \(b.jsonl\) has no question.*1 question was"
+  ):
     data.load("test")
 
 

@@ -74,9 +74,12 @@ def test_narrativeqa_needs_summaries(narrative):
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("document_id,set,question,answer1\n", r"qaps\.csv:1 has no column answer2, only document_id"),
+    (
+      "document_id,set,question,answer1\n",
+      r"qaps\.csv:1 has no column answer2, only 'document_id'",
+    ),
     (",".join(QAPS) + "\nd1,train\n", r"qaps\.csv:2 has 2 fields for 6 columns; mend the row"),
-    (",".join(QAPS) + '\nd1,train,"a\nb', r"qaps\.csv:3 is no CSV"),
+    (",".join(QAPS) + '\nd1,train,"a\nb', r"qaps\.csv:2 is no CSV"),
   ],
 )
 def test_a_damaged_table_is_named_with_its_line(narrative, text, message):

@@ -24,12 +24,17 @@ def test_json_needs_no_answer():
 @pytest.mark.parametrize(
   ("line", "words"),
   [
-    ("Which? (1) a (3) b", "numbered 1, 3"),
+    ("Which? (1) a (3) b", "numbered '1, 3'"),
     ("Which? (1) a", "at least 2"),
     ("", "question is empty"),
     ('{"question": "Is', "JSON"),
     ('{"question": 3}', "must be text"),
     ('{"question": "Is it?", "format": "riddle"}', "riddle"),
+    ('{"question": "Is it?", "options": 5}', "must be text"),
+    ('{"question": "Is it?", "options": "ab"}', "must be text"),
+    ('{"question": ' + "9" * 5000 + "}", "over 4,300 digits"),
+    ('{"question": ' + "[" * 100_000 + "]" * 100_000 + "}", "deeper than 100 levels"),
+    ("Which? (" + "9" * 5000 + ") a", r"numbered '9{56}\.\.\.;"),
   ],
 )
 def test_mistakes_are_told(line, words):

@@ -7,6 +7,8 @@ from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.reading import Reading
 from compmod_jax.data.qa.records import Row, json_lines, labels_of
 
+_DIGITS = 9
+
 
 def piqa(path: Path, reading: Reading) -> Iterator[tuple[str, Question]]:
   """Questions of PIQA (Bisk et al. 2020): `train.jsonl`, with 0 or 1 in `train-labels.lst` beside.
@@ -67,4 +69,5 @@ def winogrande_row(row: Row, label: int | None, reading: Reading) -> Iterator[tu
 
 def _number(label: str, first: int) -> int | None:
   """The number, from 1, that a label stands for where the first option's label is `first`."""
-  return int(label) - first + 1 if label.isdecimal() else None
+  # No set has so many options as would take more digits, and Python reads only some thousands.
+  return int(label) - first + 1 if label.isdecimal() and len(label) <= _DIGITS else None

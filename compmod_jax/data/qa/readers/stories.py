@@ -9,6 +9,8 @@ from compmod_jax.data.qa.files import beside, is_file
 from compmod_jax.data.qa.reading import Reading
 from compmod_jax.data.qa.records import csv_rows
 
+_DIGITS = 9  # of the number of a section
+
 
 def narrativeqa(path: Path, reading: Reading) -> Iterator[tuple[str, Question]]:
   """Questions of NarrativeQA (Kočiský et al. 2018) on summaries: a split of `qaps.csv`.
@@ -66,7 +68,7 @@ def fairytaleqa(path: Path, reading: Reading) -> Iterator[tuple[str, Question]]:
   columns = ("question", "cor_section", "ex-or-im1", "attribute1", "answer1")
   for row in csv_rows(path, columns):
     wanted = re.findall(r"\d+", row.text("cor_section"))
-    missing = [number for number in wanted if number not in sections]
+    missing = [n for n in wanted if n not in sections or len(n) > _DIGITS]
     if missing or not wanted:
       reading.leave_out(row.place, "the story has no section that it is about")
       continue

@@ -65,7 +65,7 @@ def _review(row: Row) -> str:
 def _answer(row: Row) -> str:
   """What one annotator marked; empty where that is nothing."""
   span = row.text("human_ans_spans").replace(_NONE, "").strip()
-  match = re.fullmatch(r"\((\d+), (\d+)\)", row.text("human_ans_indices").strip())
+  match = re.fullmatch(r"\((\d{1,9}), (\d{1,9})\)", row.text("human_ans_indices").strip())
   if not match:
     raise row.error(
       f"field 'human_ans_indices' is {row.text('human_ans_indices')[:40]!r}; it must be a pair of"

@@ -47,6 +47,7 @@ class OptionInteraction(nn.Module):
     inputs: Float[Array, "batch time embed"],
     options: Bool[Array, "batch time"],
     *,
+    segments: Int[Array, "batch time"] | None = None,
     deterministic: bool = True,
   ) -> Float[Array, "batch time embed"]:
     """The inputs with their option positions replaced.
@@ -54,6 +55,8 @@ class OptionInteraction(nn.Module):
     Args:
       inputs: the vanilla set's output.
       options: true from the first option's label to the last token of the last option.
+      segments: number of the part of every token, where a row has several; options of one part
+        see no other's.
       deterministic: no dropout.
     """
 
@@ -66,7 +69,10 @@ class OptionInteraction(nn.Module):
     scores = jnp.einsum(
       "btd,bsd->bts", product("bilinear", first), second, preferred_element_type=jnp.float32
     )
-    scores = jnp.where(options[:, None], scores, jnp.finfo(jnp.float32).min)
+    seen = options[:, None]
+    if segments is not None:
+      seen = seen & (segments[:, :, None] == segments[:, None])
+    scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(second.dtype)
     hint = nn.relu(jnp.einsum("bts,bsd->btd", weights, second))
     share = nn.sigmoid(product("gate", jnp.concatenate([hint, first], axis=-1)))

@@ -117,7 +117,7 @@ class Nemot(nn.Module):
     """
     self._check(text, blocks)
     run = Whole(text.tokens != self.pad, causal, text.segments, deterministic)
-    x, plain, gates = self._modulated(run, self._embed(text), text, deterministic, taps)
+    x, plain, gates = self._modulated(run, self._embed(text), text, text.tags, deterministic, taps)
     parts, start = [], 0
     for task, count in blocks:
       rows = slice(start, start + count)
@@ -129,7 +129,14 @@ class Nemot(nn.Module):
     return TextOutput(logits, _product(self.vanilla_head, _at(plain, vanilla_positions)))
 
   def prefill(
-    self, text: Text, task: str, *, beams: int, length: int, taps: Taps = OFF
+    self,
+    text: Text,
+    task: str,
+    *,
+    beams: int,
+    length: int,
+    first_tag: Int[Array, " batch"] | None = None,
+    taps: Taps = OFF,
   ) -> dict[str, Any]:
     """The cache with which decoding after prompts starts; see `runs.empty_cache`.
 
@@ -138,18 +145,26 @@ class Nemot(nn.Module):
       task: the task.
       beams: hypotheses an example.
       length: most steps.
+      first_tag: number of the part of speech of that last token, as in `Text.tags`; those that
+        follow, answers, have none. Needed where the model highlights.
       taps: sites to read or change.
 
     Raises:
       UserError: as when the model is called; or prompt and steps together are too long.
     """
     self._check(text, [(task, len(text.tokens))], steps=length)
+    errors.check(
+      first_tag is not None or self.config.highlighting == "off",
+      "first_tag is None, but the model reads tags; give that of each prompt's last token.",
+    )
     stacks = [(self.vanilla, 0), (self.output[task], 0)]
     if self.config.gate == "on":
       stacks.append((self.modulatory, self.config.before))
     cache = empty_cache(text, self.pad, stacks, beams=beams, length=length)
+    if first_tag is not None:
+      cache["first_tag"] = first_tag[:, None]
     run = Prompt(text.tokens != self.pad, text.segments, cache)
-    x, _, gates = self._modulated(run, self._embed(text), text, True, taps)
+    x, _, gates = self._modulated(run, self._embed(text), text, text.tags, True, taps)
     run(self.output[task], x, gates=gates.get(OUTPUT), taps=taps.scope(f"{OUTPUT}_{task}"))
     return cache
 
@@ -159,9 +174,14 @@ class Nemot(nn.Module):
     """Logits after one more token of every beam, and the cache that includes it."""
     cache = advance(cache, tokens)
     place = cache["lengths"] + cache["position"]
-    x = self.embedding(tokens) + self.positions.at(place)
+    x, tags = self.embedding(tokens) + self.positions.at(place), None
+    if self.config.highlighting != "off":
+      tags = jnp.where(cache["position"] == 0, cache["first_tag"], -1)
+      tags = jnp.broadcast_to(tags, tokens.shape)
+    if self.config.highlighting == "embedding":
+      x = self.highlight(x, tags)
     run = Newest(cache)
-    x, _, gates = self._modulated(run, x, None, True, taps)
+    x, _, gates = self._modulated(run, x, None, tags, True, taps)
     logits = taps("logits", self._put_out(run, task, x, gates, slice(None), taps))
     return logits, {**cache, "position": cache["position"] + 1}
 
@@ -176,7 +196,13 @@ class Nemot(nn.Module):
     return x
 
   def _modulated(
-    self, run: Run, x: jax.Array, text: Text | None, deterministic: bool, taps: Taps
+    self,
+    run: Run,
+    x: jax.Array,
+    text: Text | None,
+    tags: jax.Array | None,
+    deterministic: bool,
+    taps: Taps,
   ) -> tuple[jax.Array, jax.Array, dict[str, dict[int, Gates]]]:
     """The gated vanilla stream, the plain one, and the gates of later places.
 
@@ -184,6 +210,7 @@ class Nemot(nn.Module):
       run: the way in which stacks run.
       x: embeddings.
       text: the batch; none in decoding, where nothing is an auxiliary token or an option.
+      tags: of the positions of `x`, as `Text.tags`.
       deterministic: no dropout.
       taps: sites to read or change.
     """
@@ -193,24 +220,30 @@ class Nemot(nn.Module):
     x = run(self.vanilla, x, stop=c.reads, taps=inner)
     plain = x
     if c.reads == c.vanilla_layers:
-      x, plain = self._read(x, text, deterministic, taps)
+      x, plain = self._read(x, text, tags, deterministic, taps)
     if c.gate == "on":
       gate, gates = self._gates(run, x, text, taps)
     if c.reads < c.vanilla_layers:
       x = run(self.vanilla, x, start=c.reads, gates=gates.get(VANILLA), taps=inner)
-      x, plain = self._read(x, text, deterministic, taps)
+      x, plain = self._read(x, text, tags, deterministic, taps)
     return taps("gated", modulate(x, gate)), plain, gates
 
   def _read(
-    self, x: jax.Array, text: Text | None, deterministic: bool, taps: Taps
+    self,
+    x: jax.Array,
+    text: Text | None,
+    tags: jax.Array | None,
+    deterministic: bool,
+    taps: Taps,
   ) -> tuple[jax.Array, jax.Array]:
     """The vanilla set's output after the reading strategies, and before them."""
     c = self.config
     plain = x = taps(f"{VANILLA}/output", self.vanilla_norm(x) if c.vanilla_norm else x)
     if text is not None and c.option_interaction:
-      x = self.interaction(x, cast(jax.Array, text.options), deterministic=deterministic)
-    if text is not None and c.highlighting == "vanilla":
-      x = self.highlight(x, cast(jax.Array, text.tags))
+      options = cast(jax.Array, text.options)
+      x = self.interaction(x, options, segments=text.segments, deterministic=deterministic)
+    if c.highlighting == "vanilla":
+      x = self.highlight(x, cast(jax.Array, tags))
     return x, plain
 
   def _gates(

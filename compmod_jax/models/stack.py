@@ -133,8 +133,9 @@ def visible(
   Args:
     real: true where there is a token, padding being at the end.
     causal: hide later positions.
-    before: auxiliary positions in front of the text: all see them; where it is causal they see
-      nothing else.
+    before: auxiliary positions in front of the text: all see them. Where it is causal they see
+      nothing else; where there are segments, only segment 0 besides, as no segment may see
+      another one through them.
     segments: number of the segment of every token, which sees its own and segment 0.
   """
   ones = jnp.ones
@@ -148,6 +149,8 @@ def visible(
   if segments is not None:
     of_query, of_key = segments[:, :, None], segments[:, None, :]
     same = (of_query == of_key) | (of_key == 0)
-    same = jnp.pad(same, ((0, 0), (before, 0), (before, 0)), constant_values=True)
-    mask = mask & same[:, None]
+    same = jnp.pad(same, ((0, 0), (0, 0), (before, 0)), constant_values=True)
+    shared = jnp.pad(segments == 0, ((0, 0), (before, 0)), constant_values=True)
+    shared = jnp.broadcast_to(shared[:, None], (len(same), before, before + time))
+    mask = mask & jnp.concatenate([shared, same], axis=1)[:, None]
   return mask

@@ -14,6 +14,7 @@ from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.unified import SEPARATOR, segments, task_token
 from compmod_jax.decoding import DecodeConfig, decode
 from compmod_jax.errors import check
+from compmod_jax.layers.reading import PARTS
 from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.nemot import Nemot
 from compmod_jax.models.nemot_config import NemotConfig
@@ -144,8 +145,9 @@ class Answerer:
     ((task, rows),) = blocks_of(batch)
     apply = functools.partial(self.model.apply, {"params": params})
     text, taps = self.text(batch, batch["tokens"]), self.taps
+    first = {} if text.tags is None else {"first_tag": jnp.full(rows, PARTS.index("special"))}
     cache = apply(
-      text, task, beams=config.width, length=self.room, taps=taps.apart(), method="prefill"
+      text, task, beams=config.width, length=self.room, taps=taps.apart(), method="prefill", **first
     )
 
     def step(cache: Any, tokens: jax.Array, taps: Taps) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.errors import UserError
+from compmod_jax.layers.reading import PARTS
 from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.stack import Stack
@@ -46,8 +47,24 @@ OPTIONS = {
   "first": {"read_after": 0, "gate_places": ("vanilla_0/logits", "vanilla_1/ffn")},
   "off": {"gate": "off"},
   "convolved": {"convolution": 3, "read_after": 1},
+  "deep": {"modulatory_layers": 3, "gate_start": "half"},
+  "highlighted": {"highlighting": "vanilla", "read_after": 1},
+  "marked": {"highlighting": "embedding"},
+}
+# Options see each other whatever stands before them, so that these are no decoders in the options.
+INTERACTING = {
+  "interacting": {"option_interaction": True, "modulatory_layers": 2},
+  "everything": {
+    "option_interaction": True,
+    "highlighting": "vanilla",
+    "convolution": 3,
+    "modulatory_layers": 2,
+  },
 }
 CONFIGS = {name: dataclasses.replace(SMALL, **fields) for name, fields in OPTIONS.items()}
+EVERY = CONFIGS | {
+  name: dataclasses.replace(SMALL, **fields) for name, fields in INTERACTING.items()
+}
 ROWS, TIME = 3, 6
 BLOCKS = (("lm", 1), ("mqa", 1), ("gqa", 1))
 VOCAB = 4 + ROWS * TIME
@@ -60,13 +77,18 @@ def auxiliary(config, mode="dec", tasks=TASKS):
 
 
 def text(config, mode="dec", **fields):
+  places = np.broadcast_to(np.arange(TIME), (ROWS, TIME))
+  if config.option_interaction:
+    fields.setdefault("options", jnp.asarray((places >= 1) & (places < 5)))
+  if config.highlighting != "off":
+    fields.setdefault("tags", jnp.asarray(places % 8))
   return Text(TOKENS, auxiliary(config, mode), **fields)
 
 
 @functools.cache
 def model(name):
   """A model whose parameters are all random: fresh ones hide behind zeros."""
-  config = CONFIGS[name]
+  config = EVERY[name]
   module = Nemot(config, VOCAB)
   shapes = jax.eval_shape(
     lambda key: nn.unbox(module.init(key, text(config), BLOCKS, vanilla_logits=True)),
@@ -126,6 +148,25 @@ def test_documents_packed_into_a_row_do_not_see_each_other(name):
   expected = np.zeros((ROWS, TIME), bool)
   expected[0, 3:5] = True
   np.testing.assert_array_equal(dependence(name, (0, 4), segments=segments), expected)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["plain", "deep", "early", "convolved", *INTERACTING])
+def test_documents_of_one_row_do_not_see_each_other_through_auxiliary_tokens(name, causal):
+  segments = jnp.asarray([[1, 1, 1, 2, 2, 2]] * ROWS)
+  expected = np.zeros((ROWS, TIME), bool)
+  expected[0, 3 : 5 if causal else 6] = True
+  found = dependence(name, (0, 4), causal=causal, segments=segments)
+  np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["deep", "interacting"])
+def test_in_encoder_mode_what_all_parts_share_is_seen_by_all(name):
+  segments = jnp.asarray([[0, 0, 1, 1, 2, 2]] * ROWS)
+  expected = np.zeros((ROWS, TIME), bool)
+  expected[0, [0, 1, 4, 5]] = True
+  found = dependence(name, (0, 4), causal=False, segments=segments)
+  np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("name", ["plain", "first"])
@@ -294,20 +335,33 @@ def test_a_closed_gate_on_a_key_hides_it():
 # Decoding step by step.
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", EVERY)
 def test_decoding_step_by_step_equals_the_whole_text(name):
   module, params = model(name)
   beams, length, task = 2, 3, "mqa"
   lengths = np.asarray([2, 3, 1])
   real = np.arange(3)[None] < lengths[:, None]
   aux = auxiliary(module.config, tasks=(task,) * ROWS)
-  prompt = Text(jnp.where(real, TOKENS[:, :3], 0), aux)
+  fields, whole_fields, first = {}, {}, {}
+  if module.config.option_interaction:
+    fields["options"] = jnp.asarray(real & (np.arange(3) < 2)[None])
+    whole_fields["options"] = jnp.pad(fields["options"], ((0, 0), (0, length)))
+  if module.config.highlighting != "off":
+    # As in training: marks up to <sep>, which is special, and none on the answer.
+    tags = np.where(real, (np.arange(3)[None] + lengths[:, None]) % 7, -1)
+    fields["tags"] = jnp.asarray(tags)
+    tags = np.pad(tags, ((0, 0), (0, length)), constant_values=-1)
+    tags[np.arange(ROWS), lengths] = PARTS.index("special")
+    whole_fields["tags"] = jnp.asarray(tags)
+    first["first_tag"] = jnp.full(ROWS, PARTS.index("special"))
+  prompt = Text(jnp.where(real, TOKENS[:, :3], 0), aux, **fields)
   # Every beam goes on in its own way.
   steps = np.random.default_rng(1).integers(4, VOCAB, (ROWS, beams, length))
   apply = functools.partial(jax.jit, static_argnames=("task", "beams", "length", "method"))(
     module.apply
   )
-  cache = apply(params, prompt, task=task, beams=beams, length=length, method="prefill")
+  start = functools.partial(apply, task=task, beams=beams, length=length, method="prefill")
+  cache = start(params, prompt, **first)
   found = []
   for i in range(length):
     logits, cache = apply(params, cache, jnp.asarray(steps[..., i]), task=task, method="step")
@@ -318,7 +372,8 @@ def test_decoding_step_by_step_equals_the_whole_text(name):
     for row, count in enumerate(lengths):
       tokens[row, :count] = TOKENS[row, :count]
       tokens[row, count : count + length] = steps[row, beam]
-    expected = whole(params, Text(jnp.asarray(tokens), aux), ((task, ROWS),)).logits
+    given = Text(jnp.asarray(tokens), aux, **whole_fields)
+    expected = whole(params, given, ((task, ROWS),)).logits
     for row, count in enumerate(lengths):
       np.testing.assert_allclose(
         np.stack([logits[row, beam] for logits in found]),

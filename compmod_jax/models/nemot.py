@@ -179,7 +179,7 @@ class Nemot(nn.Module):
       tags = jnp.where(cache["position"] == 0, cache["first_tag"], -1)
       tags = jnp.broadcast_to(tags, tokens.shape)
     if self.config.highlighting == "embedding":
-      x = self.highlight(x, tags)
+      x = self.highlight(x, cast(jax.Array, tags))
     run = Newest(cache)
     x, _, gates = self._modulated(run, x, None, tags, True, taps)
     logits = taps("logits", self._put_out(run, task, x, gates, slice(None), taps))

@@ -145,7 +145,9 @@ class Answerer:
     ((task, rows),) = blocks_of(batch)
     apply = functools.partial(self.model.apply, {"params": params})
     text, taps = self.text(batch, batch["tokens"]), self.taps
-    first = {} if text.tags is None else {"first_tag": jnp.full(rows, PARTS.index("special"))}
+    first: dict[str, Any] = (
+      {} if text.tags is None else {"first_tag": jnp.full(rows, PARTS.index("special"))}
+    )
     cache = apply(
       text, task, beams=config.width, length=self.room, taps=taps.apart(), method="prefill", **first
     )

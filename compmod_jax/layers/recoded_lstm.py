@@ -6,7 +6,8 @@ there, through this step's computation alone, and applied at once. Layer l + 1 r
 from before recoding; step t + 1 starts from the recoded states.
 
 The closed forms below give the gradients that `jax.grad` gives (`definition`): one product for
-W_ho^T (o - e_y), and one reverse pass through the cells of this step.
+W_ho^T (o - e_y), and one reverse pass through the cells of this step. Where an edit changes what a
+step computes, `jax.grad` takes its place, so that gradients are those of the edited computation.
 
 Source: Ulmer 2019, section 4.1; order of operations as in its program.
 """
@@ -24,6 +25,7 @@ from compmod_jax.layers.deferred import Product
 from compmod_jax.layers.recurrent import Gates, State, advance, cell, gates, reverse
 from compmod_jax.mechanisms import recoding
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.rows import copies_of_rows, rows_of_copies
 from compmod_jax.sites import OFF, Taps
 
 States = tuple[State, ...]
@@ -69,13 +71,18 @@ class _Step(NamedTuple):
 
 
 class _Recoding(NamedTuple):
-  """How a step is recoded, and what it multiplies with."""
+  """How a step is recoded, and what it multiplies with.
+
+  Attributes:
+    edited: whether the step's own computation is changed by edits.
+  """
 
   signal: Signal
   sizes: StepSize
   config: RecodingConfig
   product: Product
   others: Any
+  edited: bool
 
 
 def scan(
@@ -94,7 +101,9 @@ def scan(
 
   Sites, [batch, time, dim]: `layer_<l>/hidden` and `layer_<l>/cell` before recoding, and
   `layer_<l>/hidden_recoded` and `layer_<l>/cell_recoded` after it. An edit acts at every step, on
-  [batch, 1, dim], before anything reads the state.
+  [batch, 1, dim], before anything else reads the state; h is made from c as the layer computes it.
+  Recoding adds to the edited state: minus the step size times the derivative of the error with
+  respect to an addition to the state before its edit.
 
   Args:
     signal: what is lowered; None to recode nothing.
@@ -114,14 +123,15 @@ def scan(
     layer's hidden state before recoding, `recoded`, the same after it, `error`, the signal before,
     `sizes`, the step sizes of every layer, what the signal keeps, and if measured `error_after`.
   """
-  defined = config.by_definition and signal is not None
+  edited = any(map(taps.changes, _sites(len(states))))
+  defined = signal is not None and (config.by_definition or edited)
 
   def body(product: Product, others: Any, states: States, x: Inputs) -> tuple[States, Any]:
     inner = taps.apart()
     step = forward(product, others, states, x, taps=inner)
     recoded, out = step.after, dict[str, Any]()
     if signal is not None:
-      how = _Recoding(signal, sizes, config, product, others)
+      how = _Recoding(signal, sizes, config, product, others, edited)
       if defined:
         recoded, out = _by_definition(how, states, x, step, inner)
       else:
@@ -139,6 +149,11 @@ def scan(
   captured = {name: value[:, :, 0].swapaxes(0, 1) for name, value in out.pop("captured").items()}
   taps.merge(captured, seen)
   return last, out
+
+
+def _sites(layers: int) -> list[str]:
+  """The sites whose edits change what a step computes."""
+  return [f"layer_{number}/{kind}" for number in range(layers) for kind in ("hidden", "cell")]
 
 
 def _passed(taps: Taps, number: int, after: str, state: State) -> State:
@@ -248,16 +263,26 @@ def _taken(
   """
   taken = how.sizes(how.product, how.others, after)
   if how.config.step == "safe":
-    frozen = Product(lax.stop_gradient(dict(how.product.weights)))
-    held, top, slope = lax.stop_gradient((how.others, after[-1].h, gradient()))
-
-    def error(top: jax.Array) -> jax.Array:
-      return how.signal.error(frozen, held, top, x)
-
-    smooth = recoding.smoothness(error, top, slope)
-    size = jnp.minimum(how.config.size, 1 / jnp.maximum(smooth, 1e-12))
-    _, share = recoding.descend_safely(error, top, slope, size)
-    taken = jax.tree.map(lambda _: lax.stop_gradient(size * share), taken)
+    size = _safe(how, after[-1].h, x, gradient())
+    taken = jax.tree.map(lambda _: size, taken)
   if "active" in x:
     taken = jax.tree.map(lambda size: size * x["active"], taken)
   return taken
+
+
+def _safe(how: _Recoding, top: jax.Array, x: Inputs, gradient: jax.Array) -> jax.Array:
+  """The safe step size of every row; copies of an example share its error and its step."""
+  copies = how.config.copies
+  frozen = Product(lax.stop_gradient(dict(how.product.weights)))
+  held, top, gradient = lax.stop_gradient((how.others, top, gradient))
+  top, gradient = (copies_of_rows(rows, len(rows) // copies) for rows in (top, gradient))
+
+  def error(top: jax.Array) -> jax.Array:
+    return how.signal.error(frozen, held, rows_of_copies(top), x)
+
+  # Steps go along the derivative before an edit, but the error is smooth in the edited state.
+  slope = jax.grad(lambda top: jnp.sum(error(top)))(top) if how.edited else gradient
+  smooth = recoding.smoothness(error, top, slope)
+  size = jnp.minimum(how.config.size, 1 / jnp.maximum(smooth, 1e-12))
+  _, share = recoding.descend_safely(error, top, gradient, size)
+  return lax.stop_gradient(jnp.tile(size * share, copies))

@@ -14,6 +14,7 @@ from compmod_jax.layers import deferred, recurrent
 from compmod_jax.layers.recurrent import State
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM
+from compmod_jax.sites import Taps
 
 BATCH, TIME, VOCAB, DIM = 3, 4, 11, 5
 SIGNALS = (
@@ -195,12 +196,62 @@ def test_a_small_step_against_the_likelihood_lowers_it_and_the_error_is_measured
   np.testing.assert_allclose(steps["sizes"][1].c, 0.01, rtol=1e-6)
 
 
-@pytest.mark.parametrize("signal", ["nll", "surprisal", "entropy", "mc_dropout"])
+@pytest.mark.parametrize("signal", ["nll", "surprisal", "entropy", "mc_dropout", "variational"])
 def test_safe_steps_never_raise_the_error(signal):
   model = model_of(signal=signal, step="safe", size=100.0, dropout=0.0)
   steps = run(model, fresh(model), measure=True).steps
   assert np.all(steps["error_after"] <= steps["error"] + 1e-6)
   assert np.any(steps["error_after"] < steps["error"])
+
+
+# Edits of what a step computes before it is recoded.
+EDITS = {
+  "layer_0/hidden": lambda h: jnp.tanh(1.5 * h),
+  "layer_0/cell": lambda c: 0.5 * c,
+  "layer_1/hidden": lambda h: h.at[..., :2].set(0.0) + 0.1,
+}
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_recoding_under_an_edit_takes_the_gradient_of_the_edited_computation(signal):
+  fast = model_of(signal=signal, size=3.0, dropout=0.0)
+  recoding = dataclasses.replace(fast.config.recoding, implementation="definition")
+  slow = LstmLM(dataclasses.replace(fast.config, recoding=recoding), VOCAB)
+  params = fresh(fast)
+  ours, theirs = (
+    apply(model, params, measure=True, taps=Taps(edits=EDITS)) for model in (fast, slow)
+  )
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_recoding_under_an_edit_moves_a_state_by_the_slope_that_finite_differences_find():
+  size, reach = 2.0, 1e-2
+  model = model_of(signal="nll", size=size, dropout=0.0)
+  params, unit, site = fresh(model), 3, "layer_0/hidden"
+
+  def read(shift):
+    edits = EDITS | {site: lambda h: EDITS[site](h + shift)}
+    names = frozenset([site, f"{site}_recoded"])
+    taps = Taps(capture=names, edits=edits)
+    errors = apply(model, params, TOKENS[:, :1], TARGETS[:, :1], taps=taps).steps["error"]
+    return errors[:, 0], taps.captured[f"{site}_recoded"] - taps.captured[site]
+
+  way = jnp.zeros(DIM).at[unit].set(reach)[None, None]
+  slope = (read(way)[0] - read(-way)[0]) / (2 * reach)
+  moved = read(0 * way)[1][:, 0, unit]
+  np.testing.assert_allclose(moved, -size * slope, rtol=1e-2, atol=1e-4)
+  assert np.max(np.abs(slope)) > 1e-2
+
+
+@pytest.mark.parametrize("signal", ["variational", "mc_dropout", "nll"])
+def test_safe_steps_take_away_error_under_an_edit_too(signal):
+  model = model_of(signal=signal, step="safe", size=100.0, dropout=0.0)
+  steps = apply(model, fresh(model), measure=True, taps=Taps(edits=EDITS)).steps
+  assert np.all(steps["error_after"] <= steps["error"] + 1e-6)
+  gained = np.mean(steps["error"] - steps["error_after"])
+  free = run(model, fresh(model), measure=True).steps
+  assert gained > 0.1 * np.mean(free["error"] - free["error_after"])
 
 
 def test_several_inner_steps_lower_the_error_further():

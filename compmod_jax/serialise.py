@@ -14,6 +14,7 @@ T = TypeVar("T")
 TAG = "kind"
 _UNTAGGED = "untagged"
 _ABSENT = "absent"
+_RENAMED = "renamed"
 
 
 def once(kind: type) -> dict[str, Any]:
@@ -30,6 +31,11 @@ def absent(value: Any) -> dict[str, Any]:
   What was saved without the field has this value instead.
   """
   return {_ABSENT: value}
+
+
+def renamed(names: Mapping[str, str]) -> dict[str, Any]:
+  """Metadata of a field some of whose values have new names: those of saved configurations -> new."""
+  return {_RENAMED: names}
 
 
 def to_json(config: Any, kind: Any = None) -> dict[str, Any]:
@@ -144,6 +150,10 @@ def _read_class(classes: dict[str, Any], data: Any, path: str, untagged: type | 
       field.name in data or not needed, f"{prefix}{field.name} is missing and has no default."
     )
   hints = typing.get_type_hints(chosen)
+  for name, field in fields.items():
+    names = field.metadata.get(_RENAMED, {})
+    if isinstance(data.get(name), str):
+      data[name] = names.get(data[name], data[name])
   values = {
     name: _read(hints[name], value, f"{prefix}{name}", fields[name].metadata.get(_UNTAGGED))
     for name, value in data.items()

@@ -114,7 +114,8 @@ def scan(
     others: `bias_<l>` for l from 1, and what signal and step sizes use besides.
     states: before the first step, of every layer.
     xs: [time, batch, ...]: `first`, the bottom layer's W x + b; `between_<l>`, factors on what
-      layer l reads (dropout), if any; `active`, factors on the step sizes, if any; the signal's.
+      layer l reads (dropout), if any; `recurrent_<l>`, on the state that its recurrent weights
+      read, if any; `active`, factors on the step sizes, if any; the signal's.
     measure: also return the error after recoding.
     taps: sites to read or change.
 
@@ -219,7 +220,8 @@ def forward(
       given = x["first"]
     else:
       given = product(f"input_{number}", below) + others[f"bias_{number}"][None]
-    activations = given + product(f"recurrent_{number}", state.h)
+    name = f"recurrent_{number}"
+    activations = given + product(name, state.h * x[name] if name in x else state.h)
     if added is None:
       opened, new = cell(activations, state.c)
     else:

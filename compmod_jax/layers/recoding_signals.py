@@ -3,7 +3,8 @@
 Weights: `decoder` [hidden, vocab], or [hidden, members * vocab] for an ensemble; the same turned
 round, which no gradient reaches: `decoder_rows`; `step_<i>_<j>`, layer j of the predictor of step
 size i. Others: `decoder_bias`, `step_<i>_<j>`, `steps`, `classifier`. Inputs of a step: `target`
-[batch], `label` [batch], `out`, factors on the decoder's input, and `key`, the step's key.
+[batch], `label` [batch], `out`, factors on the decoder's input, which mc_dropout's own masks take the
+place of, and `key`, the step's key.
 """
 
 import dataclasses
@@ -11,10 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from compmod_jax.layers.deferred import Product
-from compmod_jax.layers.dropout import random_bits
+from compmod_jax.layers.dropout import random_bits, threefry
 from compmod_jax.layers.recoded_lstm import Inputs, Signal, States, StepSize
 from compmod_jax.layers.recurrent import State
 from compmod_jax.mechanisms import error_signals
@@ -84,16 +86,18 @@ class OfEntropy:
 
   Attributes:
     samples: distributions.
-    kind: `entropy` (one, no dropout), `mc_dropout`, `variational` (the copies of the state, each
-      under its own masks), `ensemble` (decoders).
+    kind: `entropy` (one), `mc_dropout`, `locked_dropout` and `variational_rnn` (the copies of the
+      state, each under its own masks), `ensemble` (decoders).
     rate: share that mc_dropout drops.
     on: what mc_dropout drops.
+    alike: mc_dropout draws the same masks for all examples.
   """
 
   kind: str
   samples: int = 1
   rate: float = 0.0
   on: str = "hidden"
+  alike: bool = False
 
   def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
     """The signal, [batch]."""
@@ -127,10 +131,12 @@ class OfEntropy:
   def _rows(self, top: jax.Array, x: Inputs) -> tuple[jax.Array, jax.Array | None]:
     """What the decoder reads, and the factors in it."""
     if self.kind == "mc_dropout" and self.on == "hidden":
-      keep = dropout_factors(x["key"], (self.samples, *top.shape), self.rate)
+      shape = (self.samples, 1 if self.alike else len(top), top.shape[-1])
+      keep = dropout_factors(x["key"], shape, self.rate)
+      keep = jnp.broadcast_to(keep, (self.samples, *top.shape))
       rows = (top[None] * keep).reshape(-1, top.shape[-1])
       return rows, keep.reshape(rows.shape)
-    if self.kind == "variational" and "out" in x:
+    if self.kind != "mc_dropout" and "out" in x:
       return top * x["out"], x["out"]
     return top, None
 
@@ -179,6 +185,30 @@ def dropout_factors(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.
   return keep * jnp.float32(1 / (1 - dropped / 2**16))
 
 
+def word_factors(
+  key: jax.Array, words: jax.Array, owners: jax.Array, vocab: int, rate: float
+) -> jax.Array:
+  """Factors as of `dropout_factors` on whole words: the same wherever an owner reads that word.
+
+  Args:
+    key: any JAX key.
+    words: tokens, [time, rows].
+    owners: whose masks a row has, [rows].
+    vocab: number of tokens.
+    rate: share of words dropped.
+
+  Returns:
+    [time, rows], float32.
+
+  Source: Gal and Ghahramani 2016, section 4.2.
+  """
+  counter = owners.astype(jnp.uint32)[None] * np.uint32(vocab) + words.astype(jnp.uint32)
+  bits, _ = threefry(jax.random.key_data(key).reshape(-1)[:2], counter)
+  dropped = round(rate * 2**16)
+  keep = (bits & np.uint32(0xFFFF)) >= np.uint32(dropped)
+  return keep * jnp.float32(1 / (1 - dropped / 2**16))
+
+
 @dataclasses.dataclass(frozen=True)
 class Constant:
   """One step size for all."""
@@ -222,8 +252,13 @@ class Predicted:
     return jax.nn.softplus(held[:, 0])
 
 
-def signal_of(config: RecodingConfig) -> Signal | None:
-  """The error signal of a configuration; None where nothing is recoded."""
+def signal_of(config: RecodingConfig, *, alike: bool = False) -> Signal | None:
+  """The error signal of a configuration; None where nothing is recoded.
+
+  Args:
+    config: what is lowered.
+    alike: masks that are drawn at every step are the same for all examples.
+  """
   kind = config.signal
   if kind == "none":
     return None
@@ -232,7 +267,7 @@ def signal_of(config: RecodingConfig) -> Signal | None:
   if kind == "weak_supervision":
     return OfLabel()
   samples = 1 if kind == "entropy" else config.samples
-  return OfEntropy(kind, samples, config.rate, config.on)
+  return OfEntropy(kind, samples, config.rate, config.on, alike)
 
 
 def size_of(config: RecodingConfig) -> StepSize:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from compmod_jax.errors import check, check_choice
+from compmod_jax.serialise import renamed
 
 SignalName = Literal[
   "none",
@@ -12,13 +13,15 @@ SignalName = Literal[
   "nll",
   "entropy",
   "mc_dropout",
-  "variational",
+  "locked_dropout",
+  "variational_rnn",
   "ensemble",
   "weak_supervision",
 ]
 # Signals that know what they are scored on: the prediction is the one from before recoding.
 KNOWS_THE_TARGET = ("surprisal", "argmax", "nll", "weak_supervision")
-SAMPLED = ("mc_dropout", "variational", "ensemble")
+# Signals whose samples are copies of the state, each under masks that stay for a stretch of text.
+COPIED = ("locked_dropout", "variational_rnn")
 # Parameters that are no matrices although they have two axes or more: nothing pulls them to zero.
 STANDING = ("steps", "anchor")
 
@@ -49,10 +52,15 @@ class AnchorConfig:
 class RecodingConfig:
   """What is lowered by gradient steps on hidden and cell states, and how far they go."""
 
-  signal: SignalName = "none"
+  signal: SignalName = dataclasses.field(
+    default="none", metadata=renamed({"variational": "locked_dropout"})
+  )
   """The error signal: none; of the right token (surprisal, nll) or of the most probable one
-  (argmax); the entropy of the output (entropy) or of a mean of several (mc_dropout, variational,
-  ensemble); a classifier's loss (weak_supervision)."""
+  (argmax); the entropy of the output (entropy) or of a mean of several; a classifier's loss
+  (weak_supervision). Several are: mc_dropout, masks on what the decoder reads, new at every step;
+  locked_dropout, copies of the state, each under masks on layers' outputs that stay for a stretch
+  (Merity et al. 2018); variational_rnn, the same with masks on words, on what layers read and on
+  their recurrent states besides (Gal and Ghahramani 2016); ensemble, decoders."""
   step: Literal["constant", "learned", "predicted", "safe"] = "constant"
   """The step size: constant; learned, one for each layer and kind of state; predicted from each
   layer's hidden state; safe: 1/L for an estimate of the Lipschitz constant L, halved until the
@@ -66,7 +74,7 @@ class RecodingConfig:
   samples: int = 15
   """K: samples of dropout, or members of the ensemble."""
   rate: float = 0.42
-  """Share dropped by mc_dropout and variational."""
+  """Share dropped by mc_dropout, locked_dropout and variational_rnn."""
   on: Literal["hidden", "weights"] = "hidden"
   """What mc_dropout drops: the decoder's input, or its weights."""
   anchor: AnchorConfig = AnchorConfig()
@@ -85,6 +93,11 @@ class RecodingConfig:
   """auto: closed forms where there are any; definition: `jax.grad` throughout."""
 
   def __post_init__(self):
+    check(
+      self.signal != "variational",
+      "recoding.signal is 'variational', which is now called 'locked_dropout'; Gal and Ghahramani's"
+      " masks are 'variational_rnn'. Choose one of the two.",
+    )
     check_choice("recoding.signal", self.signal, get_args(SignalName))
     for field in ("step", "on", "limit", "when", "implementation"):
       choices = get_args(RecodingConfig.__annotations__[field])
@@ -136,7 +149,7 @@ class RecodingConfig:
   @property
   def copies(self) -> int:
     """Copies of the recurrent state."""
-    return self.samples if self.signal == "variational" else 1
+    return self.samples if self.signal in COPIED else 1
 
   @property
   def members(self) -> int:

@@ -10,9 +10,9 @@ from jaxtyping import Array, Int
 
 from compmod_jax.errors import UserError
 from compmod_jax.layers import recoded_lstm, recurrent, word_decoder
-from compmod_jax.layers.recoding_signals import dropout_factors, signal_of, size_of
+from compmod_jax.layers.recoding_signals import dropout_factors, signal_of, size_of, word_factors
 from compmod_jax.layers.recurrent import State
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.mechanisms.recoding_config import COPIED, RecodingConfig
 from compmod_jax.models.lstm_lm_config import LstmConfig
 from compmod_jax.models.step_sizes import step_size_parameters
 from compmod_jax.rows import copies_of_rows, over_rows, rows_of_copies
@@ -52,13 +52,16 @@ class Given(NamedTuple):
     active: factors on the step sizes, [batch, time].
     labels: of every position, for weak supervision, [batch, time].
     classifier: `weight` [dim] and `bias` [] of the classifier for weak supervision.
-    noise: key of the masks of MC dropout and of variational dropout.
+    noise: key of the masks that the error signal draws.
+    alike: these masks are the same for all examples, so that what is made of an example does not
+      depend on its place in the batch.
   """
 
   active: jax.Array | None = None
   labels: jax.Array | None = None
   classifier: Mapping[str, jax.Array] | None = None
   noise: jax.Array | None = None
+  alike: bool = False
 
 
 class LstmLM(nn.Module):
@@ -142,8 +145,8 @@ class LstmLM(nn.Module):
       taps: sites to read or change.
     """
     recoding = self.config.recoding if recode else RecodingConfig()
-    x, train = self._embedded(tokens, rng), rng is not None
-    factors = self._factors(recoding, rng, given, (x.shape[0], x.shape[1]))
+    x, train = self._embedded(recoding, tokens, rng, given), rng is not None
+    factors = self._factors(recoding, rng, given, (tokens.shape[1], len(tokens)))
     targets = targets.T
     if not recoding.active and taps is OFF:
       last, hidden = self._by_layer(x, states, factors)
@@ -158,7 +161,9 @@ class LstmLM(nn.Module):
       nll = word_decoder.losses(hidden, tables, biases, targets, separately=train)
     steps = {name: out[name] for name in ("error", "error_after", "sizes") if name in out}
     if measure and steps:
-      steps["nll_after"] = word_decoder.losses(out["recoded"], tables, biases, targets)
+      after = out["recoded"]
+      after = after * factors["out"] if "out" in factors else after
+      steps["nll_after"] = word_decoder.losses(after, tables, biases, targets)
     found = None
     if logits:
       found = word_decoder.log_probabilities(hidden, tables, biases, len(tokens)).swapaxes(0, 1)
@@ -187,8 +192,11 @@ class LstmLM(nn.Module):
     self, recoding, x, targets, states, factors, given, measure, taps
   ) -> tuple[tuple[State, ...], dict[str, Any]]:
     """Step by step, all layers together."""
-    copies = self.config.recoding.copies
-    xs = {"first": jnp.tile(self._first(0, x), (1, copies, 1)), "target": targets, **factors}
+    copies, batch = self.config.recoding.copies, targets.shape[1]
+    first = self._first(0, x)
+    # Copies that read the same have one product.
+    first = jnp.tile(first, (1, copies, 1)) if first.shape[1] == batch else first
+    xs = {"first": first, "target": targets, **factors}
     if given.active is not None:
       xs["active"] = jnp.tile(given.active.T, (1, copies))
     if given.labels is not None:
@@ -198,9 +206,8 @@ class LstmLM(nn.Module):
     weights, others = self._weights()
     if given.classifier is not None:
       others["classifier"] = jax.lax.stop_gradient(dict(given.classifier))
-    batch = x.shape[1]
     last, out = recoded_lstm.scan(
-      signal_of(recoding),
+      signal_of(recoding, alike=given.alike),
       size_of(recoding),
       recoding,
       weights,
@@ -224,21 +231,34 @@ class LstmLM(nn.Module):
   def _factors(
     self, recoding: RecodingConfig, rng: Any, given: Given, shape: tuple[int, int]
   ) -> dict[str, jax.Array]:
-    """Dropout on what layers and decoder read: `between_<l>` and `out`, [time, rows, dim]."""
+    """Dropout on what layers and decoder read: `between_<l>` and `out`, [time, rows, dim].
+
+    A variational RNN has `recurrent_<l>` besides.
+    """
     c, (time, batch) = self.config, shape
     found = {}
     for number in range(1, c.layers + 1):
       name = "out" if number == c.layers else f"between_{number}"
-      if recoding.signal == "variational":
-        # The same masks throughout a sequence, others for each copy.
-        key = jax.random.fold_in(_needed(given.noise), number)
-        keep = dropout_factors(key, (batch * recoding.copies, c.dim), recoding.rate)
+      if recoding.signal in COPIED:
+        keep = self._locked(recoding, given, number, (batch, c.dim))
         found[name] = jnp.broadcast_to(keep[None], (time, *keep.shape))
-      elif name != "out" or recoding.supervised or not recoding.active:
-        # Predictions from recoded states are made without any mask.
+      else:
         factors = self._dropped(rng, number, (time, batch * c.recoding.copies, c.dim))
         found |= {} if factors is None else {name: factors}
+      if recoding.signal == "variational_rnn":
+        keep = self._locked(recoding, given, c.layers + number, (batch, c.dim))
+        found[f"recurrent_{number - 1}"] = jnp.broadcast_to(keep[None], (time, *keep.shape))
     return found
+
+  def _locked(
+    self, recoding: RecodingConfig, given: Given, place: int, shape: tuple[int, int]
+  ) -> jax.Array:
+    """Factors for a whole stretch at a place, others for each copy, [rows, dim]."""
+    batch, dim = shape
+    key = jax.random.fold_in(_needed(given.noise), place)
+    rows = recoding.copies * (1 if given.alike else batch)
+    keep = dropout_factors(key, (rows, dim), recoding.rate)
+    return jnp.repeat(keep, batch, axis=0) if given.alike else keep
 
   def _weights(self) -> tuple[dict[str, jax.Array], dict[str, Any]]:
     """What steps multiply with, and what else they use."""
@@ -267,9 +287,20 @@ class LstmLM(nn.Module):
     """The decoders' weights, [members, vocab, dim]."""
     return self.embedding[None] if self.config.tied else self.decoder
 
-  def _embedded(self, tokens: jax.Array, rng: jax.Array | None) -> jax.Array:
-    """Word vectors, [time, batch, embed]."""
+  def _embedded(
+    self, recoding: RecodingConfig, tokens: jax.Array, rng: jax.Array | None, given: Given
+  ) -> jax.Array:
+    """Word vectors, [time, batch, embed]; in a variational RNN those of all copies."""
     x = self.embedding[tokens.T]
+    if recoding.signal == "variational_rnn":
+      batch, copies = len(tokens), recoding.copies
+      rows = jnp.arange(copies * batch)
+      owners = rows // batch if given.alike else rows
+      key = jax.random.fold_in(_needed(given.noise), 2 * self.config.layers + 1)
+      words = jnp.tile(tokens.T, (1, copies))
+      keep = word_factors(key, words, owners, self.vocab, recoding.rate)
+      read = self._locked(recoding, given, 0, (batch, self.config.embedding_dim))
+      return jnp.tile(x, (1, copies, 1)) * keep[..., None] * read[None]
     factors = self._dropped(rng, 0, x.shape)
     return x if factors is None else x * factors
 

@@ -12,7 +12,8 @@ _SIGNALS = {
   "nll": "negative log-likelihood of the right token",
   "entropy": "entropy of the next token's distribution",
   "mc_dropout": "entropy of the mean of {} distributions, under dropout",
-  "variational": "entropy of the mean of {} copies, under dropout",
+  "locked_dropout": "entropy of the mean of {} copies, under masks on layers' outputs",
+  "variational_rnn": "entropy of the mean of {} copies, under masks on words, inputs and states",
   "ensemble": "entropy of the mean of {} decoders",
   "weak_supervision": "loss of a diagnostic classifier",
 }
@@ -31,7 +32,10 @@ class LstmConfig:
   tied: bool = False
   """The decoder's weights are the word vectors."""
   dropout: float = 0.15
-  """Dropout on word vectors, between layers, and on what the decoder reads."""
+  """Dropout in training, with every error signal alike: on word vectors, between layers, and on what
+  the decoder reads for the prediction that is scored. The error signal reads the decoder's input
+  under the same mask; where it draws masks of its own (mc_dropout: that one; locked_dropout: those
+  between layers and before the decoder; variational_rnn: all), these take its place."""
   recoding: RecodingConfig = RecodingConfig()
   """Recoding in training; also in use, unless told otherwise there."""
 

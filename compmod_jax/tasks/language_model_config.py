@@ -37,7 +37,8 @@ class LanguageModelConfig:
   eval_rows: int = 16
   """Streams that evaluation reads side by side, each from states of zeros."""
   noise_seed: int = 0
-  """Of what is drawn in evaluation: dropout masks of recoding."""
+  """Of what is drawn in evaluation: dropout masks of recoding. Texts that are scored one by one, as
+  minimal pairs are, all have the same masks at a step, wherever they stand."""
 
   def __post_init__(self):
     for field in ("rows", "length", "eval_rows", "tokenizer_documents"):

@@ -23,7 +23,8 @@ class RecurrentReader:
 
   Attributes:
     model: the LSTM.
-    noise_seed: of what recoding draws where no key is given.
+    noise_seed: of what recoding draws where no key is given; its masks are then the same for every
+      row, so that what a text is given does not depend on its place among others.
     classifier: of weak supervision, if that is the signal.
     edits: site -> change of that activation.
   """
@@ -65,6 +66,7 @@ class RecurrentReader:
     if recoding.only or recoding.share < 1:
       chosen = _active(recoding, jax.random.fold_in(key, _SHARE), shape[1])
       active = jnp.broadcast_to(chosen[None], shape)
+    noise = jax.random.fold_in(key, _NOISE)
     out: Any = self.model.apply(
       {"params": params},
       jnp.asarray(batch["tokens"]),
@@ -72,7 +74,7 @@ class RecurrentReader:
       states,
       rng=rng if train else None,
       recode=recoding.applies(train=train),
-      given=Given(active, self._labels(batch), self._weights(), jax.random.fold_in(key, _NOISE)),
+      given=Given(active, self._labels(batch), self._weights(), noise, alike=rng is None),
       taps=taps.editing(self.edits),
       **more,
     )

@@ -12,14 +12,16 @@ import pytest
 from compmod_jax.errors import UserError
 from compmod_jax.layers import deferred, recurrent
 from compmod_jax.layers.recurrent import State
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.layers.recoding_signals import word_factors
+from compmod_jax.mechanisms.recoding_config import COPIED, RecodingConfig
+from compmod_jax.models import lstm_lm
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM
 from compmod_jax.sites import Taps
 
 BATCH, TIME, VOCAB, DIM = 3, 4, 11, 5
 SIGNALS = (
-  "surprisal", "argmax", "nll", "entropy", "mc_dropout", "variational", "ensemble",
-  "weak_supervision",
+  "surprisal", "argmax", "nll", "entropy", "mc_dropout", "locked_dropout", "variational_rnn",
+  "ensemble", "weak_supervision",
 )  # fmt: skip
 TOKENS = jax.random.randint(jax.random.key(1), (BATCH, TIME), 0, VOCAB)
 TARGETS = jax.random.randint(jax.random.key(2), (BATCH, TIME), 0, VOCAB)
@@ -124,7 +126,9 @@ def test_the_gradient_of_a_prediction_with_respect_to_later_input_is_exactly_zer
     # A shift of the word vectors that are read at each time step.
     def embedded(next_function, args, kwargs, context):
       out = next_function(*args, **kwargs)
-      return out + shift if context.method_name == "_embedded" else out
+      if context.method_name != "_embedded":
+        return out
+      return out + jnp.tile(shift, (1, out.shape[1] // BATCH, 1))
 
     with nn.intercept_methods(embedded):
       return jnp.sum(apply(model, params).hidden[:, place] ** 2)
@@ -137,7 +141,7 @@ def test_the_gradient_of_a_prediction_with_respect_to_later_input_is_exactly_zer
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_recoding_with_steps_of_size_zero_is_the_plain_model(signal):
   model, plain = model_of(signal=signal, size=0.0), model_of()
-  if signal in ("variational", "ensemble"):
+  if signal in ("locked_dropout", "variational_rnn", "ensemble"):
     model = model_of(signal=signal, size=0.0, samples=1, rate=0.0)
   params = fresh(model)
   params = {name: value for name, value in params.items() if name != "anchor"}
@@ -155,6 +159,83 @@ def _plain_and(model, params):
     return jnp.mean(out.nll), out.states
 
   return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize("signal", [s for s in SIGNALS if s not in COPIED])
+def test_every_signal_trains_its_predictions_under_the_same_dropout(signal):
+  """Without a step what is trained is the plain model under its dropout, whatever the signal."""
+  model, plain = model_of(signal=signal, size=0.0), model_of()
+  if signal == "ensemble":
+    model = model_of(signal=signal, size=0.0, samples=1)
+  params = fresh(plain)
+  more = {"anchor": jnp.zeros_like(params["decoder"])} if signal == "ensemble" else {}
+  found = run(model, params | more, rng=jax.random.key(5)).nll
+  np.testing.assert_allclose(found, run(plain, params, rng=jax.random.key(5)).nll, rtol=1e-5)
+  assert np.max(np.abs(found - run(plain, params).nll)) > 0.01
+
+
+@pytest.mark.parametrize("signal", COPIED)
+def test_masks_of_copies_take_the_place_of_dropout(signal):
+  """Locked masks leave dropout on words alone, those of a variational RNN nothing."""
+  model = model_of(signal=signal, size=0.0, dropout=0.9)
+  params = fresh(model)
+  one, other = (run(model, params, rng=jax.random.key(seed)).nll for seed in (5, 6))
+  same = np.allclose(one, other, rtol=1e-6)
+  assert same == (signal == "variational_rnn")
+
+
+def test_a_variational_rnn_masks_words_inputs_and_recurrent_states(monkeypatch):
+  """Of Gal and Ghahramani: four kinds of masks, each the same at all steps."""
+  copies, rows = 2, 2 * BATCH
+  model = model_of(signal="variational_rnn", samples=copies, size=0.0, dropout=0.0)
+  params = fresh(model)
+  drawn, words = [], np.random.default_rng(0).integers(0, 2, (rows, VOCAB)) / 0.5
+
+  def factors(key, shape, rate):
+    random = np.random.default_rng(int(jax.random.key_data(key)[-1]))
+    drawn.append(random.integers(0, 2, shape) / 0.5)
+    return jnp.asarray(drawn[-1], jnp.float32)
+
+  def word_factors(key, tokens, owners, vocab, rate):
+    return jnp.asarray(words, jnp.float32)[owners[None], tokens]
+
+  monkeypatch.setattr(lstm_lm, "dropout_factors", factors)
+  monkeypatch.setattr(lstm_lm, "word_factors", word_factors)
+  with jax.disable_jit():
+    out = apply(model, params, logits=True)
+  read, *others = drawn
+  between, first, decoded, second = others
+  assert read.shape == (rows, 6)
+  tokens, owner = np.tile(TOKENS, (copies, 1)), np.arange(rows)
+  h, c = np.zeros((2, 2, rows, DIM))
+  expected = []
+  for time in range(TIME):
+    x = params["embedding"][tokens[:, time]] * words[owner, tokens[:, time]][:, None] * read
+    for number, held in enumerate((first, second)):
+      a = x @ params[f"input_{number}"] + (h[number] * held) @ params[f"recurrent_{number}"]
+      i, f, g, o = np.split(np.asarray(a + params[f"bias_{number}"][None]), 4, axis=1)
+      i, f, o = (1 / (1 + np.exp(-gate)) for gate in (i, f, o))
+      c[number] = f * c[number] + i * np.tanh(g)
+      h[number] = o * np.tanh(c[number])
+      x = h[number] * (between, decoded)[number]
+    logits = jax.nn.log_softmax(x @ params["decoder"][0].T + params["decoder_bias"][0][None])
+    expected.append(np.log(np.mean(np.exp(logits).reshape(copies, BATCH, VOCAB), axis=0)))
+  np.testing.assert_allclose(out.logits, np.stack(expected, axis=1), rtol=1e-4, atol=1e-5)
+
+
+def test_masks_on_words_are_the_same_wherever_a_word_is_read_again():
+  words = jax.random.randint(jax.random.key(0), (40, 6), 0, VOCAB)
+  owners = jnp.array([0, 1, 2, 3, 0, 1])
+  keep = np.asarray(word_factors(jax.random.key(1), words, owners, VOCAB, 0.4))
+  seen = {}
+  for row, owner in enumerate(owners.tolist()):
+    for word, factor in zip(np.asarray(words)[:, row].tolist(), keep[:, row].tolist(), strict=True):
+      assert seen.setdefault((owner, word), factor) == factor
+  values = np.array(list(seen.values()))
+  assert set(np.round(values, 3)) == {0.0, 1.667}
+  assert len({tuple(seen[o, w] for w in range(VOCAB)) for o in range(4)}) == 4
+  many = word_factors(jax.random.key(1), jnp.arange(5000)[:, None], jnp.arange(4), 5000, 0.4)
+  assert np.mean(many == 0) == pytest.approx(0.4, abs=0.02)
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
@@ -196,7 +277,7 @@ def test_a_small_step_against_the_likelihood_lowers_it_and_the_error_is_measured
   np.testing.assert_allclose(steps["sizes"][1].c, 0.01, rtol=1e-6)
 
 
-@pytest.mark.parametrize("signal", ["nll", "surprisal", "entropy", "mc_dropout", "variational"])
+@pytest.mark.parametrize("signal", ["nll", "surprisal", "entropy", "mc_dropout", *COPIED])
 def test_safe_steps_never_raise_the_error(signal):
   model = model_of(signal=signal, step="safe", size=100.0, dropout=0.0)
   steps = run(model, fresh(model), measure=True).steps
@@ -244,7 +325,7 @@ def test_recoding_under_an_edit_moves_a_state_by_the_slope_that_finite_differenc
   assert np.max(np.abs(slope)) > 1e-2
 
 
-@pytest.mark.parametrize("signal", ["variational", "mc_dropout", "nll"])
+@pytest.mark.parametrize("signal", ["variational_rnn", "mc_dropout", "nll"])
 def test_safe_steps_take_away_error_under_an_edit_too(signal):
   model = model_of(signal=signal, step="safe", size=100.0, dropout=0.0)
   steps = apply(model, fresh(model), measure=True, taps=Taps(edits=EDITS)).steps

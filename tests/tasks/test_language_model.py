@@ -135,7 +135,8 @@ def _first(task):
     "mc_dropout",
     "ensemble",
     pytest.param("entropy", marks=pytest.mark.slow),
-    pytest.param("variational", marks=pytest.mark.slow),
+    pytest.param("locked_dropout", marks=pytest.mark.slow),
+    pytest.param("variational_rnn", marks=pytest.mark.slow),
   ],
 )
 def test_every_signal_trains_and_scores(folder, signal):
@@ -153,6 +154,35 @@ def test_every_signal_trains_and_scores(folder, signal):
   assert np.any(grads["embedding"] != 0)
   assert np.all(grads.get("anchor", 0) == 0)
   assert np.isfinite(task.evaluate(params, "valid").values["perplexity"])
+
+
+@pytest.mark.parametrize("signal", ["mc_dropout", "locked_dropout", "variational_rnn"])
+def test_masks_do_not_depend_on_a_text_s_place_or_its_neighbours(folder, signal):
+  recoding = RecodingConfig(signal=signal, samples=2, size=2.0, share=0.5)
+  task = build(folder, recoding=recoding)
+  params = parameters(task)
+  text, other = "bat 0 cow 1 dog", "emu 3 fox 4 bat 2 cow 1 dog 2"
+  alone = task.scorer(params, [text])[0]
+  long = " ".join([other] * 4)  # of a longer bucket
+  for texts in ([text, other], [other, other, text], [long, text]):
+    found = task.scorer(params, texts)[texts.index(text)]
+    np.testing.assert_allclose(found.nll, alone.nll, rtol=1e-5)
+    np.testing.assert_allclose(found.error, alone.error, rtol=1e-5)
+  # The two sentences of a pair have the same masks: they are scored alike until they differ.
+  good, bad = task.scorer(params, [text, "bat 0 cow 4 dog"])
+  np.testing.assert_allclose(good.nll[:3], bad.nll[:3], rtol=1e-5)
+  assert good.nll[3] != bad.nll[3]
+  # Another seed draws others.
+  seeded = dataclasses.replace(task.config, noise_seed=1).build(task.model.config)
+  assert np.max(np.abs(seeded.scorer(params, [text])[0].error - alone.error)) > 1e-5
+  # The streams of a split have masks of their own.
+  batch = {
+    name: np.tile(value[:1], (2, 1))
+    for name, value in task.scorer.batch([text]).items()
+    if value.ndim == 2
+  }
+  out = task._run(params, task.model.initial_states(2), batch, jax.random.key(0), train=False)
+  assert np.max(np.abs(out.steps["error"][0] - out.steps["error"][1])) > 1e-5
 
 
 def test_recoding_can_be_for_training_or_for_use_alone(folder, task):

@@ -239,7 +239,7 @@ RECODING = [
   {"signal": "entropy", "step": "learned"},
   {"signal": "nll", "step": "predicted", "steps": 2},
   {"signal": "ensemble", "samples": 3},
-  {"signal": "variational", "samples": 3, "step": "safe", "when": "test"},
+  {"signal": "locked_dropout", "samples": 3, "step": "safe", "when": "test"},
 ]
 
 

@@ -34,7 +34,7 @@ def absent(value: Any) -> dict[str, Any]:
 
 
 def renamed(names: Mapping[str, str]) -> dict[str, Any]:
-  """Metadata of a field some of whose values have new names: those of saved configurations -> new."""
+  """Metadata of a field some of whose values have new names: saved ones -> new."""
   return {_RENAMED: names}
 
 

@@ -3,8 +3,8 @@
 Weights: `decoder` [hidden, vocab], or [hidden, members * vocab] for an ensemble; the same turned
 round, which no gradient reaches: `decoder_rows`; `step_<i>_<j>`, layer j of the predictor of step
 size i. Others: `decoder_bias`, `step_<i>_<j>`, `steps`, `classifier`. Inputs of a step: `target`
-[batch], `label` [batch], `out`, factors on the decoder's input, which mc_dropout's own masks take the
-place of, and `key`, the step's key.
+[batch], `label` [batch], `out`, factors on the decoder's input (mc_dropout has masks of its
+own in their place), and `key`, the step's key.
 """
 
 import dataclasses

@@ -32,10 +32,11 @@ class LstmConfig:
   tied: bool = False
   """The decoder's weights are the word vectors."""
   dropout: float = 0.15
-  """Dropout in training, with every error signal alike: on word vectors, between layers, and on what
-  the decoder reads for the prediction that is scored. The error signal reads the decoder's input
-  under the same mask; where it draws masks of its own (mc_dropout: that one; locked_dropout: those
-  between layers and before the decoder; variational_rnn: all), these take its place."""
+  """Dropout in training, with every error signal alike: on word vectors, between layers, and on
+  what the decoder reads for the prediction that is scored. The error signal reads the decoder's
+  input under the same mask. A signal with masks of its own puts them in the place of these:
+  mc_dropout in that one's; locked_dropout between layers and before the decoder;
+  variational_rnn everywhere."""
   recoding: RecodingConfig = RecodingConfig()
   """Recoding in training; also in use, unless told otherwise there."""
 

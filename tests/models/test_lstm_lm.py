@@ -11,8 +11,8 @@ import pytest
 
 from compmod_jax.errors import UserError
 from compmod_jax.layers import deferred, recurrent
-from compmod_jax.layers.recurrent import State
 from compmod_jax.layers.recoding_signals import word_factors
+from compmod_jax.layers.recurrent import State
 from compmod_jax.mechanisms.recoding_config import COPIED, RecodingConfig
 from compmod_jax.models import lstm_lm
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM

@@ -248,23 +248,28 @@ def _compare(case: Case, base: Path, folder: Path, opening: bool) -> dict[str, l
   return found
 
 
-def _train(case: Case, tree: Path, workdir: Path) -> dict[str, Any]:
-  """What training leaves in a workdir."""
+def arguments(case: Case, workdir: Path, steps: int = STEPS) -> list[str]:
+  """Those of `train.main` for a case."""
   fields = {
-    "phases.0.steps": STEPS,
-    "evaluate_every": STEPS // 2,
+    "phases.0.steps": steps,
+    "evaluate_every": max(1, steps // 2),
     "evaluate_sentences": 8,
     "log_every": 1,
     "time_limit_minutes": 0,
     **case.fields,
   }
-  arguments = ["--config", case.config, "--workdir", str(workdir)]
+  found = ["--config", case.config, "--workdir", str(workdir)]
   for name, value in fields.items():
     if isinstance(value, tuple):
-      arguments += [f"--config.{name}", *value]
+      found += [f"--config.{name}", *value]
     else:
-      arguments.append(f"--config.{name}={value}")
-  _run(tree, "main", arguments)
+      found.append(f"--config.{name}={value}")
+  return found
+
+
+def _train(case: Case, tree: Path, workdir: Path) -> dict[str, Any]:
+  """What training leaves in a workdir."""
+  _run(tree, "main", arguments(case, workdir))
   lines = (workdir / "metrics.jsonl").read_text().splitlines()
   return {
     "metrics": [_measured(json.loads(line)) for line in lines],

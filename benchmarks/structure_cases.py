@@ -1,0 +1,62 @@
+"""The computations that `benchmarks.structure` follows, on models that train for two steps."""
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import identical
+
+# Makes what the computation needs and returns the computation alone.
+Case = Callable[[], Callable[[], object]]
+
+
+def _trained(name: str) -> tuple[Any, Path]:
+  """A model of one of the cases of `benchmarks.identical`, and its workdir."""
+  import compmod_jax
+  from train import main
+
+  workdir = Path(tempfile.mkdtemp()) / "run"
+  with contextlib.redirect_stdout(io.StringIO()):
+    main.main(identical.arguments(identical.CASES[name], workdir, steps=2))
+  return compmod_jax.load(workdir), workdir
+
+
+def training_step() -> Callable[[], object]:
+  """The step of a translation model with competing heads, as JAX traces it."""
+  from train.run import set_up
+  from train.workdir import saved_experiment
+
+  _, workdir = _trained("translation")
+  run = set_up(saved_experiment(workdir), workdir.with_name("again"), command="")
+  state = run.fresh_state(lambda text: None)
+  batch = run.place(next(run.iterators[0]))
+  return lambda: run.jitted_step("all").lower(state, batch)
+
+
+def translation() -> Callable[[], object]:
+  """A sentence, translated by beam search."""
+  model, _ = _trained("translation")
+  return lambda: model.translate(["Der Hund schläft ."])
+
+
+def answer() -> Callable[[], object]:
+  """A question, answered by NeMoT."""
+  model, _ = _trained("questions")
+  return lambda: model.answer(["Anna took the ball. | What did Anna take?"])
+
+
+def recoded_evaluation() -> Callable[[], object]:
+  """A split, scored by a language model whose states are recoded at every step."""
+  model, _ = _trained("recoding")
+  return lambda: model.task.evaluate(model.params, "test")
+
+
+CASES: dict[str, Case] = {
+  "training step": training_step,
+  "translation": translation,
+  "answer": answer,
+  "recoded evaluation": recoded_evaluation,
+}

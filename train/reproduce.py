@@ -14,7 +14,9 @@ Each run is a cell: a small JSON file under `--results`, with its configuration,
 device, date, times and scores. What is there counts as done, wherever it was made, so the same
 command continues after a kill, and `--shard i/n` spreads the cells over machines that share a
 folder. With every cell done the table goes to DIR/TABLE/SCALE: table.txt, table.tex, report.html
-with a picture, and CSV and JSON with all numbers.
+with a picture, and CSV and JSON with all numbers. The table of some rows (--rows), or of fewer
+seeds than are there, goes to a folder of its own below that, and runs that are cut (--steps) to
+DIR/TABLE/SCALE-N-steps: a part of a table never overwrites files of the whole one.
 """
 
 import dataclasses
@@ -23,6 +25,7 @@ import re
 import shlex
 import statistics
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,7 +58,7 @@ class Args:
   rows: tuple[str, ...] = ()
   """Names of rows; none: all."""
   steps: int = 0
-  """Cut every run to this many steps, for a try; 0 for the whole runs."""
+  """Cut every run to this many steps, for a try, in a folder of their own; 0 for the whole runs."""
   shard: str = "0/1"
   """i/n: make only the cells i, i + n, ...; counted from 0."""
   results: Path = Path("results")
@@ -101,15 +104,34 @@ def grid(args: Args) -> tuple[Spec, list[Cell]]:
       experiment = dataclasses.replace(spec.rows[name].experiment, seed=seed)
       if args.steps:
         experiment = _cut(experiment, args.steps)
-      slug = re.sub(r"[^a-z0-9+.-]+", "-", name.lower())
-      cells.append(Cell(name, seed, experiment, folder(args) / f"{slug}-seed{seed}.json"))
+      cells.append(Cell(name, seed, experiment, folder(args) / f"{_slug(name)}-seed{seed}.json"))
   return spec, cells
 
 
+def _slug(name: str) -> str:
+  """The name of a row as a part of a file's name."""
+  return re.sub(r"[^a-z0-9+.-]+", "-", name.lower())
+
+
 def folder(args: Args) -> Path:
-  """Where the cells and files of the table are."""
+  """Where the cells are, and the files of the whole table."""
   heads = f"-heads{args.heads}" if args.table == "5.1" else ""
-  return args.results / f"{args.table}{heads}" / args.scale
+  steps = f"-{args.steps}-steps" if args.steps else ""
+  return args.results / f"{args.table}{heads}" / f"{args.scale}{steps}"
+
+
+def place(args: Args, spec: Spec) -> Path:
+  """Where the files of the table go: a part of the rows, or of the seeds that are there, goes to a
+  folder of its own, so that the files of the whole table stay."""
+  part = []
+  rows = [_slug(name) for name in spec.rows if name in args.rows or not args.rows]
+  if len(rows) < len(spec.rows):
+    named = "_".join(rows)
+    part.append(named if len(named) <= 80 else f"{len(rows)}-rows-{zlib.crc32(named.encode()):08x}")
+  seeds = (re.search(r"-seed(\d+)$", file.stem) for file in folder(args).glob("*-seed*.json"))
+  if any(seed and int(seed[1]) >= args.seeds for seed in seeds):
+    part.append(f"{args.seeds}-seeds")
+  return folder(args) / f"part-{'-'.join(part)}" if part else folder(args)
 
 
 def _cut(experiment: Experiment, steps: int) -> Experiment:
@@ -215,17 +237,20 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
   print("\n" + tables.text(found))
   if left:
     return
-  place = folder(args)
-  page.write_text(place / "table.txt", tables.text(found) + "\n")
-  page.write_text(place / "table.tex", tables.latex(found))
+  where = place(args, spec)
+  where.mkdir(parents=True, exist_ok=True)
+  page.write_text(where / "table.txt", tables.text(found) + "\n")
+  page.write_text(where / "table.tex", tables.latex(found))
   records = list(done.values())
   description = _description(spec, records)
   written = page.write(
     tables.page(found, description=description, data={"cells": [r["row"] for r in records]}),
-    place,
+    where,
     command=command,
     provenance={"runs": [_where(record) for record in records]},
   )
+  if where != folder(args):
+    print(f"\nThis is a part of the table: the files of the whole one in {folder(args)} stay.")
   print(f"\nreport: {written.html}")
 
 

@@ -193,7 +193,7 @@ def read_entries(
     ignored: whether a tensor of theirs says nothing that we keep.
 
   Raises:
-    UserError: tensors are missing, or some have no place.
+    UserError: tensors are missing or do not fit the configuration, or some have no place.
   """
   params, taken = {}, set[str]()
   for entry in entries:
@@ -203,7 +203,15 @@ def read_entries(
       f"{folder} has no tensor {', '.join(missing)}; it is no checkpoint of {what}, or one of"
       " another layout.",
     )
-    params[entry.path] = entry.read(*(tensors[name] for name in entry.names))
+    parts = [tensors[name] for name in entry.names]
+    try:
+      params[entry.path] = entry.read(*parts)
+    except (ValueError, IndexError, TypeError) as error:
+      shapes = ", ".join(str(list(part.shape)) for part in parts)
+      raise UserError(
+        f"{folder}: {', '.join(entry.names)} have the shapes {shapes}, which do not fit the sizes"
+        f" in {CONFIG} ({error}). Fetch the folder again."
+      ) from error
     taken.update(entry.names)
   left = sorted(name for name in set(tensors) - taken if not ignored(name))
   check(not left, f"{folder} has tensors that the model has no place for: {', '.join(left[:5])}.")

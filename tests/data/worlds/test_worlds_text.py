@@ -207,7 +207,7 @@ class Reader:
       (r"What is told of (.+)\?", self.told),
       (r"Are (.+) and (.+) in the same place\?", self.same),
       (r"Is (.+) in the same place as (.+)\?", self.same),
-      (r"Is (\w+) the best friend of (.+)\?", lambda x, y: self.equal(self.named_friend(y), x)),
+      (r"Is (.+) the best friend of (.+)\?", lambda x, y: self.equal(self.named_friend(y), x)),
       (r"Is (.+) in (the \w+)\?", lambda x, y: self.equal(self.place(x), y)),
       (r"Does (.+) have (.+)\?", lambda x, y: self.equal(self.holder(y), x)),
       (r"Did (.+) get (.+) from (.+)\?", self.got_from),
@@ -218,7 +218,7 @@ class Reader:
       ),
     ]
     for way, find in asked:
-      if match := re.fullmatch(way, question):
+      if match := re.fullmatch(way.replace("(.+)", _PHRASE), question):
         parts = [self.named(text) for text in match.groups() if text]
         return find(*parts) if None not in parts else None
     raise AssertionError(question)
@@ -233,6 +233,11 @@ class Reader:
     return self.equal(_only(list(self.givers.get((taker, thing), ()))), giver)
 
 
+_PHRASE = (
+  r"((?:the best friend of |the person who has |the person in |the thing carried by "
+  r"|the thing in )*"
+  r"(?:the \w+ thing|the thing made of \w+|the \w+|(?!the\b)\w+))"
+)
 _NUMBERS = ("none", "one", "two", "three", "four", "five", "six")
 _LISTS = ("things", "persons", "visited")
 

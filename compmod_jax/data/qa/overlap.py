@@ -136,11 +136,11 @@ class Regression:
             \min_w \sum -\log p(\mathrm{right}) + \frac{\lambda}{2} |w|^2
 
   over the candidates i of a question: its options; yes and no; one or two words of the passage, and
-  no answer. Features of a candidate (bags of
-  words, nothing of their order but which sentence is last): how many of its words are in the
-  passage, in the question, in the last sentence, in the sentence that shares most words with the
-  question, together with those; the first words of the question with each of these; for yes/no
-  which words the question has, and whether some sentence has all but few of its words.
+  no answer. Features of a candidate (bags of words, nothing of their order but which sentence is
+  last): how many of its words are in the passage, in the question, in the last sentence, in the
+  sentence that shares most words with the question, together with those; each of these with the
+  first words of the question and with its length; for yes/no which words the question has, and
+  whether some sentence has all but few of its words.
 
   Args:
     strength: of the penalty, lambda.
@@ -247,7 +247,7 @@ def features(question: Question, found: Sequence[str]) -> list[dict[str, float]]
   every = collections.Counter(words_of(question.passage))
   shared = [len(sentence & set(asked)) for sentence in sentences]
   nearest = sentences[int(np.argmax(shared))] if sentences else set()
-  kind = " ".join(asked[:2])
+  kind, size = " ".join(asked[:2]), f"{min(len(asked), 20)} words:"
   rows = []
   for number, candidate in enumerate(found):
     words = set(words_of(candidate))
@@ -270,8 +270,10 @@ def features(question: Question, found: Sequence[str]) -> list[dict[str, float]]
         "words": float(len(words)),
         "none": float(not candidate),
       }
-      row = {name: value for name, value in values.items() if value}
-      row |= {f"{kind} {name}": value for name, value in row.items()}
+      values = {name: value for name, value in values.items() if value}
+      row = dict(values)
+      for about in (kind, size):
+        row |= {f"{about} {name}": value for name, value in values.items()}
       if not question.options:
         row |= {f"{kind} is {word}": 1.0 for word in words}
       row[f"place {number}"] = float(bool(question.options))

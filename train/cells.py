@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from compmod_jax import durable
 from train.experiment import Experiment
 
 
@@ -65,7 +65,4 @@ def read(cell: Cell) -> dict[str, Any] | None:
 
 def write(cell: Cell, record: dict[str, Any]) -> None:
   """Writes the result of a cell; the file appears whole or not at all."""
-  cell.file.parent.mkdir(parents=True, exist_ok=True)
-  part = cell.file.with_suffix(f".{os.getpid()}.part")
-  part.write_text(json.dumps(record, indent=1) + "\n")
-  part.replace(cell.file)
+  durable.write(cell.file, [(json.dumps(record, indent=1) + "\n").encode()], shared=True)

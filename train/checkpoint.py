@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from compmod_jax import durable
 from compmod_jax.errors import UserError
 from train import checkpoint_files as files
 from train.multihost import Group
@@ -240,7 +241,7 @@ class Checkpointer:
     self._commit.start()
 
   def _prepare(self, temporary: Path, size: int) -> None:
-    self._directory.mkdir(parents=True, exist_ok=True)
+    durable.make_folder(self._directory)
     for path in self._directory.glob("tmp_step_*"):  # left by kills
       shutil.rmtree(path)
     # Asked beforehand, as this is the usual failure and orbax takes long and many words over it.
@@ -256,7 +257,7 @@ class Checkpointer:
       if self._group.primary:
         files.write_manifest(temporary)
         temporary.rename(target)
-        files.sync(self._directory)
+        durable.sync(self._directory)
       self._good.add(target)
       if self._group.primary:
         self._remove_old(target)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from compmod_jax import durable
 from compmod_jax.errors import UserError
 
 SCHEMA_VERSION = 1
@@ -109,7 +110,7 @@ def write_manifest(path: Path) -> None:
     file.flush()
     os.fsync(file.fileno())
   for directory in [path, *(sub for sub in path.rglob("*") if sub.is_dir())]:
-    sync(directory)
+    durable.sync(directory)
 
 
 def damage(path: Path) -> str | None:
@@ -135,12 +136,3 @@ def damage(path: Path) -> str | None:
   except (ValueError, KeyError, TypeError, AttributeError):
     return "manifest.json is no manifest"
   return None
-
-
-def sync(directory: Path) -> None:
-  """Brings the names in a directory to the disk."""
-  descriptor = os.open(directory, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)

@@ -20,6 +20,7 @@ from compmod_jax import sharding
 from compmod_jax.analysis.watch import HeadWatch
 from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
 from compmod_jax.tasks.base import Batch, Sharing, Task
+from train import compile_cache
 from train.experiment import Experiment
 from train.optimizer import learning_rate, make_optimizer
 from train.start import Start
@@ -34,9 +35,7 @@ def cache_folder() -> Path:
 
 def use_compile_cache() -> None:
   """Turns on JAX's persistent compilation cache for programs of any size."""
-  jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+  compile_cache.use(cache_folder() / "xla")
 
 
 @dataclasses.dataclass

@@ -120,7 +120,7 @@ def _chunks(documents: Documents, tokenizer: Tokenizer, dtype: type) -> Iterator
 def _with_digest(chunks: Iterator[np.ndarray]) -> Iterator[bytes]:
   digest = hashlib.sha256()
   for chunk in chunks:
-    digest.update(chunk)
+    digest.update(chunk.data)
     yield chunk.tobytes()
   yield digest.digest()
 
@@ -133,5 +133,5 @@ def _cached(path: Path, dtype: type) -> np.ndarray | None:
   held = np.memmap(path, np.uint8, mode="r")
   digest = hashlib.sha256()
   for start in range(0, size, _PIECE):
-    digest.update(held[start : min(start + _PIECE, size)])
+    digest.update(held[start : min(start + _PIECE, size)].data)
   return held[:size].view(dtype) if digest.digest() == held[size:].tobytes() else None

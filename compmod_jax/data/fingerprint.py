@@ -41,7 +41,7 @@ def fingerprint(count: int, unit: str, arrays: Iterable[np.ndarray]) -> Fingerpr
     digest.update(len(array).to_bytes(8, "little"))
     for start in range(0, len(array), _PIECE):
       piece = np.ascontiguousarray(array[start : start + _PIECE], "<i8" if whole else "<f8")
-      digest.update(piece)
+      digest.update(piece.data)
   return Fingerprint(count, unit, digest.hexdigest())
 
 

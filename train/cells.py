@@ -29,7 +29,7 @@ class Cell:
 def fingerprint(experiment: Experiment) -> dict[str, Any]:
   """What decides a run's result: its configuration but for where and how often it is logged."""
   from compmod_jax.serialise import to_json
-  from train.workdir import MAY_CHANGE
+  from train.identity import MAY_CHANGE
 
   return {k: v for k, v in to_json(experiment).items() if k not in (*MAY_CHANGE, "name")}
 

@@ -88,7 +88,7 @@ class Checkpointer:
 
   def steps(self) -> list[int]:
     """The steps of which there is a checkpoint, oldest first, damaged ones included."""
-    return sorted({files.order(path)[0] for path in self._newest_first()})
+    return sorted({files.order(path)[0] for path in files.newest_first(self._directory)})
 
   def latest(self) -> int | None:
     """The newest step of which there is a checkpoint, or None; says nothing of damage."""
@@ -190,12 +190,6 @@ class Checkpointer:
       state = jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
       return state, record["meta"], record["step"]
 
-  def _newest_first(self) -> list[Path]:
-    if not self._directory.is_dir():
-      return []
-    found = [path for path in self._directory.iterdir() if files.NAME.fullmatch(path.name)]
-    return sorted(found, key=files.order, reverse=True)
-
   def _newest_good(self, step: int | None) -> Path | None:
     name = self._group.decide("checkpoint", lambda: self._choose(step))
     if name is None:
@@ -205,7 +199,8 @@ class Checkpointer:
 
   def _choose(self, step: int | None) -> str | None:
     """Name of the newest checkpoint that is whole."""
-    candidates = [p for p in self._newest_first() if step is None or files.order(p)[0] == step]
+    found = files.newest_first(self._directory)
+    candidates = [path for path in found if step is None or files.order(path)[0] == step]
     problems = []
     for path in candidates:
       problem = None if path in self._good else files.damage(path)
@@ -267,7 +262,7 @@ class Checkpointer:
       self._error = error
 
   def _remove_old(self, written: Path) -> None:
-    newest = self._newest_first()
+    newest = files.newest_first(self._directory)
     step = files.order(written)[0]
     replaced = {path for path in newest if path != written and files.order(path)[0] == step}
     useful = [path for path in newest if path not in replaced | self._damaged]

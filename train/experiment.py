@@ -97,6 +97,9 @@ class Experiment:
   """Stop after this many steps in a row with a non-finite loss or gradient."""
   time_limit_minutes: float = 0.0
   """Stop training after this much wall time; 0 for no limit."""
+  accept_data: str = ""
+  """Go on in a workdir with other training data than before: their name, which the message that
+  refuses them gives."""
 
   def __post_init__(self):
     errors.check(bool(self.phases), "phases is empty; an experiment needs at least one phase.")

@@ -18,7 +18,6 @@ from train import describe
 from train.history import History
 from train.multihost import Group
 from train.run import Run, parameter_shardings
-from train.workdir import read_config
 from train.writer import Writer
 
 SAMPLES = 5
@@ -114,7 +113,7 @@ def collect(
       site.removesuffix("/router/weights"): means for site, means in weights.items()
     },
     "configuration": to_json(experiment),
-    "provenance": read_config(run.workdir)["provenance"],
+    "provenance": run.config["provenance"],
   }
 
 

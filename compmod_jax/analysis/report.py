@@ -21,6 +21,7 @@ from compmod_jax.analysis.results import (
   number,
   table,
 )
+from compmod_jax.records import read_records
 
 __all__ = [
   "Best", "HeadWeights", "Report", "Results", "Sample", "SplitResult", "read_records", "table",
@@ -74,25 +75,6 @@ def write_report(
   page.write_text(rows, _results.csv_table(results))
   page.write_text(html, _html(results, title or results["name"], pictures))
   return Report(html, data, rows, saved)
-
-
-def read_records(path: str | Path) -> list[dict[str, Any]]:
-  """The records of a metrics.jsonl; none if there is no such file.
-
-  A line that a kill cut short is left out, as is anything else that is not a JSON object.
-  """
-  path = Path(path)
-  records = []
-  for line in (
-    path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
-  ):
-    try:
-      record = json.loads(line)
-    except ValueError:
-      continue
-    if isinstance(record, dict):
-      records.append(record)
-  return records
 
 
 def _figures(results: Results, records: Sequence[Mapping[str, Any]]) -> Iterator[tuple]:

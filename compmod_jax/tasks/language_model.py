@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax import errors
+from compmod_jax.data.fingerprint import Fingerprints
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.losses import Term
 from compmod_jax.mechanisms.anchors import anchor_loss
@@ -134,6 +135,10 @@ class LanguageModel(OfSplits):
     """How much training text there is, and how many tokens."""
     tokens = len(self.streams["train"])
     return [f"{tokens:,} training tokens, {self.tokenizer.vocab_size:,} types"]
+
+  def fingerprints(self) -> Fingerprints:
+    """Of the training text, and of its documents' labels where they are trained on."""
+    return self.streams.fingerprints()
 
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1

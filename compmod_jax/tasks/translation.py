@@ -13,6 +13,7 @@ from compmod_jax import errors, metrics
 from compmod_jax.data import pipeline
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, tokenise
+from compmod_jax.data.fingerprint import Fingerprints
 from compmod_jax.data.pairs import Splits
 from compmod_jax.data.parts import part_numbers
 from compmod_jax.data.tokenizer import BOS, PAD, Tokenizer
@@ -233,6 +234,10 @@ class Translation(OfSplits):
   def data_notes(self) -> list[str]:
     """What of the training split was left out, for the log."""
     return self.train_examples.notes(self.splits["train"])
+
+  def fingerprints(self) -> Fingerprints:
+    """Of the source and the target side of the training examples."""
+    return self.train_examples.fingerprints()
 
   # Evaluation and use.
 

@@ -19,7 +19,7 @@ def run_of(every: int, *phases: Phase, batches: tuple[int, ...] = (100,)) -> Run
   """A run of which only lengths are known."""
   made: Any = dict.fromkeys(Run.__dataclass_fields__)
   experiment = types.SimpleNamespace(log_every=every, phases=phases or (Phase(steps=100),))
-  return Run(**{**made, "experiment": experiment, "batches_per_epoch": list(batches)})
+  return Run(**{**made, "experiment": experiment, "batches_per_epoch": list(batches), "past": []})
 
 
 class Lines:

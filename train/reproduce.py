@@ -233,6 +233,7 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
     spec.columns,
     reference=spec.reference,
     published={name: row.published for name, row in spec.rows.items()},
+    settings={record["row"]: _settings(record["experiment"]) for record in done.values()},
   )
   print("\n" + tables.text(found))
   if left:
@@ -252,6 +253,25 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
   if where != folder(args):
     print(f"\nThis is a part of the table: the files of the whole one in {folder(args)} stay.")
   print(f"\nreport: {written.html}")
+
+
+def _settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
+  """What a run was made with, as field -> value, but for its seed and where it was logged."""
+  from train.workdir import MAY_CHANGE
+
+  left_out = {*MAY_CHANGE, "name", "seed"}
+  return dict(_flat({k: v for k, v in experiment.items() if k not in left_out}))
+
+
+def _flat(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+  if isinstance(values, Mapping) and values:
+    for key, value in values.items():
+      yield from _flat(value, f"{path}.{key}" if path else key)
+  elif isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
+    for number, value in enumerate(values):
+      yield from _flat(value, f"{path}.{number}")
+  else:
+    yield path, json.dumps(values) if isinstance(values, list | dict) else values
 
 
 def _scores(spec: Spec, scores: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

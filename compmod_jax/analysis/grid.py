@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from compmod_jax.analysis.statistics import (
   Mean,
@@ -73,12 +74,14 @@ class Table:
     reference: the row that the others are tested against.
     columns: in order.
     rows: name -> column name -> entry, in order; a row lacks what none of its runs has.
+    settings: name -> the whole configuration of its runs, as field -> value; none if not given.
   """
 
   title: str
   reference: str
   columns: tuple[Column, ...]
   rows: Mapping[str, Mapping[str, Entry]]
+  settings: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 def summarise(
@@ -88,6 +91,7 @@ def summarise(
   *,
   reference: str,
   published: Mapping[str, Mapping[str, float]],
+  settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Table:
   """The table of a grid of runs.
 
@@ -97,6 +101,7 @@ def summarise(
     columns: what is compared.
     reference: the plain row; if it has no runs, nothing is tested.
     published: row -> column name -> published figure.
+    settings: row -> field -> value, the whole configuration of its runs.
 
   Raises:
     UserError: there is no run at all.
@@ -107,7 +112,7 @@ def summarise(
     for row, entry in _column(values, column.name, reference).items():
       figure = published.get(row, {}).get(column.name)
       rows[row][column.name] = dataclasses.replace(entry, published=figure)
-  return Table(title, reference, tuple(columns), rows)
+  return Table(title, reference, tuple(columns), rows, settings or {})
 
 
 def _column(values: Values, name: str, reference: str) -> dict[str, Entry]:

@@ -38,6 +38,39 @@ def notes(table: Table) -> list[str]:
   return found
 
 
+def split_settings(table: Table) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+  """What the configurations of all rows have in common, and what each has of its own.
+
+  Together they are every row's whole configuration.
+  """
+  rows = {row: dict(table.settings.get(row, {})) for row in table.rows}
+  fields = dict.fromkeys(field for own in rows.values() for field in own)
+  first = next(iter(rows.values()))
+  common = {
+    field: first[field]
+    for field in fields
+    if all(field in own and own[field] == first.get(field) for own in rows.values())
+  }
+  own = {
+    row: {field: value for field, value in held.items() if field not in common}
+    for row, held in rows.items()
+  }
+  return common, own
+
+
+def _written(settings: Mapping[str, Any]) -> str:
+  return ", ".join(f"{field} = {value}" for field, value in settings.items()) or "nothing else"
+
+
+def configurations(table: Table) -> list[str]:
+  """Every row's whole configuration: a line of what all have, and one a row of its own."""
+  if not table.settings:
+    return []
+  common, own = split_settings(table)
+  rows = [f"{row}: {_written(settings)}." for row, settings in own.items()]
+  return [f"Every row: {_written(common)}.", *rows]
+
+
 def cells(table: Table) -> list[list[str]]:
   """The heading, then a line a row: mean ± half the interval, * where it differs, published."""
   head = ["row", *(f"{c.name} {'(-)' if c.lower else '(+)'}" for c in table.columns)]
@@ -67,7 +100,9 @@ def text(table: Table) -> str:
     for line in lines
   ]
   drawn.insert(1, "-" * max(map(len, drawn)))
-  return "\n".join([table.title, "", *drawn, "", *notes(table)])
+  lines = [table.title, "", *drawn, "", *notes(table)]
+  found = configurations(table)
+  return "\n".join([*lines, "", "Configurations", "", *found] if found else lines)
 
 
 _LATEX = {
@@ -180,5 +215,11 @@ def page(table: Table, *, description: str, data: Mapping[str, Any]) -> Page:
     Section("Differences", [Picture("differences", forest(table), caption)]),
     Section("All numbers", [PageTable("numbers", NUMBERS, lines)]),
   ]
+  if table.settings:
+    common, own = split_settings(table)
+    fields = list(dict.fromkeys(field for settings in own.values() for field in settings))
+    held = [[row, *(own[row].get(field) for field in fields)] for row in table.rows]
+    shown = PageTable("configurations", ["row", *fields], held)
+    sections.append(Section("Configurations", [shown], [f"Every row: {_written(common)}."]))
   records = [dict(zip(NUMBERS, line, strict=True)) for line in lines]
   return Page(table.title, description, [], sections, {**data, "numbers": records})

@@ -57,6 +57,29 @@ def test_the_text_shows_means_intervals_stars_and_published_figures(table):
   assert "PPL (-)" in shown
 
 
+SETTINGS = {
+  "none": {"model.dropout": 0.15, "model.signal": "none"},
+  "enc": {"model.dropout": 0.15, "model.signal": "nll", "model.size": 0.1},
+  "all": {"model.dropout": 0.15, "model.signal": "entropy"},
+}
+
+
+def test_every_row_has_its_whole_configuration():
+  given = {"reference": "none", "published": PUBLISHED, "settings": SETTINGS}
+  table = summarise("A table", VALUES, COLUMNS, **given)
+  common, own = tables.split_settings(table)
+  assert {row: common | settings for row, settings in own.items()} == SETTINGS
+  assert common == {"model.dropout": 0.15}
+  shown = tables.text(table)
+  assert "Every row: model.dropout = 0.15." in shown
+  assert "enc: model.signal = nll, model.size = 0.1." in shown
+  section = tables.page(table, description="", data={}).sections[-1]
+  assert section.title == "Configurations"
+  (shown,) = section.items
+  assert isinstance(shown, pages.Table)
+  assert list(shown.rows[1]) == ["enc", "nll", 0.1]
+
+
 def test_latex_has_a_cell_for_every_column_and_no_bare_sign(table):
   body = [line for line in tables.latex(table).splitlines() if not line.startswith("%")]
   rows = [line for line in body if line.endswith(r"\\")]

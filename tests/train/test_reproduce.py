@@ -109,6 +109,9 @@ def test_the_table_holds_the_means_of_its_cells_and_the_published_figure(whole):
   shown = (whole / "table.txt").read_text()
   assert f"{mean:.2f} ± " in shown
   assert "[5.45]" in shown
+  # Every row says with what it was made.
+  assert "Every row: task." in shown
+  assert "model.dropout = " in shown
   for name in ("table.tex", "report.html", "numbers.csv", "result.json", "plots/differences.png"):
     assert (whole / name).stat().st_size > 0
 

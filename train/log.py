@@ -204,9 +204,10 @@ class Log:
           site = name.removeprefix("router/").removesuffix("/dead")
           kind = "expert" if site.endswith("/ffn") else "head"
           units = sum(key.startswith(f"router/{site}/weight_") for key in values)
+          mean = values[f"router/{site}/weight_{unit}"]
           text = (
-            f"{kind} {unit} of {site} is dead: none of the last {least_tokens(units)} tokens or more"
-            f" weighs it most, and its mean weight is {values[f'router/{site}/weight_{unit}']:.2g}"
+            f"{kind} {unit} of {site} is dead: none of the last {least_tokens(units)} tokens or"
+            f" more weighs it most, and its mean weight is {mean:.2g}"
             f" (an equal share: {1 / units:.2g})"
           )
           self.writer.write("warning", number, {"text": text})

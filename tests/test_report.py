@@ -15,11 +15,18 @@ SITE = "encoder/layer_0/self"
 HOSTILE = '"><script>alert(1)</script>{{ 7 * 7 }}&amp;$\\frac'
 
 
+BEST = {
+  **{"step": 40, "metric": "bleu", "value": 97.83, "evaluations": 4},
+  **{"sentences": 200, "of": 1000, "search": "greedy search"},
+}
+
+
 def full_results():
   weights = {"mean": [0.1, 0.2, 0.3, 0.4], "by_position": [[0.1, 0.2, 0.3, 0.4], [None] * 4]}
   test = {"split": "test", "sentences": 2345, "loss": 0.1234, "perplexity": 1.131}
   test |= {"word_perplexity": 1.298, "bleu": 97.64, "bleu_low": 97.01, "bleu_high": 98.22}
   test |= {"chrf": 98.76, "exact_match": 90.85, "signature": "nrefs:1|case:mixed|tok:13a"}
+  test |= {"decoded": 2345, "search": "beam search with 5 beams"}
   test |= {"chrf_signature": "nrefs:1|case:mixed|nc:6"}
   sample = {"split": "test", "source": "the dog", "reference": "der Hund", "output": "den Hund"}
   return {
@@ -29,7 +36,13 @@ def full_results():
     "parameters": 1_030_000,
     "plain_parameters": 1_000_000,
     "train_seconds": 287.3,
-    "best": {"step": 40, "metric": "bleu", "value": 97.83},
+    "ended": {
+      "reason": "time_limit",
+      "step": 1484,
+      "total_steps": 1900,
+      "text": "time limit (5 minutes) at step 1,484 of 1,900",
+    },
+    "best": dict(BEST),
     "splits": [test, {"split": "depth", "sentences": 10, "exact_match": None}],
     "samples": [sample | {"score": -0.5}],
     "head_weights": {SITE: weights},
@@ -107,6 +120,38 @@ def test_the_page_and_the_table_tell_every_number(written):
     assert text in shown
   for text in ("model.heads", "phases[0].steps", "6000", "versions.jax", "0.10.2", "3f2c1ab"):
     assert text in shown
+
+
+def test_page_and_table_say_why_training_ended_and_what_each_score_was_measured_on(written):
+  shown, table = " ".join(Page(written.html.read_text()).text), report.table(full_results())
+  for text in (
+    "Training ended: time limit (5 minutes) at step 1,484 of 1,900.",
+    "Best validation BLEU 97.83 at step 40: the best of 4 evaluations, on 200 of 1,000 sentences,"
+    " greedy search.",
+    "do not compare the two",
+    "Scores of outputs on test: the whole split, beam search with 5 beams.",
+  ):
+    assert text in shown
+    assert text in table
+  tiles = shown[: shown.index("Results")]
+  assert "at step 40 · 200 of 1,000 sentences, greedy search" in tiles
+  assert "2,345 sentences · the whole split, beam search with 5 beams" in tiles
+  assert "time limit (5 minutes) at step 1,484 of 1,900 · CPU, 2 cores" in tiles
+  kept = json.loads(written.json.read_text())
+  assert kept["ended"]["reason"] == "time_limit"
+  assert kept["best"] == BEST
+  assert (kept["splits"][0]["decoded"], kept["splits"][0]["search"]) == (
+    2345,
+    "beam search with 5 beams",
+  )
+
+
+def test_results_of_an_older_run_make_no_claim_on_what_scores_were_measured_on():
+  old = full_results()
+  del old["ended"]
+  old["best"] = {"step": 40, "metric": "bleu", "value": 97.83}
+  del old["splits"][0]["search"]
+  assert results.notes(old) == []
 
 
 def test_the_words_that_differ_are_marked_and_no_others(written):
@@ -220,6 +265,7 @@ def test_a_perfect_score_is_not_claimed_by_rounding():
     (lambda r: r["samples"][0].pop("output"), r"samples\[0\] lacks output"),
     (lambda r: r["head_weights"].update(x={}), "'x'.*lacks mean"),
     (lambda r: r["best"].pop("step"), "best lacks step"),
+    (lambda r: r["ended"].pop("reason"), "ended lacks reason"),
   ],
 )
 def test_a_field_outside_the_schema_is_an_error(change, message, tmp_path):

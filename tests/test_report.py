@@ -5,8 +5,11 @@ import html.parser
 import json
 import math
 import re
+import shutil
+import subprocess
 
 import pytest
+from phone import WIDTH, assert_fits_a_phone
 
 from compmod_jax.analysis import report, results, style
 from compmod_jax.errors import UserError
@@ -152,6 +155,45 @@ def test_results_of_an_older_run_make_no_claim_on_what_scores_were_measured_on()
   old["best"] = {"step": 40, "metric": "bleu", "value": 97.83}
   del old["splits"][0]["search"]
   assert results.notes(old) == []
+
+
+def test_the_report_fits_a_phone(written):
+  text = written.html.read_text()
+  assert_fits_a_phone(text)
+  for wrong in (
+    text.replace('<div class="scroll">\n<table class="scores">', '<div>\n<table class="scores">'),
+    text.replace('name="viewport"', 'name="nothing"'),
+    text.replace("figure svg { display: block; max-width: 100%;", "figure svg { display: block;"),
+    text.replace("figure {", "figure { min-width: 34rem;"),
+  ):
+    assert wrong != text
+    with pytest.raises((AssertionError, ValueError)):
+      assert_fits_a_phone(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")
+def test_a_browser_lays_the_report_out_without_scrolling_the_page(tmp_path):
+  long = full_results()
+  long["splits"][0]["signature"] = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0" * 3
+  long["name"], long["provenance"]["path"] = "x" * 300, "/".join(["folder"] * 60)
+  written = report.write_report(tmp_path, long, records=records())
+  frame = tmp_path / "frame.html"
+  frame.write_text(
+    f'<iframe id="page" src="{written.html.name}" width="{WIDTH}" height="2000"></iframe><script>'
+    "addEventListener('load', () => { const page ="
+    " document.getElementById('page').contentDocument.documentElement;"
+    " document.title = page.scrollWidth; });</script>"
+  )
+  options = "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-sync"
+  options += " --disable-background-networking --disable-component-update --disable-quic"
+  profile = f"--user-data-dir={tmp_path / 'profile'}"
+  command = ["chromium", *options.split(), "--allow-file-access-from-files", profile]
+  printed = subprocess.run(
+    [*command, "--dump-dom", frame.as_uri()], capture_output=True, text=True, timeout=120
+  ).stdout
+  (width,) = re.findall(r"<title>(\d+)</title>", printed)
+  assert int(width) <= WIDTH
 
 
 def test_the_words_that_differ_are_marked_and_no_others(written):

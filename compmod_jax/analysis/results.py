@@ -147,6 +147,12 @@ METRICS = {
   "malformed": "malformed answers", "entropy_before": "entropy before recoding",
   "entropy": "entropy", "sentences_per_second": "sentences per second",
 }  # fmt: skip
+_UNITS = {
+  "loss": "nats per token", "unigram": "nats per token", "perplexity": "per token",
+  "word_perplexity": "per word", "accuracy": "share of tokens", "unknown": "% of tokens",
+  "entropy_before": "nats", "entropy": "nats", "sentences_per_second": "sentences per second",
+  "tokens_per_second": "tokens per second",
+}  # fmt: skip
 HEADINGS = {
   "split": "split", "sentences": "sentences", "tokens": "tokens", "loss": "loss",
   "unigram": "unigram",
@@ -319,6 +325,15 @@ def number(metric: str, value: float) -> str:
   if "perplexity" in metric:
     return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.3e}"
   return f"{value:.2f}"
+
+
+def unit(metric: str) -> str:
+  """The unit of a score, as the axis of a picture names it; scores of 0 to 100 have points.
+
+  Args:
+    metric: a field of `SplitResult`, or a score of a part, such as "exact_match/yes_no/2".
+  """
+  return _UNITS.get(metric, "points")
 
 
 def duration(seconds: float) -> str:

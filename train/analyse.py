@@ -15,6 +15,7 @@ docstring is the help and whose `run(subject)` returns a `Page`; and its line in
 
 import dataclasses
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +41,9 @@ ANALYSES: dict[str, Any] = {
 }
 
 
+_START = "python -m train.analyse"
+
+
 @dataclasses.dataclass(frozen=True)
 class Args(ModelArgs):
   """Options of every analysis."""
@@ -60,14 +64,26 @@ def main(argv: list[str]) -> None:
   """Runs one analysis."""
   name = argv[0] if argv else ""
   if name in ("-h", "--help"):
-    print(f"{__doc__}\nAnalyses: {', '.join(ANALYSES)}")
+    print(_help())
     return
   errors.check_choice("The first word after train.analyse", name, ANALYSES)
-  args = cli.options(_arguments(ANALYSES[name]), argv[1:])
+  analysis = ANALYSES[name]
+  about = textwrap.fill(" ".join(analysis.__doc__.split()), cli.WIDTH)
+  program = f"{_START} {name}", about
+  args = cli.options(_arguments(analysis), argv[1:], program=program)
   errors.check(args.sentences >= 0, f"--sentences is {args.sentences}; it must be at least 0.")
-  command = shlex.join(["python", "-m", "train.analyse", *argv])
+  command = f"{_START} {shlex.join(argv)}"
   output = args.output or args.workdir / "analysis" / name
   _analyse(args, output, command)
+
+
+def _help() -> str:
+  """Usage, what the program does, and a line on every analysis."""
+  rows = [(name, " ".join(analysis.__doc__.split())) for name, analysis in ANALYSES.items()]
+  return (
+    f"usage: {_START} {{{','.join(ANALYSES)}}} --workdir PATH [OPTION ...]\n\n"
+    f"{(__doc__ or '').strip()}\n\nAnalyses:\n\n{cli.table(rows, 12)}\n\n{cli.DEBUG}"
+  )
 
 
 def _arguments(analysis: Any) -> Any:

@@ -8,8 +8,10 @@ import io
 import os
 import re
 import sys
+import textwrap
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -52,21 +54,48 @@ def _fail(message: str, debug: bool) -> None:
   sys.exit(2)
 
 
-def options(make_args: Callable[..., T], argv: list[str], *, default: Any = None) -> T:
+WIDTH, LEFT = 100, 42  # characters of what help prints, and of the names in it
+DEBUG = "--debug adds the traceback to the message of a mistake."
+
+
+def program_of(make_args: Any) -> tuple[str, str]:
+  """How the program that defines `make_args` is started, and the docstring of its module."""
+  module = sys.modules[make_args.__module__]
+  name = f"-m {module.__spec__.name}" if module.__spec__ else Path(sys.argv[0]).name
+  return f"python {name}", (module.__doc__ or "").strip()
+
+
+def options(
+  make_args: Callable[..., T],
+  argv: list[str],
+  *,
+  default: Any = None,
+  program: tuple[str, str] | None = None,
+) -> T:
   """Parses typed options into `make_args`, a dataclass; `default` holds what is not given.
+
+  Args:
+    make_args: the dataclass.
+    argv: the command line, without the program.
+    default: an instance of it.
+    program: how it is started, and what the help says of it; that of `program_of` by default.
 
   Raises:
     UserError: an option that does not exist (the nearest one is named) or a bad value.
     SystemExit: help was asked for and printed.
   """
   known = {} if default is None else {"default": default}
+  argv = ["--help" if token == "--help-all" else token for token in argv]
   here = dict(_options_of(make_args if default is None else default, "--"))
   printed = io.StringIO()
   parse: Any = tyro.cli
+  start, about = program or program_of(make_args)
   try:
     with contextlib.redirect_stderr(printed):
       args, unknown = parse(
         make_args,
+        prog=start,
+        description=f"{about}\n\n{DEBUG}",
         args=_spell_flags(argv, {name for name, value in here.items() if isinstance(value, bool)}),
         return_unknown_args=True,
         use_underscores=True,
@@ -123,3 +152,21 @@ def _spell_flags(argv: list[str], flags: set[str]) -> list[str]:
     holder, dot, last = name.removeprefix("--").rpartition(".")
     spelt.append(name if value.lower() == "true" else f"--{holder}{dot}no_{last}")
   return spelt
+
+
+def table(rows: Iterable[tuple[str, str]], left: int = LEFT) -> str:
+  """Names at the left, what they are wrapped at the right; a long name has a line of its own.
+
+  Args:
+    rows: names, such as options, and sentences on them.
+    left: width of the names, in characters.
+  """
+  lines = []
+  for name, about in rows:
+    wrapped = textwrap.wrap(about, WIDTH - left - 2, break_on_hyphens=False) or [""]
+    if len(name) > left - 2:
+      lines.append(f"  {name}")
+    else:
+      lines.append(f"  {name.ljust(left)}{wrapped.pop(0)}".rstrip())
+    lines += [f"  {' ' * left}{line}" for line in wrapped if line]
+  return "\n".join(lines)

@@ -167,10 +167,7 @@ def _heading(opened: Opened) -> str:
   model = f"{folder} (step {opened.model.meta.get('step', '?')})"
   if decode is None:
     return f"{model}\n"
-  how = {"beam": f"beam search with {decode.beams} beams", "greedy": "greedy search"}
-  how = how.get(decode.method, f"one draw at temperature {decode.temperature:g}")
-  penalty = f", length penalty {decode.length_penalty:g}" if decode.method == "beam" else ""
-  return f"{model}, {how}{penalty}\n"
+  return f"{model}, {decode.describe()}\n"
 
 
 def _table(found: "dict[str, Evaluation]") -> str:

@@ -155,6 +155,9 @@ def channels(totals: Mapping[str, Totals]) -> Picture:
   )
 
 
+_CHANGES = {"score": "change, points", "loss": "change, nats per token"}
+
+
 def effects(found: Sequence[Effect]) -> Iterator[Picture]:
   """Changes of scores and losses, side by side: with other tokens, and with other gates."""
   for name, title, of_tokens in (
@@ -167,7 +170,7 @@ def effects(found: Sequence[Effect]) -> Iterator[Picture]:
     if some:
       yield Picture(
         name,
-        panels.forest(title, _charts(some), across="change"),
+        panels.forest(title, _charts(some), across=_CHANGES),
         "Lines: 95 % paired bootstrap intervals over texts. A fall of the score and a rise of the"
         " loss mean that the model is worse off.",
       )
@@ -176,10 +179,7 @@ def effects(found: Sequence[Effect]) -> Iterator[Picture]:
 def _charts(found: Sequence[Effect]) -> dict[str, tuple[list[str], list[panels.Series]]]:
   """Heading -> variants, and the changes of each part of the sample."""
   rows, charts = list(dict.fromkeys(effect.variant for effect in found)), {}
-  for heading, field in (
-    ("score, points", "score_change"),
-    ("loss, nats per token", "loss_change"),
-  ):
+  for heading, field in (("score", "score_change"), ("loss", "loss_change")):
     series = []
     for part in dict.fromkeys(effect.part for effect in found):
       changes = [getattr(effect, field) for effect in found if effect.part == part]

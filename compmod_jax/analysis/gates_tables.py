@@ -7,7 +7,7 @@ import numpy as np
 
 from compmod_jax.analysis.gates_effects import Answers, Effect
 from compmod_jax.analysis.gates_maps import Map
-from compmod_jax.analysis.gates_reading import ALL, BINS, KIND, PART, Cell, Totals
+from compmod_jax.analysis.gates_reading import ALL, BINS, KIND, LEAST_TEXTS, PART, Cell, Totals
 from compmod_jax.analysis.page import Sample, Table
 from compmod_jax.bootstrap import Comparison
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
@@ -24,7 +24,8 @@ def groups(cells: Mapping[str, Sequence[Cell]]) -> Table:
     "gate", "group", "category", "tokens", "mean", "low", "high", "spread", "closed", "open",
   )  # fmt: skip
   caption = (
-    "Means over tokens and channels with 95 % bootstrap intervals over texts; spread: standard"
+    "Means over tokens and channels with 95 % bootstrap intervals over texts, a dash where fewer"
+    f" than {LEAST_TEXTS} texts have such tokens; spread: standard"
     f" deviation over tokens and channels; closed: share of values below {CLOSED}, open: above"
     f" {OPEN}. Separator: <sep>; markers: <p> and <q>."
   )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from compmod_jax.analysis.grid import ALPHA, Column, Entry, Table
 from compmod_jax.analysis.page import Page, Picture, Section
 from compmod_jax.analysis.page import Table as PageTable
+from compmod_jax.analysis.results import unit
 from compmod_jax.analysis.statistics import Mean, Paired
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ def forest(table: Table) -> "Figure":
     axes.set_yticks(range(len(rows)), rows if place % across == 0 else [""] * len(rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     better = "less" if column.lower else "more"
-    style.label(axes, column.name, f"difference ({better} is better)", "")
+    difference = f"difference, {unit(column.value)} ({better} is better)"
+    style.label(axes, column.name, difference, "")
   style.finish(figure, title)
   return figure
 

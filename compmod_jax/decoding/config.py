@@ -76,6 +76,15 @@ class DecodeConfig:
       f"{self.beams}). Lower n_best, or raise beams with the method 'beam'.",
     )
 
+  def describe(self) -> str:
+    """In a few words, such as "beam search with 5 beams, length penalty 1"."""
+    how = {
+      "beam": f"beam search with {self.beams} beams, length penalty {self.length_penalty:g}",
+      "greedy": "greedy search",
+      "sample": f"one draw at temperature {self.temperature:g}",
+    }[self.method]
+    return how if self.recode_layer is None else f"{how}, recoded"
+
   @property
   def width(self) -> int:
     """Beams that the cache must have: hypotheses carried at once for each example."""

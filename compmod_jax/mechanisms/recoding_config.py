@@ -22,6 +22,8 @@ SignalName = Literal[
 KNOWS_THE_TARGET = ("surprisal", "argmax", "nll", "weak_supervision")
 # Signals whose samples are copies of the state, each under masks that stay for a stretch of text.
 COPIED = ("locked_dropout", "variational_rnn")
+# Signals that are made of a probability alone and have no unit; the others are in nats.
+WITHOUT_UNIT = ("surprisal", "argmax")
 # Parameters that are no matrices although they have two axes or more: nothing pulls them to zero.
 STANDING = ("steps", "anchor")
 

@@ -248,6 +248,7 @@ class Answering(OfQuestions):
       params, questions, self.decode, sharing=sharing, status=status, name=split
     )
     outputs = [best[0].text for best in answers]
+    values |= {"decoded": len(outputs), "search": self.decode.describe()}
     values |= scores(questions, sets, outputs) | mean_entropy(answers)
     sources = [source_text(question) for question in questions]
     return Evaluation(values, outputs, [question.answer for question in questions], sources)

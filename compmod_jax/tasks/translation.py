@@ -289,6 +289,7 @@ class Translation(OfSplits):
       params, sources, self.decode, sharing=sharing, status=status, name=split
     )
     outputs = [best[0].text for best in hypotheses]
+    values |= {"decoded": len(outputs), "search": self.decode.describe()}
     values |= metrics.score_outputs(outputs, references) | mean_entropy(hypotheses)
     return Evaluation(values, outputs, references, sources)
 

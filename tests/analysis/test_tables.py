@@ -99,6 +99,16 @@ def test_the_report_holds_table_picture_and_numbers(table, tmp_path):
   assert {path.suffix for path in written.pictures} == {".png", ".svg"}
 
 
+def test_differences_have_the_units_of_their_scores():
+  columns = (Column("BLEU", "test", "bleu"), Column("PPL", "test", "perplexity", lower=True))
+  values = {row: {s: {"BLEU": 10.0 + s, "PPL": 3.0 + s} for s in (0, 1)} for row in ("plain", "a")}
+  figure = tables.forest(summarise("t", values, columns, reference="plain", published={}))
+  assert [axes.get_xlabel() for axes in figure.axes] == [
+    "difference, points (more is better)",
+    "difference, per token (less is better)",
+  ]
+
+
 def test_without_the_plain_row_the_picture_says_what_is_missing(tmp_path):
   alone = summarise("A", {"enc": VALUES["enc"]}, COLUMNS, reference="none", published={})
   written = pages.write(tables.page(alone, description="", data={}), tmp_path)

@@ -96,6 +96,13 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
   except errors.UserError as error:
     raise errors.UserError(f"The model in {place} cannot be used: {error}") from error
   check_parameters(place, params, task)
+  return model_of(task, jax.tree.map(jnp.asarray, params), meta, place)
+
+
+def model_of(
+  task: Any, params: Any, meta: Mapping[str, Any] | None = None, folder: Path = Path()
+) -> "TrainedModel":
+  """The trained model of a task and its parameters; arguments as in `TrainedModel`."""
   kinds: dict[Any, Any] = {
     Translation: TranslationModel,
     MaskedLM: MaskedModel,
@@ -103,7 +110,7 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
     CausalLM: CausalModel,
     Answering: AnsweringModel,
   }
-  return kinds[type(task)](task, jax.tree.map(jnp.asarray, params), meta, place)
+  return kinds[type(task)](task, params, meta or {}, folder)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -154,6 +154,16 @@ class TrainedModel(abc.ABC):
     found |= {name: np.asarray(batch[name]) for name in columns}
     return Captured(found, lambda site, keys: self._axis(batch, site, keys))
 
+  def attention_pictures(self, text: Any, modules: Sequence[str] | None = None) -> dict[str, Any]:
+    """Where the heads look while the model reads a text: module -> a matplotlib figure.
+
+    As `compmod_jax.analysis.attention.attention_pictures`, which says more.
+    """
+    # Pictures need matplotlib, which models do not.
+    from compmod_jax.analysis.attention import attention_pictures
+
+    return attention_pictures(self, text, modules)
+
   def edit(self, edits: Mapping[str, Edit]) -> Self:
     """A copy in which activations are changed, in use, capture and evaluation alike.
 

@@ -2,6 +2,7 @@
 
     python -m train.analyse heads --workdir runs/nmt_cah --split test --words but if we can
     python -m train.analyse ablate --workdir runs/nmt_cah --split test --replace mean
+    python -m train.analyse attention --workdir runs/nmt_cah --text "Der Hund schläft."
     python -m train.analyse traces --workdir runs/lm --text "The dog that the cats see sleeps ."
     python -m train.analyse gates --workdir runs/nemot_qa --text "Anna is here. | Where is Anna?"
 
@@ -23,6 +24,7 @@ import tyro
 
 from compmod_jax import errors
 from compmod_jax.analysis.ablate import Ablate
+from compmod_jax.analysis.attention import Attention
 from compmod_jax.analysis.gates import Gates
 from compmod_jax.analysis.heads import Heads
 from compmod_jax.analysis.probes import ProbeNumber
@@ -38,6 +40,7 @@ ANALYSES: dict[str, Any] = {
   "traces": Traces,
   "probe": ProbeNumber,
   "gates": Gates,
+  "attention": Attention,
 }
 
 
@@ -103,7 +106,9 @@ def _analyse(args: Any, output: Path, command: str) -> None:
 
   opened = open_model(args)
   task = opened.model.task
-  for split in args.splits:
+  of_splits = getattr(args, "of_splits", True)
+  splits = args.splits if of_splits else args.splits[:1]
+  for split in splits if of_splits else ():
     errors.check_choice("--splits", split, task.split_names())
   records = read_records(args.workdir / "metrics.jsonl")
   progress = Progress(0, quiet=args.quiet)
@@ -112,7 +117,7 @@ def _analyse(args: Any, output: Path, command: str) -> None:
     progress.status(text, done, total)
 
   try:
-    for split in args.splits:
+    for split in splits:
       subject = Subject(
         task,
         opened.params,
@@ -124,7 +129,7 @@ def _analyse(args: Any, output: Path, command: str) -> None:
         status=status,
       )
       found = args.run(subject)
-      folder = output if len(args.splits) == 1 else output / split
+      folder = output if len(splits) == 1 else output / split
       written = page.write(found, folder, command=command, provenance=provenance())
       print("\n".join(f"- {sentence}" for sentence in found.summary))
       print(f"\nreport: {written.html}")

@@ -139,7 +139,7 @@ class Answering(OfQuestions):
       blocks_of(batch),
       **vanilla,
       deterministic=rng is None,
-      taps=taps.editing(self.edits),
+      taps=taps.editing(self.edits).knowing(lambda site: self.rows(site, batch)),
       rngs=None if rng is None else {"dropout": rng},
     )
     return out

@@ -211,6 +211,7 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
     spec.columns,
     reference=spec.reference,
     published={name: row.published for name, row in spec.rows.items()},
+    factors=spec.factors,
   )
   print("\n" + tables.text(found))
   if left:

@@ -5,8 +5,9 @@
 
 Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest head silent), 5.4
 (ways of training), drophead, roberta. Of recoding: recoding (all signals), recoding-5.1, -5.2,
--5.4, -5.5, -5.6. Of modulation: nemot-3.1 (perplexity of other text), -3.4 (a model for each set),
--3.7 (with 3.8: one model for all sets), -3.9 (that model fine-tuned), -3.10 (reading strategies).
+-5.4, -5.5, -5.6, and -decoders (what an ensemble costs by itself). Of modulation: nemot-3.1
+(perplexity of other text), -3.4 (a model for each set), -3.7 (with 3.8: one model for all sets),
+-3.9 (that model fine-tuned), -3.10 (reading strategies).
 Scales: tiny (the project's own data), paper (the published data), and between them tatoeba,
 public_domain, ptb or small.
 
@@ -48,7 +49,7 @@ class Args:
 
   table: Annotated[str, tyro.conf.Positional]
   """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding (its signals), recoding-5.1, -5.2,
-  -5.4, -5.5, -5.6, nemot-3.1, -3.4, -3.7, -3.9 or -3.10."""
+  -5.4, -5.5, -5.6, -decoders, nemot-3.1, -3.4, -3.7, -3.9 or -3.10."""
   scale: str = "tiny"
   """Data and model: tiny, paper; tatoeba, public_domain, ptb or small, as the table has it."""
   heads: int = 4
@@ -234,6 +235,7 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
     reference=spec.reference,
     published={name: row.published for name, row in spec.rows.items()},
     settings={record["row"]: _settings(record["experiment"]) for record in done.values()},
+    factors=spec.factors,
   )
   print("\n" + tables.text(found))
   if left:
@@ -257,7 +259,7 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
 
 def _settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
   """What a run was made with, as field -> value, but for its seed and where it was logged."""
-  from train.workdir import MAY_CHANGE
+  from train.identity import MAY_CHANGE
 
   left_out = {*MAY_CHANGE, "name", "seed"}
   return dict(_flat({k: v for k, v in experiment.items() if k not in left_out}))

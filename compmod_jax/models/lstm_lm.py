@@ -162,7 +162,10 @@ class LstmLM(nn.Module):
       nll = self._known(out, hidden, targets)
     tables, biases = self._tables(), self.decoder_bias
     if nll is None:
-      nll = word_decoder.losses(hidden, tables, biases, targets, separately=train)
+      read = tables, biases
+      if train and self.config.recoding.anchor.independent:
+        read = word_decoder.with_own_gradients(tables, biases)
+      nll = word_decoder.losses(hidden, *read, targets, separately=train)
     steps = {name: out[name] for name in ("error", "error_after", "sizes") if name in out}
     if measure and steps:
       after = out["recoded"]

@@ -44,6 +44,51 @@ def test_more_rows_raise_every_corrected_p_value():
   assert wide.rows["enc"]["BLEU"].detectable > narrow.rows["enc"]["BLEU"].detectable
 
 
+FACTORS = {"enc": ("enc", "enc+dec"), "dec": ("dec", "enc+dec")}
+COMPLETE = {
+  row: {seed: {"BLEU": base + 0.3 * seed, "PPL": 5 + slip * seed} for seed in range(3)}
+  for row, base, slip in (
+    ("none", 30.0, 0.1), ("enc", 29.0, 0.2), ("dec", 28.0, 0.1), ("enc+dec", 27.5, 0.1)
+  )
+}  # fmt: skip
+
+
+def factorial(values, **published):
+  return summarise("A", values, COLUMNS, reference="none", published=published, factors=FACTORS)
+
+
+def test_rows_that_are_all_settings_of_factors_are_tested_as_such():
+  figures = {row: {"BLEU": 1.0 + ("enc" in row)} for row in COMPLETE}
+  found = factorial(COMPLETE, **figures)
+  effects = {e.name: e for e in found.effects["BLEU"].effects}
+  assert effects["enc"].size.mean == pytest.approx(-0.75)
+  assert effects["dec"].size.mean == pytest.approx(-1.75)
+  assert effects["enc x dec"].size.mean == pytest.approx(0.25)
+  shown = tables.text(found)
+  assert "*" not in shown
+  assert "-1.75 ± 0.00, p " in shown
+  assert "[+1.00]" in shown
+  assert len(tables.effect_numbers(found)) == 3 * len(COLUMNS)
+
+
+def test_a_factorial_of_which_runs_are_missing_has_no_effects():
+  fewer = {row: runs for row, runs in COMPLETE.items() if row != "dec"}
+  assert not factorial(fewer).effects
+  short = COMPLETE | {"dec": {0: COMPLETE["dec"][0]}}
+  assert not factorial(short).effects
+  without = COMPLETE | {"dec": {seed: {"BLEU": 1.0} for seed in range(3)}}
+  assert list(factorial(without).effects) == ["BLEU"]
+
+
+def test_effects_stand_in_the_report_in_latex_and_as_numbers(tmp_path):
+  found = factorial(COMPLETE)
+  written = pages.write(tables.page(found, description="", data={}), tmp_path, command="a command")
+  assert "enc x dec" in written.html.read_text()
+  assert (tmp_path / "effects.csv").read_text().count("\n") == 7
+  assert {path.stem for path in written.pictures} == {"effects"}
+  assert tables.latex(found).count(r"\begin{tabular}") == 2
+
+
 def test_no_finished_run_is_an_error():
   with pytest.raises(UserError, match="no run is finished"):
     summarise("A", {"none": {}}, COLUMNS, reference="none", published={})

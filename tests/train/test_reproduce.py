@@ -14,6 +14,7 @@ import pytest
 from programs import ROOT, write_data
 
 from compmod_jax.analysis import report as run_report
+from compmod_jax.analysis import style, tables
 from compmod_jax.analysis.grid import Column
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.text import TextData
@@ -239,6 +240,28 @@ def test_published_figures_stand_in_the_rows_of_their_tables():
   assert roberta.rows["enc"].published == {"PPL valid": 10.15, "PPL train": 12.76}
   assert roberta.rows["enc"].experiment.model.compete == ("encoder_self",)
   assert roberta.rows["none"].experiment.model.compete == ()
+
+
+@pytest.mark.parametrize("name", ["5.1", "5.3"])
+def test_where_heads_compete_is_a_factorial_of_three_places(name):
+  spec = table(name, "tiny", 4)
+  places = {"encoder": "encoder_self", "decoder": "decoder_self", "cross": "cross"}
+  for row, made in spec.rows.items():
+    on = [place for factor, place in places.items() if row in spec.factors[factor]]
+    assert sorted(on) == sorted(made.experiment.model.compete)
+
+
+def test_the_factorial_of_the_committed_runs_is_the_committed_table(tmp_path, monkeypatch):
+  committed = ROOT / "results" / "5.1-heads4" / "tiny"
+  folder = tmp_path / "5.1-heads4" / "tiny"
+  folder.mkdir(parents=True)
+  for cell in committed.glob("*-seed*.json"):
+    shutil.copy(cell, folder)
+  # Drawing takes longer than everything else.
+  monkeypatch.setattr(tables, "effects_forest", lambda _: style.message("", ""))
+  reproduce.main(["5.1", "--results", str(tmp_path), "--show"])
+  for name in ("table.txt", "table.tex", "table.csv", "effects.csv"):
+    assert (folder / name).read_text() == (committed / name).read_text()
 
 
 def test_drophead_is_compared_with_and_without_schedule_and_with_twice_the_heads():

@@ -68,7 +68,7 @@ def test_its_option_is_known_to_the_program_and_its_mistakes_are_told(copy):
   command = ("-m", "train.main", "--config", "configs/nmt_cah.py")
   found = run(copy, *command, f"{option}=-1")
   assert (found.returncode, found.stderr.count("score_noise.scale is -1.0")) == (2, 1)
-  assert option in run(copy, *command, "--help").stdout
+  assert option in run(copy, *command, "--help-all").stdout
 
 
 def test_its_code_is_in_the_style_of_the_rest(copy):

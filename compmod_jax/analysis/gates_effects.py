@@ -99,6 +99,20 @@ class Effect(NamedTuple):
   score_p: float = float("nan")
 
 
+def with_ends(change: Comparison | None, count: int) -> list[float]:
+  """A change and the ends of its interval; NaN for what is not known.
+
+  Args:
+    change: of a loss or a score; None for the model as trained.
+    count: texts or questions, of which fewer than `LEAST_TEXTS` give no interval.
+  """
+  nothing = float("nan")
+  if change is None:
+    return [nothing] * 3
+  d = change.difference
+  return [d.value, d.low, d.high] if count >= LEAST_TEXTS else [d.value, nothing, nothing]
+
+
 def answer_tokens(task: GatedTask, batch: Batch, read: Tokens) -> np.ndarray:
   """Which tokens after the first the loss is of, bool [batch, time].
 

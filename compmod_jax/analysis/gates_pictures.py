@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from compmod_jax.analysis import panels, style
 from compmod_jax.analysis.gates_changes import TOKEN, TOKEN_AND_SET
-from compmod_jax.analysis.gates_effects import Effect
+from compmod_jax.analysis.gates_effects import Effect, with_ends
 from compmod_jax.analysis.gates_reading import ALL, BINS, KIND, Cell, Totals
 from compmod_jax.analysis.page import Picture
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
@@ -179,13 +179,16 @@ def effects(found: Sequence[Effect]) -> Iterator[Picture]:
 def _charts(found: Sequence[Effect]) -> dict[str, tuple[list[str], list[panels.Series]]]:
   """Heading -> variants, and the changes of each part of the sample."""
   rows, charts = list(dict.fromkeys(effect.variant for effect in found)), {}
-  for heading, field in (("score", "score_change"), ("loss", "loss_change")):
+  for heading, field, count in (
+    ("score", "score_change", "questions"),
+    ("loss", "loss_change", "texts"),
+  ):
     series = []
     for part in dict.fromkeys(effect.part for effect in found):
-      changes = [getattr(effect, field) for effect in found if effect.part == part]
-      if all(changes):
-        ends = [[getattr(c.difference, end) for c in changes] for end in ("value", "low", "high")]
-        series.append(panels.Series(part, *ends))
+      some = [effect for effect in found if effect.part == part]
+      if all(getattr(effect, field) for effect in some):
+        ends = [with_ends(getattr(e, field), getattr(e, count)) for e in some]
+        series.append(panels.Series(part, *map(list, zip(*ends, strict=True))))
     if series:
       charts[heading] = (rows, series)
   return charts

@@ -105,7 +105,8 @@ def sample(
 
   First the forbidden tokens go, then all but the `top_k` most probable, then all but the smallest
   set of the most probable whose (renormalised) probability reaches `top_p`; one always stays.
-  At an example's limit the end token is taken, or with `cut` the hypothesis stops as it stands.
+  At an example's limit the end token is taken, or with `cut` the hypothesis stops as it stands. The
+  other arguments are as in `beam_search`.
 
   Args:
     rng: key; the same key, cache and shapes give the same hypotheses. Or a key for each example,
@@ -114,7 +115,6 @@ def sample(
     top_k: 0 keeps all.
     top_p: in (0, 1]; 1 keeps all.
     n_best: draws an example; the cache has that many beams.
-    (the others): as in `beam_search`.
 
   Returns:
     `Decoded` in descending order of score, which is the model's own (temperature 1, nothing left

@@ -368,7 +368,7 @@ def _history(held: Held, changed: Sequence[str]) -> list[dict[str, Any]]:
   return [*history, entry]
 
 
-def told(
+def notes_on(
   held: Held, experiment: Experiment, changed: Sequence[str], ends: Sequence[int]
 ) -> list[str]:
   """What the user is to know of a workdir's changes: a sentence each."""

@@ -298,7 +298,7 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     part=read,
     iterators=[made[phase.part][0] for phase in experiment.phases],
     batches_per_epoch=batches,
-    notes=identity.told(held, experiment, changed, ends),
+    notes=identity.notes_on(held, experiment, changed, ends),
     past=past,
     config=config,
   )

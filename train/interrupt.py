@@ -41,6 +41,11 @@ def install() -> None:
   os.register_at_fork(after_in_child=_forget)
 
 
+def release() -> None:
+  """Leaves Ctrl-C to the caller, who sets a handler of its own."""
+  _forget()
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
   _came.set()
   raise KeyboardInterrupt

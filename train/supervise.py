@@ -64,7 +64,7 @@ class Supervised:
       env={**os.environ, "PYTHONFAULTHANDLER": "1"},
     )
     self.moved = time.monotonic()
-    self.compiling = True
+    self.started = self.compiling = False
     self._seen = self._marks()
     self._reader = threading.Thread(target=self._read, daemon=True)
     self._reader.start()
@@ -73,7 +73,8 @@ class Supervised:
     assert self.process.stderr is not None
     while text := os.read(self.process.stderr.fileno(), 65536):
       self.moved = time.monotonic()
-      self.compiling = b"compiling" in text.rstrip(b"\n").rpartition(b"\n")[2]
+      if line := text.strip().rpartition(b"\n")[2]:
+        self.compiling = b"compiling" in line
       with contextlib.suppress(OSError):  # nobody reads any more; the training goes on
         sys.stderr.buffer.write(text)
         sys.stderr.buffer.flush()
@@ -89,8 +90,9 @@ class Supervised:
   def stalled(self) -> bool:
     """Whether there was no sign of life for longer than the limit."""
     if (marks := self._marks()) != self._seen:
-      self._seen, self.moved, self.compiling = marks, time.monotonic(), False
-    minutes = self.args.compile_minutes if self.compiling else self.args.stall_minutes
+      self._seen, self.moved, self.started = marks, time.monotonic(), True
+    slow = self.compiling or not self.started
+    minutes = self.args.compile_minutes if slow else self.args.stall_minutes
     return minutes > 0 and time.monotonic() - self.moved > 60 * minutes
 
   def kill(self) -> None:

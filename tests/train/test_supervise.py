@@ -22,11 +22,16 @@ print(f"start {number}", file=sys.stderr, flush=True)
 end = ends[min(number, len(ends) - 1)]
 if end in "sS":  # a new checkpoint, then a crash
   (folder / f"checkpoints/step_{number:08d}").mkdir(parents=True)
+if end in "hc":  # the first step is over
+  (folder / "metrics.jsonl").write_text(str(number))
+  time.sleep(0.4)
 if end == "h":
   print("a step that does not end", file=sys.stderr, flush=True)
   time.sleep(60)
 if end == "c":
   print("compiling the step for batches of 2 x 2", file=sys.stderr, flush=True)
+  time.sleep(1.5)
+if end == "b":
   time.sleep(1.5)
 if end == "w":
   def stop(number, frame):
@@ -95,6 +100,10 @@ def test_compiling_is_no_stall_below_its_own_limit(supervised):
   assert supervised("c")[:2] == (0, 1)
   args = supervise.Args(restarts=0, wait_seconds=0, stall_minutes=0, compile_minutes=0.005)
   assert supervised("c", args)[0] == 134
+
+
+def test_before_the_first_step_the_longer_limit_holds(supervised):
+  assert supervised("b")[:2] == (0, 1)
 
 
 def test_sigterm_is_passed_on_and_nothing_is_started_again(tmp_path):

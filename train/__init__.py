@@ -5,5 +5,5 @@ import sys
 if sys.argv[:1] == ["-m"]:  # python -m train.PROGRAM, of which nothing is imported yet
   from train import interrupt
 
-  interrupt.install()
+  interrupt.install(importing=True)
   interrupt.hook()

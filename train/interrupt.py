@@ -18,6 +18,9 @@ from train import failures
 PATIENCE = 5.0  # seconds from Ctrl-C to the end, at most
 
 _came = threading.Event()
+_importing = (
+  threading.Event()
+)  # nothing is being written yet, and libraries may catch what is raised
 
 
 def came() -> bool:
@@ -25,8 +28,13 @@ def came() -> bool:
   return _came.is_set()
 
 
-def install() -> None:
-  """Takes Ctrl-C over, unless a program that started this one has it ignored."""
+def install(*, importing: bool = False) -> None:
+  """Takes Ctrl-C over, unless a program that started this one has it ignored.
+
+  Args:
+    importing: Ctrl-C ends the process at once; a later call without it changes that.
+  """
+  (_importing.set if importing else _importing.clear)()
   main = threading.current_thread() is threading.main_thread()
   if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
     return
@@ -48,6 +56,8 @@ def release() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
   _came.set()
+  if _importing.is_set():
+    end()
   raise KeyboardInterrupt
 
 

@@ -14,7 +14,8 @@ LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashe
   --no-annotate --constraint constraints.txt
 FAST = not slow and not peers
 
-.PHONY: run test test-peers test-slow test-data fuzz aot aot-steps docs lint types wheel lock clean
+.PHONY: run test test-peers test-slow test-data fuzz kills faults aot aot-steps docs lint types \
+  wheel lock clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
@@ -41,6 +42,15 @@ FUZZ_SEED ?= 0
 fuzz: $(VENV)/.test
 	$(VENV)/bin/python -m benchmarks.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) \
 	  --json results/robustness/fuzz.json
+
+# Kills four kinds of run at random moments and continues them; make kills KILLS=5 for fewer of each
+KILLS ?= 50
+kills: $(VENV)/.test
+	$(VENV)/bin/python -m benchmarks.kills --kills $(KILLS) --json results/robustness/kills.json
+
+# Lets the disk be full or fail under every writer; needs a C compiler.
+faults: $(VENV)/.test
+	$(VENV)/bin/python -m benchmarks.faults --json results/robustness/faults.json
 
 # Compiles the kernels for TPUs and an H100, none of which has to be here.
 aot: $(AOT)/.aot

@@ -279,12 +279,14 @@ class Checkpointer:
       return error
     shutil.rmtree(temporary, ignore_errors=True)
     reason = getattr(error, "strerror", None) or str(error).split(" [")[0].split(": ")[-1]
-    return UserError(
+    found = UserError(
       f"checkpoint {temporary.name.removeprefix('tmp_')} cannot be written to {self._directory}: "
       f"{reason}. Free some space there (fewer checkpoints: keep_last is "
       f"{self._keep_last}) or make the place writable, and run the same command again; it "
       "continues from the checkpoint before, which is untouched."
     )
+    found.__cause__ = error  # which also tells a full disk from a failing one
+    return found
 
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding:

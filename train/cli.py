@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import difflib
-import errno
 import io
 import os
 import re
@@ -12,46 +11,60 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import tyro
 
 from compmod_jax.errors import UserError, check
+from train import failures, interrupt
 from train.memory import keep_freed_memory
 
 T = TypeVar("T")
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-  """Runs a program: mistakes print one paragraph and exit with status 2 (traceback: `--debug`)."""
+  """Runs a program and ends the process with an exit status of `train.failures`.
+
+  What a user can cause prints one paragraph, and with `--debug` the traceback before it.
+  """
+  interrupt.install()
   keep_freed_memory()
   argv = sys.argv[1:]
   debug = "--debug" in argv
   try:
     status = main([argument for argument in argv if argument != "--debug"])
-  except UserError as error:
-    _fail(str(error), debug)
+    sys.stdout.flush()
   except BrokenPipeError:
     # The reader has seen enough; what is still held for it must not be written at exit either.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     status = 0
-  except OSError as error:
-    if error.errno != errno.ENOSPC:
-      raise
-    where = f" ({error.filename})" if error.filename else ""
-    _fail(
-      f"The disk is full{where}. Free some space and run the same command again; what was complete"
-      " before is untouched.",
-      debug,
-    )
+  except Exception as error:
+    if interrupt.came():
+      _fail(KeyboardInterrupt(), debug)
+    _fail(error, debug)
+  except KeyboardInterrupt as error:
+    _fail(error, debug)
   sys.exit(status or 0)
 
 
-def _fail(message: str, debug: bool) -> None:
+def _fail(error: BaseException, debug: bool) -> NoReturn:
+  """Prints what happened, and ends the process; a defect of ours keeps its traceback."""
+  message = failures.explain(error)
+  if message is None:
+    raise error
   if debug:
     traceback.print_exc()
+  try:
+    sys.stdout.flush()
+  except OSError:
+    _drop_output()
   print(f"error: {message}", file=sys.stderr)
-  sys.exit(2)
+  sys.exit(failures.status(error))
+
+
+def _drop_output() -> None:
+  """Sends what is still held for standard output nowhere."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 WIDTH, LEFT = 100, 42  # characters of what help prints, and of the names in it

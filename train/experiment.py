@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from compmod_jax import errors
+from compmod_jax.bounds import check_numbers
 from compmod_jax.data.parts import PARTS, Part
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.serialise import once
@@ -45,6 +46,9 @@ class Phase:
       f"phases.{self.name} has epochs = {self.epochs} and steps = {self.steps}; give exactly one of"
       " them a positive value.",
     )
+    for field in ("epochs", "steps"):
+      value = getattr(self, field)
+      errors.check(value >= 0, f"phases.{field} is {value}; it must not be negative.")
     errors.check_choice("phases.trainable", self.trainable, ("all", "routing", "rest"))
     errors.check_choice("phases.part", self.part, PARTS)
 
@@ -102,12 +106,16 @@ class Experiment:
   refuses them gives."""
 
   def __post_init__(self):
+    check_numbers(self)
     errors.check(bool(self.phases), "phases is empty; an experiment needs at least one phase.")
     for field in ("micro_batches", "log_every", "keep_last", "max_nonfinite"):
       value = getattr(self, field)
       errors.check(value >= 1, f"{field} is {value}; it must be at least 1.")
     for field in (
+      "seed",
       "evaluate_every",
+      "evaluate_sentences",
+      "time_limit_minutes",
       "watch_sentences",
       "checkpoint_every",
       "patience",

@@ -21,6 +21,7 @@ from compmod_jax.analysis.watch import HeadWatch
 from compmod_jax.tasks.base import Batch, Sharing, Task
 from train import compile_cache, identity
 from train.experiment import Experiment
+from train.memory import check_fits
 from train.optimizer import (
   OptimizerConfig,
   carried_over,
@@ -208,6 +209,13 @@ class Run:
     return state.replace(params=params, ema=average)
 
 
+def state_copies(experiment: Experiment) -> int:
+  """Arrays of every parameter's size that a step needs at least: itself, its gradient, moments."""
+  optimizer = experiment.optimizer
+  moments = int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2
+  return 2 + moments + int(experiment.ema > 0)
+
+
 def parameter_shardings(task: Task, mesh: Mesh) -> Any:
   """Sharding of every parameter of a task's model."""
   return sharding.parameter_shardings(jax.eval_shape(task.init, jax.random.key(0)), mesh)
@@ -261,6 +269,7 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     read = 0, 1  # filler rows go below all others, so that a process has to know how many there are
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
   shapes = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
+  check_fits(shapes, parameter_shardings(task, mesh), copies=state_copies(experiment))
   for phase in experiment.phases:
     trainable_mask(shapes, phase.trainable)  # raises where nothing would train
   made = {

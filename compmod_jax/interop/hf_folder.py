@@ -9,6 +9,7 @@ import numpy as np
 import safetensors.numpy
 from flax.traverse_util import flatten_dict
 
+from compmod_jax import durable
 from compmod_jax.data.bounded import MIB, is_plain_name, memory, parse_json, read_bounded
 from compmod_jax.errors import UserError, check, check_choice
 from compmod_jax.interop.model_folder import read_tensors
@@ -232,8 +233,8 @@ def write_folder(
     tensors |= dict(zip(entry.names, map(np.ascontiguousarray, parts), strict=True))
   folder = Path(folder)
   try:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    safetensors.numpy.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    durable.write(folder / CONFIG, [(json.dumps(config, indent=2) + "\n").encode()])
+    weights = safetensors.numpy.save(tensors, metadata={"format": "pt"})
+    durable.write(folder / WEIGHTS, [weights])
   except OSError as error:
     raise UserError(f"{folder} cannot be written: {error.strerror}. Choose another.") from error

@@ -1,9 +1,11 @@
 # make run    sets everything up and does the main job: trains, evaluates, reports (CPU: 10 minutes)
 # make test   sets everything up and runs the tests
+# make docs   sets everything up and builds the documentation in site/
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
 AOT ?= .venv-aot
+DOCS ?= .venv-docs
 PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
 # Files of exactly these hashes, and nothing that another of them asks for.
 LOCKED = --quiet --disable-pip-version-check --no-deps --require-hashes --no-build-isolation
@@ -12,7 +14,8 @@ LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashe
   --no-annotate --constraint constraints.txt
 FAST = not slow and not peers
 
-.PHONY: run test test-peers test-slow test-data fuzz aot aot-steps lint types wheel lock clean
+.PHONY: run test test-peers test-slow test-data fuzz kills faults aot aot-steps docs lint types \
+  wheel lock clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
@@ -40,6 +43,15 @@ fuzz: $(VENV)/.test
 	$(VENV)/bin/python -m benchmarks.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) \
 	  --json results/robustness/fuzz.json
 
+# Kills four kinds of run at random moments and continues them; make kills KILLS=5 for fewer of each
+KILLS ?= 50
+kills: $(VENV)/.test
+	$(VENV)/bin/python -m benchmarks.kills --kills $(KILLS) --json results/robustness/kills.json
+
+# Lets the disk be full or fail under every writer; needs a C compiler.
+faults: $(VENV)/.test
+	$(VENV)/bin/python -m benchmarks.faults --json results/robustness/faults.json
+
 # Compiles the kernels for TPUs and an H100, none of which has to be here.
 aot: $(AOT)/.aot
 	$(AOT)/bin/python -m benchmarks.aot
@@ -50,6 +62,11 @@ aot-steps: $(AOT)/.aot
 	for slice in v5e:2x2 v5p:2x2x1 v6e:2x2 v5e:4x4; do \
 	  $(AOT)/bin/python -m train.main --config configs/nmt_cah.py:grammar --aot $$slice || exit 1; \
 	done
+
+# Runs the code of the main pages; warnings are errors, and so is anything from a network.
+docs: $(DOCS)/.docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
+	@echo "open site/index.html in a browser"
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
@@ -70,7 +87,7 @@ lock:
 	echo 'jax[cuda12]' | $(LOCK) - --output-file requirements/cuda12.txt
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(AOT) build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(AOT) $(DOCS) build dist site *.egg-info
 
 $(VENV)/bin/python:
 	@echo "making a virtual environment in $(VENV)"
@@ -102,4 +119,10 @@ $(AOT)/.aot: pyproject.toml constraints.txt
 	@$(AOT)/bin/pip install $(PIP_FLAGS) --editable '.[test]'
 	@$(AOT)/bin/pip install $(PIP_FLAGS) --no-deps libtpu==0.0.42.1 \
 	  jax-cuda12-pjrt==0.10.2 jax-cuda12-plugin==0.10.2 nvidia-cuda-nvcc-cu12==12.9.86
+	@touch $@
+
+$(DOCS)/.docs: pyproject.toml constraints.txt
+	@echo "installing MkDocs, and what its pages run, in $(DOCS)"
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/pip install $(PIP_FLAGS) --editable '.[test,docs]'
 	@touch $@

@@ -9,8 +9,9 @@
     without = model.edit({"encoder/layer_0/self/heads": compmod_jax.zero_units(2)})
     without.translate(["Der Hund schläft."])
 
-A masked language model has `fill` in place of `translate`, a recurrent or causal one `score`, one
-that answers questions `answer`. The names of sites are in `TrainedModel.sites`.
+A masked language model has `fill` in place of `translate`, a recurrent or causal one `generate`,
+one that answers questions `answer`. All but the last have `score`: of pairs (source, target), or of
+texts. The names of sites are in `TrainedModel.sites`.
 """
 
 import dataclasses
@@ -22,14 +23,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import flatten_dict
 
 from compmod_jax import errors
-from compmod_jax.data.tokenizer import EOS, PAD, Tokenizer
+from compmod_jax.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from compmod_jax.decoding import override
 from compmod_jax.interop.model_folder import MODEL, check_sizes, find_model, load_model_folder
-from compmod_jax.models.transformer import Transformer, TransformerConfig
+from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
 from compmod_jax.serialise import from_json
 from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.base import Status, Task, silent
@@ -37,6 +37,7 @@ from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.language_model import LanguageModel
 from compmod_jax.tasks.masked_lm import MaskedLM
+from compmod_jax.tasks.scorer import Scored
 from compmod_jax.tasks.translation import Translation, TranslationConfig
 from compmod_jax.tasks.translator import Hypothesis
 from compmod_jax.text_models import (
@@ -46,7 +47,7 @@ from compmod_jax.text_models import (
   RecurrentModel,
   ScoringModel,
 )
-from compmod_jax.trained import TrainedModel
+from compmod_jax.trained import Axis, Captured, TrainedModel
 
 __all__ = [
   "AnsweringModel",
@@ -95,6 +96,13 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
   except errors.UserError as error:
     raise errors.UserError(f"The model in {place} cannot be used: {error}") from error
   check_parameters(place, params, task)
+  return model_of(task, jax.tree.map(jnp.asarray, params), meta, place)
+
+
+def model_of(
+  task: Any, params: Any, meta: Mapping[str, Any] | None = None, folder: Path = Path()
+) -> "TrainedModel":
+  """The trained model of a task and its parameters; arguments as in `TrainedModel`."""
   kinds: dict[Any, Any] = {
     Translation: TranslationModel,
     MaskedLM: MaskedModel,
@@ -102,7 +110,7 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
     CausalLM: CausalModel,
     Answering: AnsweringModel,
   }
-  return kinds[type(task)](task, jax.tree.map(jnp.asarray, params), meta, place)
+  return kinds[type(task)](task, params, meta or {}, folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +178,29 @@ class TranslationModel(TrainedModel):
       status=status,
     )
 
-  def capture(
-    self, sentences: Sentences, sites: Iterable[str] | None = None
-  ) -> dict[str, np.ndarray]:
+  def score(self, pairs: Sequence[tuple[str, str]], *, status: Status = silent) -> list[Scored]:
+    """How probable every token of given translations is.
+
+    Args:
+      pairs: (source, target), raw text; the target may be empty.
+      status: shows progress.
+
+    Returns:
+      For every pair its target's tokens, the end token last: `log_probabilities` of each given the
+      source and those before it, and `log_probability`, their sum; in nats.
+
+    Raises:
+      UserError: something else than pairs is given, or a side has more tokens than the model has
+        positions.
+    """
+    errors.check(
+      not isinstance(pairs, str)
+      and all(not isinstance(pair, str) and len(pair) == 2 for pair in pairs),
+      f"pairs is {str(pairs)[:60]!r}; a translation model scores a list of (source, target).",
+    )
+    return self.task.scorer(self.params, pairs, status=status)
+
+  def capture(self, sentences: Sentences, sites: Iterable[str] | None = None) -> Captured:
     """Activations of the model while it reads sentences and writes their translations.
 
     Args:
@@ -181,17 +209,29 @@ class TranslationModel(TrainedModel):
       sites: names from `sites()`; None for every one.
 
     Returns:
-      Site -> float32 [sentence, time, ...] (`.../attention`: [sentence, head, time, key]). Time
+      A dictionary, site -> float32 [sentence, time, ...] (`.../attention`: [sentence, head, time,
+      key]). Time
       counts source tokens at `encoder/...`, each target token to be written elsewhere, the end of
       the sentence included; all sentences are as long as the longest. `source` and `target`
       (absent if nothing but the encoder was asked for) hold token numbers, int32 [sentence, time];
-      where they are 0, there is padding, and activations mean nothing.
+      where they are 0, there is padding, and activations mean nothing. `words(site)` has the text
+      of the token that is read at every position, with `predicted=True` that of the target token
+      that is to be written; `valid(site)` says where there is one.
 
     Raises:
       UserError: no sentence, a name that the model does not have, or a sentence that is longer
         than the model's positions.
     """
     return super().capture(sentences, sites)
+
+  def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
+    """Source tokens in the encoder and as keys of cross-attention; target tokens elsewhere."""
+    if site == "source" or site.startswith("encoder/") or (keys and "/cross/" in site):
+      source = batch["source"]
+      return Axis.of(self.source_tokenizer, source, source, source != PAD)
+    target = batch["target"]
+    given = target if site == "target" else shift_right(target, BOS)
+    return Axis.of(self.target_tokenizer, given, target, target != PAD)
 
   def _read(
     self, texts: Sentences, names: tuple[str, ...] | None

@@ -1,7 +1,7 @@
 """The one exception for mistakes that the person at the keyboard can mend."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 # A message lists no more valid choices than these; of more, the nearest.
@@ -18,6 +18,19 @@ class UserError(ValueError):
   """
 
 
+class ChoiceError(UserError):
+  """A name that is none of those which a field takes.
+
+  Attributes:
+    field: what the name was for.
+    choices: the names that it takes, sorted.
+  """
+
+  def __init__(self, message: str, field: str, choices: Sequence[str]):
+    super().__init__(message)
+    self.field, self.choices = field, choices
+
+
 def check(condition: object, message: str) -> None:
   """Raises `UserError(message)` unless `condition` holds."""
   if not condition:
@@ -25,7 +38,7 @@ def check(condition: object, message: str) -> None:
 
 
 def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
-  """Raises a `UserError` that names the nearest valid choice when `value` is none of `choices`."""
+  """Raises a `ChoiceError` that names the nearest valid choice if `value` is none of `choices`."""
   choices = sorted(choices)
   if value in choices:
     return
@@ -34,7 +47,8 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
   listed = ", ".join(choices)
   if len(choices) > MANY:
     listed = f"{len(choices)} names, such as {', '.join(near or choices[:8])}"
-  raise UserError(f"{field} is {short(value)}; it must be one of: {listed}.{hint}")
+  message = f"{field} is {short(value)}; it must be one of: {listed}.{hint}"
+  raise ChoiceError(message, field, choices)
 
 
 def short(value: Any) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from compmod_jax import errors
@@ -15,6 +15,7 @@ TAG = "kind"
 _UNTAGGED = "untagged"
 _ABSENT = "absent"
 _RENAMED = "renamed"
+_COMPLETED = "completed"
 
 
 def once(kind: type) -> dict[str, Any]:
@@ -36,6 +37,16 @@ def absent(value: Any) -> dict[str, Any]:
 def renamed(names: Mapping[str, str]) -> dict[str, Any]:
   """Metadata of a field some of whose values have new names: saved ones -> new."""
   return {_RENAMED: names}
+
+
+def completed(complete: Callable[[Any, Mapping[str, Any]], Any]) -> dict[str, Any]:
+  """Metadata of a field of which more has to be given now than when configurations were saved.
+
+  Args:
+    complete: from the saved value of the field, and those of all fields of its class, to the value
+      that says the same.
+  """
+  return {_COMPLETED: complete}
 
 
 def to_json(config: Any, kind: Any = None) -> dict[str, Any]:
@@ -154,6 +165,8 @@ def _read_class(classes: dict[str, Any], data: Any, path: str, untagged: type | 
     names = field.metadata.get(_RENAMED, {})
     if isinstance(data.get(name), str):
       data[name] = names.get(data[name], data[name])
+    if name in data and _COMPLETED in field.metadata:
+      data[name] = field.metadata[_COMPLETED](data[name], data)
   values = {
     name: _read(hints[name], value, f"{prefix}{name}", fields[name].metadata.get(_UNTAGGED))
     for name, value in data.items()

@@ -10,6 +10,8 @@ program it would be without this file.
 """
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,7 +20,9 @@ import jax.numpy as jnp
 
 from compmod_jax import errors
 
-Edit = Callable[[jax.Array], jax.Array]
+Edit = Callable[..., jax.Array]
+"""From an activation to the one that takes its place, of the same shape. An edit that needs a
+second argument is given the valid mask, bool [batch, time]: true where there is a real token."""
 
 
 @dataclasses.dataclass
@@ -27,7 +31,8 @@ class Taps:
 
   Attributes:
     capture: full names of the sites to return; `None` for every site.
-    edits: full name -> function from the activation to the one that takes its place (same shape).
+    edits: full name -> function from the activation to the one that takes its place (same shape);
+      see `Edit`.
     prefix: path of the module that holds this object.
     captured: full name -> activation, after its edit; filled while the model runs.
     seen: full names of all sites passed so far.
@@ -60,6 +65,20 @@ class Taps:
   def editing(self, edits: Mapping[str, Edit]) -> "Taps":
     """The same requests and record with further edits; those that are here already prevail."""
     return dataclasses.replace(self, edits={**edits, **self.edits}) if edits else self
+
+  def knowing(self, valid: Callable[[str], jax.Array]) -> "Taps":
+    """The same requests and record, with the valid mask given to the edits that take it.
+
+    Args:
+      valid: from a site to the positions at which it holds real tokens, bool [batch, time].
+    """
+    if not any(map(takes_valid, self.edits.values())):
+      return self
+    bound = {
+      site: functools.partial(_with_mask, edit, valid(site)) if takes_valid(edit) else edit
+      for site, edit in self.edits.items()
+    }
+    return dataclasses.replace(self, edits=bound)
 
   def wants(self, *names: str) -> bool:
     """Whether any of these sites of this module is read or changed."""
@@ -110,6 +129,9 @@ class _Off(Taps):
 
   def editing(self, edits: Mapping[str, Edit]) -> Taps:
     return Taps(edits=edits) if edits else self
+
+  def knowing(self, valid: Callable[[str], jax.Array]) -> Taps:
+    return self
 
   def wants(self, *names: str) -> bool:
     return False
@@ -173,6 +195,20 @@ def after(function: Callable[..., Any], site: str) -> Callable[..., Any]:
     return run(function, *args, edits={site: lambda _: activation}, **kwargs)[0]
 
   return rest
+
+
+def takes_valid(edit: Edit) -> bool:
+  """Whether an edit needs a second argument, which is the valid mask."""
+  try:
+    parameters = inspect.signature(edit).parameters.values()
+  except ValueError:  # a builtin
+    return False
+  positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+  return sum(p.kind in positional and p.default is p.empty for p in parameters) == 2
+
+
+def _with_mask(edit: Edit, valid: jax.Array, value: jax.Array) -> jax.Array:
+  return edit(value, valid)
 
 
 def zero_units(*units: int, axis: int = -1) -> Edit:

@@ -1,29 +1,33 @@
 """Trained models that work on one text: fill it in, score it, answer it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from compmod_jax import errors
+from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.tokenizer import Tokenizer
-from compmod_jax.decoding import override
+from compmod_jax.decoding import for_generation, override
 from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.encoder import Encoder
 from compmod_jax.models.lstm_lm import LstmLM
 from compmod_jax.models.nemot import Nemot
+from compmod_jax.models.nemot_config import MODULATORY
+from compmod_jax.tasks import modulated
 from compmod_jax.tasks.answerer import Answer
 from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.base import Status, silent
 from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.filler import Filled
+from compmod_jax.tasks.generator import Generated
 from compmod_jax.tasks.language_model import LanguageModel
 from compmod_jax.tasks.masked_lm import MaskedLM
 from compmod_jax.tasks.scorer import Scored
-from compmod_jax.trained import TrainedModel
+from compmod_jax.trained import Axis, TrainedModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +64,38 @@ class MaskedModel(TrainedModel):
     errors.check(top >= 1, f"top is {top}; it must be at least 1.")
     return self.task.filler(self.params, texts, top=top, status=status)
 
+  def score(self, texts: Sequence[str], *, status: Status = silent) -> list[Scored]:
+    """How probable every token of every text is given all the others, each masked in turn.
+
+    The sum over a text, `log_probability`, is its pseudo-log-likelihood in nats (Salazar et al.
+    2020): good for comparing texts, but no probability. There is no end token among the tokens.
+
+    Args:
+      texts: raw text.
+      status: shows progress.
+
+    Raises:
+      UserError: a text has more tokens than the model has positions.
+    """
+    errors.check(
+      not isinstance(texts, str),
+      f"texts is one string, {str(texts)[:40]!r}; give a list of texts.",
+    )
+    return self.task.filler.score(self.params, texts, status=status)
+
   def _read(
     self, texts: Sequence[str], names: tuple[str, ...] | None
   ) -> tuple[dict[str, jax.Array], list[str]]:
     """Texts between start and end token, as one padded batch."""
     ids = [self.task.filler.encode(text, cut=False) for text in texts]
-    return {"tokens": self._padded("given", ids, self.tokenizer.pad)}, ["tokens"]
+    tokens = self._padded("given", ids, self.tokenizer.pad)
+    return {"tokens": tokens, "index": jnp.arange(len(ids))}, ["tokens"]
+
+  def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
+    """The text's tokens, each predicted where it is read."""
+    tokens = batch["tokens"]
+    axis = Axis.of(self.tokenizer, tokens, tokens, tokens != self.tokenizer.pad)
+    return _behind_auxiliary(axis, self.model.config, site, "enc", [modulated.LM] * len(tokens))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +103,7 @@ class ScoringModel(TrainedModel):
   """A trained language model.
 
   model.score(["The dog sleeps ."])[0].surprisal
+  model.generate(["The dog"], length=20, top_p=0.9, seed=1)
   """
 
   task: LanguageModel | CausalLM
@@ -83,7 +114,7 @@ class ScoringModel(TrainedModel):
     return self.task.tokenizer
 
   def score(self, texts: Sequence[str], *, status: Status = silent) -> list[Scored]:
-    """How surprising every token of every text is, each text read from the start.
+    """How probable every token of every text is given those before, each text from its start.
 
     Args:
       texts: raw text; a blank one consists of its end.
@@ -97,6 +128,60 @@ class ScoringModel(TrainedModel):
       f"texts is one string, {str(texts)[:40]!r}; give a list of texts.",
     )
     return self.task.scorer(self.params, texts, status=status)
+
+  def generate(
+    self,
+    prompts: Sequence[str],
+    *,
+    length: int | None = None,
+    stop: str | Sequence[str] = (),
+    seed: int = 0,
+    status: Status = silent,
+    **decode: Any,
+  ) -> list[str]:
+    """Every prompt and how the model goes on; greedily, unless an option is of another method.
+
+    Args:
+      prompts: raw text; a blank one starts a text. Of one that leaves no position for `length`
+        tokens, the model reads the newest tokens alone.
+      length: most tokens that are generated, the end token included; None: 50, or half the model's
+        positions if these are fewer.
+      stop: a string, or several: a text ends before the first of them.
+      seed: of sampling. A prompt's draws depend on the seed and the prompt, not on its place.
+      status: shows progress.
+      **decode: fields of `DecodeConfig`: `beams=4` for beam search; `temperature`, `top_k` or
+        `top_p` for sampling, or `method="sample"`.
+
+    Raises:
+      UserError: an option that does not exist, does not go with the others, or has a bad value.
+    """
+    found = self.generations(prompts, length=length, stop=stop, seed=seed, status=status, **decode)
+    return [best[0].whole for best in found]
+
+  def generations(
+    self,
+    prompts: Sequence[str],
+    *,
+    length: int | None = None,
+    stop: str | Sequence[str] = (),
+    seed: int = 0,
+    status: Status = silent,
+    **decode: Any,
+  ) -> list[list[Generated]]:
+    """The `n_best` continuations of every prompt, best first, with scores; as `generate`."""
+    errors.check(
+      not isinstance(prompts, str),
+      f"prompts is one string, {str(prompts)[:40]!r}; give a list of prompts.",
+    )
+    return self.task.generator(
+      self.params,
+      prompts,
+      for_generation(decode),
+      length=length,
+      stop=(stop,) if isinstance(stop, str) else tuple(stop),
+      seed=seed,
+      status=status,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +200,12 @@ class RecurrentModel(ScoringModel):
   ) -> tuple[dict[str, jax.Array], list[str]]:
     """Texts as one padded batch."""
     return self.task.scorer.batch(texts), ["tokens", "targets"]
+
+  def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
+    """The end token and the text, and one token later what is predicted."""
+    targets = batch["targets"]
+    given = targets if site == "targets" else batch["tokens"]
+    return Axis.of(self.tokenizer, given, targets, batch["counted"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +226,11 @@ class CausalModel(ScoringModel):
     ids = [[self.tokenizer.eos, *ids] for ids in self.task.scorer.encode(texts)]
     tokens = self._padded("given", ids, self.tokenizer.pad)
     return {"tokens": tokens, "index": jnp.arange(len(ids))}, ["tokens"]
+
+  def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
+    """Every token but the last, and one token later what is predicted."""
+    tasks = [modulated.LM] * len(batch["tokens"])
+    return _next_tokens(self.tokenizer, self.model.config, batch["tokens"], site, tasks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,3 +287,27 @@ class AnsweringModel(TrainedModel):
   ) -> tuple[dict[str, jax.Array], list[str]]:
     """Questions of one task with their answers as one padded batch."""
     return self.task.asked.batch(texts), ["tokens"]
+
+  def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
+    """Every token but the last, and one token later what is predicted."""
+    tasks = [task for task, count in blocks_of(batch) for _ in range(count)]
+    return _next_tokens(self.tokenizer, self.model.config, batch["tokens"], site, tasks)
+
+
+def _next_tokens(
+  tokenizer: Tokenizer, config: Any, tokens: jax.Array, site: str, tasks: Sequence[str]
+) -> Axis:
+  """What decoders read and predict, each row a text of one task."""
+  if site == "tokens":
+    return Axis.of(tokenizer, tokens, tokens, tokens != tokenizer.pad)
+  given, predicted = tokens[:, :-1], tokens[:, 1:]
+  axis = Axis.of(tokenizer, given, predicted, given != tokenizer.pad)
+  return _behind_auxiliary(axis, config, site, "dec", tasks)
+
+
+def _behind_auxiliary(axis: Axis, config: Any, site: str, mode: str, tasks: Sequence[str]) -> Axis:
+  """The positions of a site of the neuromodulatory set, which has auxiliary tokens in front."""
+  if not site.startswith(f"{MODULATORY}/"):
+    return axis
+  names = [f"<{config.auxiliary[number]}>" for number in config.auxiliary_ids(mode, tasks[0])]
+  return axis.behind(names)

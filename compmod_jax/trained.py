@@ -5,14 +5,84 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax import errors
+from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.sites import Edit, Taps, run
+
+
+class Axis(NamedTuple):
+  """The positions of a time axis, and what stands there; the same for many sites.
+
+  Attributes:
+    read: text of the token that is read at every position, [text][time]; empty at padding.
+    predicted: text of the token that is predicted there; the same one where a model predicts what
+      it reads, and none at auxiliary tokens.
+    valid: true where there is a token, bool [text, time].
+  """
+
+  read: list[list[str]]
+  predicted: list[list[str]]
+  valid: np.ndarray
+
+  @classmethod
+  def of(cls, tokenizer: Tokenizer, read: Any, predicted: Any, valid: Any) -> "Axis":
+    """From token numbers [text, time]."""
+    valid = np.asarray(valid, bool)
+
+    def texts(numbers: Any) -> list[list[str]]:
+      shown = valid & (np.asarray(numbers) != tokenizer.pad)
+      return [
+        [tokenizer.text_of(number) if there else "" for number, there in zip(*row, strict=True)]
+        for row in zip(np.asarray(numbers).tolist(), shown.tolist(), strict=True)
+      ]
+
+    return cls(texts(read), texts(predicted), valid)
+
+  def behind(self, names: Sequence[str]) -> "Axis":
+    """The same positions with auxiliary ones in front of each text."""
+    front = np.ones((len(self.valid), len(names)), bool)
+    return Axis(
+      [[*names, *row] for row in self.read],
+      [["" for _ in names] + row for row in self.predicted],
+      np.concatenate([front, self.valid], axis=1),
+    )
+
+
+class Captured(dict[str, np.ndarray]):
+  """Activations by site, and the text of the tokens at their positions.
+
+      found = model.capture(["Der Hund schläft."], [site])
+      for word, weights in zip(found.words(site)[0], found[site][0]):
+        print(word, weights)
+
+  Of `.../attention`, whose axes are [text, head, time, key], `words` and `valid` are of the axis
+  `time`; with `keys=True`, of the axis `key`.
+  """
+
+  def __init__(self, values: Mapping[str, np.ndarray], axes: Callable[[str, bool], Axis]):
+    super().__init__(values)
+    self._axes = axes
+
+  def words(self, site: str, *, predicted: bool = False, keys: bool = False) -> list[list[str]]:
+    """What is read at every position of a site, [text][time]; empty at padding.
+
+    Args:
+      site: name of the site.
+      predicted: what is predicted there instead: by a decoder the next token.
+      keys: of the positions that attention looks at.
+    """
+    axis = self._axes(site, keys)
+    return axis.predicted if predicted else axis.read
+
+  def valid(self, site: str, *, keys: bool = False) -> np.ndarray:
+    """True at the positions that hold a token, bool [text, time]; elsewhere is padding."""
+    return self._axes(site, keys).valid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +119,14 @@ class TrainedModel(abc.ABC):
     return names
 
   @abc.abstractmethod
+  def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
+    """What stands at the positions of a site when the model reads a batch; see `Captured`."""
+
+  @abc.abstractmethod
   def _read(self, texts: Any, names: tuple[str, ...] | None) -> tuple[dict[str, Any], list[str]]:
     """Texts as one padded batch, and which of its columns `capture` returns."""
 
-  def capture(self, sentences: Any, sites: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+  def capture(self, sentences: Any, sites: Iterable[str] | None = None) -> Captured:
     """Activations of the model while it reads texts; all go through it at once.
 
     Args:
@@ -60,9 +134,10 @@ class TrainedModel(abc.ABC):
       sites: names from `sites()`; None for every one.
 
     Returns:
-      Site -> float32 [text, time, ...] (`.../attention`: [text, head, time, key]), and the token
-      numbers, int32 [text, time]. All texts are as long as the longest: where a token number is
-      that of padding, activations mean nothing.
+      A dictionary, site -> float32 [text, time, ...] (`.../attention`: [text, head, time, key]),
+      and the token numbers, int32 [text, time]. All texts are as long as the longest: where a token
+      number is that of padding, activations mean nothing. `words(site)` has the text of the token
+      at every position, `valid(site)` says where there is one.
 
     Raises:
       UserError: no text, a name that the model does not have, or a text that is longer than the
@@ -76,18 +151,41 @@ class TrainedModel(abc.ABC):
     batch, columns = self._read(sentences, names)
     found = self._forward(names)(self.params, batch)
     found = {name: as_numpy(found[name]) for name in names or found}
-    return {**found, **{name: np.asarray(batch[name]) for name in columns}}
+    found |= {name: np.asarray(batch[name]) for name in columns}
+    return Captured(found, lambda site, keys: self._axis(batch, site, keys))
+
+  def attention_pictures(self, text: Any, modules: Sequence[str] | None = None) -> dict[str, Any]:
+    """Where the heads look while the model reads a text: module -> a matplotlib figure.
+
+    As `compmod_jax.analysis.attention.attention_pictures`, which says more.
+    """
+    # Pictures need matplotlib, which models do not.
+    from compmod_jax.analysis.attention import attention_pictures
+
+    return attention_pictures(self, text, modules)
 
   def edit(self, edits: Mapping[str, Edit]) -> Self:
     """A copy in which activations are changed, in use, capture and evaluation alike.
 
-    While a model translates step by step, decoder sites hold the newest position only, and the
-    hypotheses of a sentence take the place of its time axis: an edit there must treat all positions
-    alike.
+    Texts go through the model in padded batches: what an edit is given also has positions beyond
+    the end of the shorter ones and rows that only fill up the batch, and how many depends on what
+    else is in the batch. An edit that mixes positions, a mean over them for example, therefore
+    needs the valid mask. One with a second argument gets it, bool [batch, time], true where the
+    site holds a real token:
+
+        def mean(value, valid):                                  # [batch, time, embed]
+          sums = jnp.sum(jnp.where(valid[..., None], value, 0), axis=1, keepdims=True)
+          return jnp.broadcast_to(sums / jnp.sum(valid, axis=1)[:, None, None], value.shape)
+
+    While a model decodes step by step, decoder sites hold the newest position only, and the
+    hypotheses of an example take the place of its time axis: an edit there must treat all positions
+    alike. The mask has that shape then, and is true but for rows that fill up the batch. Recurrent
+    models hand a site over step by step, [batch, 1, dim].
 
     Args:
-      edits: site -> function from the activation to the one that takes its place, of the same
-        shape; made of JAX operations. A site that this copy already edits gets the new edit.
+      edits: site -> function from the activation, and the valid mask if it takes it, to the
+        activation that takes its place, of the same shape; made of JAX operations. A site that this
+        copy already edits gets the new edit.
 
     Raises:
       UserError: a name that the model does not have.

@@ -15,6 +15,7 @@ import compmod_jax
 from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK
 from compmod_jax.errors import UserError
 from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
+from compmod_jax.sites import takes_valid
 
 SENTENCES = ["der hund schläft", "", "die katze sieht einen vogel und ein fisch", " \t", "vogel"]
 PAIRS = [("der hund schläft", "the dog sleeps"), ("die katze sieht", "A cat sees One bird")]
@@ -154,6 +155,20 @@ def test_capture_returns_what_a_forward_pass_holds(model, everything):
   assert words == [target for _, target in PAIRS]
 
 
+def test_capture_gives_the_text_of_the_token_at_every_position(everything):
+  sources = [["der", "hund", "schläft", "</s>"], ["die", "katze", "sieht", "</s>"]]
+  assert everything.words("encoder/layer_0/self/router/weights") == sources
+  read = [["<s>", "the", "dog", "sleeps", "", ""], ["<s>", "A", "cat", "sees", "One", "bird"]]
+  cross = "decoder/layer_0/cross/attention"
+  assert everything.words(cross) == read
+  assert everything.words(cross, keys=True) == sources
+  assert everything.words("decoder/layer_0/self/attention", keys=True) == read
+  assert everything.words("logits", predicted=True)[0] == ["the", "dog", "sleeps", "</s>", "", ""]
+  assert everything.words("target")[0] == ["the", "dog", "sleeps", "</s>", "", ""]
+  assert everything.valid("logits").tolist() == [[True] * 4 + [False] * 2, [True] * 6]
+  assert everything.valid(cross, keys=True).all()
+
+
 def test_every_site_can_be_captured_and_has_a_name(model, everything):
   names = model.sites()
   assert set(everything) == {*names, "source", "target"}
@@ -220,6 +235,80 @@ def test_edits_are_part_of_evaluation(model):
   silenced = model.edit({"logits": lambda x: x * 0})
   values = silenced.task.evaluate(silenced.params, "test", decode=False).values
   assert values["perplexity"] == pytest.approx(model.target_tokenizer.vocab_size, rel=1e-5)
+
+
+def test_an_edit_that_needs_the_valid_mask_gets_it_whatever_the_batch(model):
+  """The mean over a sentence: right only without the padding of the bucket."""
+
+  def mean(value, valid):
+    sums = jnp.sum(jnp.where(valid[..., None], value, 0), axis=1, keepdims=True)
+    return jnp.broadcast_to(sums / jnp.sum(valid, axis=1)[:, None, None], value.shape)
+
+  sentence, site = "der hund schläft", "encoder/output"
+  edited = model.edit({site: mean})
+  captured = edited.capture([sentence], [site])[site][0]
+  plain = model.capture([sentence], [site])[site][0]
+  np.testing.assert_allclose(captured, np.broadcast_to(plain.mean(0), plain.shape), atol=1e-5)
+  # In `translate` the batch is padded to its bucket: the translation is that of the whole pass.
+  (found,) = edited.hypotheses([sentence], method="greedy")
+  batch = {
+    "source": jnp.asarray([[*model.source_tokenizer.encode(sentence), EOS]]),
+    "target": jnp.asarray(found[0].tokens)[None],
+  }
+  logits = np.array(jax.jit(edited.task.forward)(model.params, batch))[0]
+  logits[:, [PAD, BOS, UNK]] = -np.inf
+  assert logits.argmax(axis=-1)[:-1].tolist() == found[0].tokens[:-1].tolist()
+  assert edited.translate(SENTENCES)[0] == edited.translate([sentence])[0]
+
+
+def test_while_decoding_the_mask_says_which_rows_are_sentences(model):
+  seen = {}
+
+  def look(value, valid):
+    seen[value.shape[:2]] = valid.shape
+    return jnp.where(valid[:, :, None], value, jnp.nan)
+
+  edited = model.edit({"decoder/layer_0/output": look})
+  plain = model.hypotheses(SENTENCES[:3])
+  for found, expected in zip(edited.hypotheses(SENTENCES[:3]), plain, strict=True):
+    assert found[0].tokens.tolist() == expected[0].tokens.tolist()
+  assert all(shape == mask for shape, mask in seen.items())
+  assert {beams for _, beams in seen} == {3}
+
+
+def test_edits_of_one_argument_stay_as_they_are():
+  assert not takes_valid(lambda x: x)
+  assert not takes_valid(lambda x, axis=0: x)
+  assert not takes_valid(compmod_jax.zero_units(1))
+  assert not takes_valid(jax.tree_util.Partial(lambda scale, x: scale * x, 2.0))
+  assert not takes_valid(jnp.tanh)
+  assert takes_valid(lambda x, valid: x)
+
+
+# Scoring.
+
+
+def test_pairs_are_scored_by_the_log_probability_of_every_target_token(model, everything):
+  found = model.score([*PAIRS, ("vogel", "")])
+  logits = jax.nn.log_softmax(everything["logits"])
+  for row, one in enumerate(found[:2]):
+    expected = np.take_along_axis(logits[row], everything["target"][row][:, None], 1)[:, 0]
+    np.testing.assert_allclose(one.log_probabilities, expected[: len(one.tokens)], atol=1e-4)
+    assert one.log_probability == pytest.approx(float(expected[: len(one.tokens)].sum()), abs=1e-3)
+    assert one.words == [*PAIRS[row][1].split(), "</s>"]
+  assert found[2].words == ["</s>"]
+  # The score of a translation that the model made itself, before its length counts.
+  best = model.hypotheses(["die katze sieht"], length_penalty=0.0, max_extra=9)[0][0]
+  if best.tokens[-1] == EOS and UNK not in best.tokens:
+    (again,) = model.score([("die katze sieht", best.text)])
+    assert again.log_probability == pytest.approx(best.score, abs=1e-3)
+
+
+def test_what_is_no_pair_or_too_long_is_not_scored(model):
+  with pytest.raises(UserError, match=r"scores a list of \(source, target\)"):
+    model.score(["der hund"])
+  with pytest.raises(UserError, match=r"pairs\[1\] has 61 tokens with its end in its target"):
+    model.score([PAIRS[0], ("der hund", "the " * 60)])
 
 
 def test_an_edit_of_an_unknown_site_is_answered_with_the_nearest(model):

@@ -2,6 +2,8 @@
 
 import argparse
 import dataclasses
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +83,7 @@ def test_a_design_with_another_result_is_seen(report, monkeypatch, factor):
   found = routing.measure_designs(report, TPU, SIZES, rounds=1)
   expected = pytest.approx(factor - 1, abs=1e-5, nan_ok=True)
   assert found["both, forward"]["error"] == expected
-  missed = {claim.name for claim in report.claims if not claim.met}
+  missed = {claim.name for claim in report.claims if claim.met is False}
   assert missed == {"both, forward: error", "both, training: error"}
 
 
@@ -111,3 +113,27 @@ def test_a_device_that_is_not_here_is_refused_by_name():
 def test_an_accelerator_of_which_nothing_is_known_is_refused():
   with pytest.raises(SystemExit, match=r"no figures of 'cpu' are known; train/devices.py has"):
     devices.attached()
+
+
+def test_a_ratio_without_a_target_is_neither_met_nor_missed(tmp_path):
+  file = tmp_path / "found.json"
+  report = common.Report("nothing", argparse.Namespace(device="cpu", json=file, check=True))
+  report.claim("free", [2.0, 2.0], 1.0)
+  report.claim("bound", [2.0, 2.0], 1.0, at_most=3.0)
+  report.finish()  # does not exit: nothing is missed
+  found = {claim["name"]: claim["met"] for claim in json.loads(file.read_text())["claims"]}
+  assert found == {"free": None, "bound": True}
+  report.claim("missed", [2.0, 2.0], 1.0, at_least=3.0)
+  with pytest.raises(SystemExit):
+    report.finish()
+
+
+FILES = sorted((Path(__file__).parents[1] / "results" / "benchmarks").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+def test_committed_verdicts_are_those_of_their_ratios_and_targets(file):
+  for row in json.loads(file.read_text()).get("claims", []):
+    ratio = common.Spread(**row["ratio"])
+    claim = common.Claim(row["name"], ratio, row["at_most"], row["at_least"])
+    assert row["met"] is claim.met, row["name"]

@@ -237,7 +237,29 @@ def _rules_in(node: ast.AST, place: str) -> Iterator[str]:
 
 
 def _names_a_rule(node: ast.AST) -> bool:
-  return any(isinstance(part, ast.Attribute) and part.attr in NAMES for part in ast.walk(node))
+  return any(getattr(part, "attr", getattr(part, "id", "")) in NAMES for part in ast.walk(node))
+
+
+@pytest.mark.parametrize(
+  "source",
+  [
+    "@jax.custom_vjp\ndef rule(x): ...",
+    "@functools.partial(jax.custom_jvp, nondiff_argnums=0)\ndef rule(x): ...",
+    "from jax import custom_vjp\n@custom_vjp\ndef rule(x): ...",
+    "rule = custom_jvp(plain)",
+    "rule = jax.custom_gradient(plain)",
+  ],
+)
+def test_a_custom_rule_is_found_however_it_is_made(source):
+  assert list(_rules_in(ast.parse(source), "here")) == ["here.rule"]
+
+
+def test_no_module_renames_what_makes_custom_rules():
+  """Under another name they would not be found."""
+  for path in (p for top in ("compmod_jax", "train") for p in (ROOT / top).rglob("*.py")):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.ImportFrom):
+        assert not [one for one in node.names if one.name in NAMES and one.asname], path
 
 
 def test_every_custom_rule_is_listed():

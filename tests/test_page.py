@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from phone import assert_fits_a_phone
 
 from compmod_jax.analysis import page, panels, style
 
@@ -60,6 +61,10 @@ def test_the_page_loads_nothing_and_holds_every_picture(written):
   assert not list(written.html.parent.glob("*.part"))
   body = text[text.index("<body>") :]
   assert not set(style.PALETTE) & {f"#{part[:6]}" for part in body.split("#")[1:]}
+
+
+def test_an_analysis_fits_a_phone(written):
+  assert_fits_a_phone(written.html.read_text())
 
 
 def test_tables_are_rounded_on_the_page_and_exact_in_their_files(written):

@@ -5,8 +5,11 @@ import html.parser
 import json
 import math
 import re
+import shutil
+import subprocess
 
 import pytest
+from phone import WIDTH, assert_fits_a_phone
 
 from compmod_jax.analysis import report, results, style
 from compmod_jax.errors import UserError
@@ -15,11 +18,18 @@ SITE = "encoder/layer_0/self"
 HOSTILE = '"><script>alert(1)</script>{{ 7 * 7 }}&amp;$\\frac'
 
 
+BEST = {
+  **{"step": 40, "metric": "bleu", "value": 97.83, "evaluations": 4},
+  **{"sentences": 200, "of": 1000, "search": "greedy search"},
+}
+
+
 def full_results():
   weights = {"mean": [0.1, 0.2, 0.3, 0.4], "by_position": [[0.1, 0.2, 0.3, 0.4], [None] * 4]}
   test = {"split": "test", "sentences": 2345, "loss": 0.1234, "perplexity": 1.131}
   test |= {"word_perplexity": 1.298, "bleu": 97.64, "bleu_low": 97.01, "bleu_high": 98.22}
   test |= {"chrf": 98.76, "exact_match": 90.85, "signature": "nrefs:1|case:mixed|tok:13a"}
+  test |= {"decoded": 2345, "search": "beam search with 5 beams"}
   test |= {"chrf_signature": "nrefs:1|case:mixed|nc:6"}
   sample = {"split": "test", "source": "the dog", "reference": "der Hund", "output": "den Hund"}
   return {
@@ -29,7 +39,13 @@ def full_results():
     "parameters": 1_030_000,
     "plain_parameters": 1_000_000,
     "train_seconds": 287.3,
-    "best": {"step": 40, "metric": "bleu", "value": 97.83},
+    "ended": {
+      "reason": "time_limit",
+      "step": 1484,
+      "total_steps": 1900,
+      "text": "time limit (5 minutes) at step 1,484 of 1,900",
+    },
+    "best": dict(BEST),
     "splits": [test, {"split": "depth", "sentences": 10, "exact_match": None}],
     "samples": [sample | {"score": -0.5}],
     "head_weights": {SITE: weights},
@@ -107,6 +123,77 @@ def test_the_page_and_the_table_tell_every_number(written):
     assert text in shown
   for text in ("model.heads", "phases[0].steps", "6000", "versions.jax", "0.10.2", "3f2c1ab"):
     assert text in shown
+
+
+def test_page_and_table_say_why_training_ended_and_what_each_score_was_measured_on(written):
+  shown, table = " ".join(Page(written.html.read_text()).text), report.table(full_results())
+  for text in (
+    "Training ended: time limit (5 minutes) at step 1,484 of 1,900.",
+    "Best validation BLEU 97.83 at step 40: the best of 4 evaluations, on 200 of 1,000 sentences,"
+    " greedy search.",
+    "do not compare the two",
+    "Scores of outputs on test: the whole split, beam search with 5 beams.",
+  ):
+    assert text in shown
+    assert text in table
+  tiles = shown[: shown.index("Results")]
+  assert "at step 40 · 200 of 1,000 sentences, greedy search" in tiles
+  assert "2,345 sentences · the whole split, beam search with 5 beams" in tiles
+  assert "time limit (5 minutes) at step 1,484 of 1,900 · CPU, 2 cores" in tiles
+  kept = json.loads(written.json.read_text())
+  assert kept["ended"]["reason"] == "time_limit"
+  assert kept["best"] == BEST
+  assert (kept["splits"][0]["decoded"], kept["splits"][0]["search"]) == (
+    2345,
+    "beam search with 5 beams",
+  )
+
+
+def test_results_of_an_older_run_make_no_claim_on_what_scores_were_measured_on():
+  old = full_results()
+  del old["ended"]
+  old["best"] = {"step": 40, "metric": "bleu", "value": 97.83}
+  del old["splits"][0]["search"]
+  assert results.notes(old) == []
+
+
+def test_the_report_fits_a_phone(written):
+  text = written.html.read_text()
+  assert_fits_a_phone(text)
+  for wrong in (
+    text.replace('<div class="scroll">\n<table class="scores">', '<div>\n<table class="scores">'),
+    text.replace('name="viewport"', 'name="nothing"'),
+    text.replace("figure svg { display: block; max-width: 100%;", "figure svg { display: block;"),
+    text.replace("figure {", "figure { min-width: 34rem;"),
+  ):
+    assert wrong != text
+    with pytest.raises((AssertionError, ValueError)):
+      assert_fits_a_phone(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")
+def test_a_browser_lays_the_report_out_without_scrolling_the_page(tmp_path):
+  long = full_results()
+  long["splits"][0]["signature"] = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0" * 3
+  long["name"], long["provenance"]["path"] = "x" * 300, "/".join(["folder"] * 60)
+  written = report.write_report(tmp_path, long, records=records())
+  frame = tmp_path / "frame.html"
+  frame.write_text(
+    f'<iframe id="page" src="{written.html.name}" width="{WIDTH}" height="2000"></iframe><script>'
+    "addEventListener('load', () => { const page ="
+    " document.getElementById('page').contentDocument.documentElement;"
+    " document.title = page.scrollWidth; });</script>"
+  )
+  options = "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-sync"
+  options += " --disable-background-networking --disable-component-update --disable-quic"
+  profile = f"--user-data-dir={tmp_path / 'profile'}"
+  command = ["chromium", *options.split(), "--allow-file-access-from-files", profile]
+  printed = subprocess.run(
+    [*command, "--dump-dom", frame.as_uri()], capture_output=True, text=True, timeout=120
+  ).stdout
+  (width,) = re.findall(r"<title>(\d+)</title>", printed)
+  assert int(width) <= WIDTH
 
 
 def test_the_words_that_differ_are_marked_and_no_others(written):
@@ -220,6 +307,7 @@ def test_a_perfect_score_is_not_claimed_by_rounding():
     (lambda r: r["samples"][0].pop("output"), r"samples\[0\] lacks output"),
     (lambda r: r["head_weights"].update(x={}), "'x'.*lacks mean"),
     (lambda r: r["best"].pop("step"), "best lacks step"),
+    (lambda r: r["ended"].pop("reason"), "ended lacks reason"),
   ],
 )
 def test_a_field_outside_the_schema_is_an_error(change, message, tmp_path):

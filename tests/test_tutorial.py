@@ -9,24 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from website import changes
+
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs" / "your_own_mechanism.md"
 
 
 def blocks() -> list[tuple[str, str, str]]:
   """(language, file, content) of every block that names a file."""
-  return re.findall(r"```(python|diff) file=(\S+)\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
-
-
-def apply(text: str, change: str) -> str:
-  """The text with every hunk's lines replaced; what a hunk says is there must be there once."""
-  for hunk in filter(None, change.split("@@\n")):
-    lines = hunk.splitlines(keepends=True)
-    old = "".join(line[1:] for line in lines if line[0] in " -")
-    new = "".join(line[1:] for line in lines if line[0] in " +")
-    assert text.count(old) == 1, f"the tutorial changes lines that are not there:\n{old}"
-    text = text.replace(old, new)
-  return text
+  return changes.blocks(TUTORIAL.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +31,7 @@ def copy(tmp_path_factory):
   for language, file, content in blocks():
     path = root / file
     assert path.exists() == (language == "diff"), file
-    path.write_text(content if language == "python" else apply(path.read_text(), content))
+    path.write_text(content if language == "python" else changes.apply(path.read_text(), content))
   return root
 
 
@@ -68,7 +59,7 @@ def test_its_option_is_known_to_the_program_and_its_mistakes_are_told(copy):
   command = ("-m", "train.main", "--config", "configs/nmt_cah.py")
   found = run(copy, *command, f"{option}=-1")
   assert (found.returncode, found.stderr.count("score_noise.scale is -1.0")) == (2, 1)
-  assert option in run(copy, *command, "--help").stdout
+  assert option in run(copy, *command, "--help-all").stdout
 
 
 def test_its_code_is_in_the_style_of_the_rest(copy):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.errors import UserError
+from compmod_jax.records import read_records
 from train import progress
 from train.provenance import git_revision, provenance
 from train.writer import Writer
@@ -121,6 +122,42 @@ def test_a_line_torn_by_a_kill_does_not_spoil_the_next(tmp_path, torn):
   with _writer(tmp_path) as writer:
     writer.write("train", 1, {})
   assert [line["kind"] for line in _lines(tmp_path)] == ["start", "train"]
+
+
+DAMAGED = {
+  "torn": b'{"kind": "train", "st',
+  "NULs": b"\x00" * 64,
+  "no UTF-8": b'{"kind": "train", "step": 2, "text": "\xff"}',
+  "a number": b"3",
+  "a list": b"[1, 2]",
+  "UTF-16": '{"kind": "train", "step": 2}'.encode("utf-16-le"),
+  "a step that is none": b'{"kind": "train", "step": "2"}',
+  "a kind that is none": b'{"kind": ["train"], "step": 2}',
+  "nested": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_line_of_the_log_costs_that_line_alone(tmp_path, damage):
+  path, stream = tmp_path / "metrics.jsonl", io.StringIO()
+  good = [{"kind": "train", "step": step, "loss": 1.0} for step in (1, 2, 3, 4)]
+  lines = [json.dumps(record).encode() for record in good]
+  lines.insert(1, DAMAGED[damage])
+  path.write_bytes(b"".join(line + b"\n" for line in lines))
+  assert read_records(path) == good  # reports, curves
+  with _writer(tmp_path, stream=stream) as writer:
+    writer.rewind(3)
+    writer.write("train", 4, {"loss": 1.0})
+  assert _lines(tmp_path) == good
+  assert f"damaged lines of {path} were left out: 2 (of 5)" in stream.getvalue()
+
+
+def test_a_writer_that_goes_on_keeps_what_follows_a_damaged_line(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  path.write_bytes(b'{"kind": "a"}\n\x00\x00\n{"kind": "b"}\n{"kind": "c"}')
+  with _writer(tmp_path) as writer:
+    writer.write("d", 1, {})
+  assert [line["kind"] for line in _lines(tmp_path)] == ["a", "b", "c", "d"]
 
 
 def test_a_writer_goes_on_where_another_stopped(tmp_path):

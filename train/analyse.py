@@ -2,6 +2,7 @@
 
     python -m train.analyse heads --workdir runs/nmt_cah --split test --words but if we can
     python -m train.analyse ablate --workdir runs/nmt_cah --split test --replace mean
+    python -m train.analyse attention --workdir runs/nmt_cah --text "Der Hund schläft."
     python -m train.analyse traces --workdir runs/lm --text "The dog that the cats see sleeps ."
     python -m train.analyse gates --workdir runs/nemot_qa --text "Anna is here. | Where is Anna?"
 
@@ -15,6 +16,7 @@ docstring is the help and whose `run(subject)` returns a `Page`; and its line in
 
 import dataclasses
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +24,7 @@ import tyro
 
 from compmod_jax import errors
 from compmod_jax.analysis.ablate import Ablate
+from compmod_jax.analysis.attention import Attention
 from compmod_jax.analysis.gates import Gates
 from compmod_jax.analysis.heads import Heads
 from compmod_jax.analysis.probes import ProbeNumber
@@ -37,7 +40,11 @@ ANALYSES: dict[str, Any] = {
   "traces": Traces,
   "probe": ProbeNumber,
   "gates": Gates,
+  "attention": Attention,
 }
+
+
+_START = "python -m train.analyse"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +67,26 @@ def main(argv: list[str]) -> None:
   """Runs one analysis."""
   name = argv[0] if argv else ""
   if name in ("-h", "--help"):
-    print(f"{__doc__}\nAnalyses: {', '.join(ANALYSES)}")
+    print(_help())
     return
   errors.check_choice("The first word after train.analyse", name, ANALYSES)
-  args = cli.options(_arguments(ANALYSES[name]), argv[1:])
+  analysis = ANALYSES[name]
+  about = textwrap.fill(" ".join(analysis.__doc__.split()), cli.WIDTH)
+  program = f"{_START} {name}", about
+  args = cli.options(_arguments(analysis), argv[1:], program=program)
   errors.check(args.sentences >= 0, f"--sentences is {args.sentences}; it must be at least 0.")
-  command = shlex.join(["python", "-m", "train.analyse", *argv])
+  command = f"{_START} {shlex.join(argv)}"
   output = args.output or args.workdir / "analysis" / name
   _analyse(args, output, command)
+
+
+def _help() -> str:
+  """Usage, what the program does, and a line on every analysis."""
+  rows = [(name, " ".join(analysis.__doc__.split())) for name, analysis in ANALYSES.items()]
+  return (
+    f"usage: {_START} {{{','.join(ANALYSES)}}} --workdir PATH [OPTION ...]\n\n"
+    f"{(__doc__ or '').strip()}\n\nAnalyses:\n\n{cli.table(rows, 12)}\n\n{cli.DEBUG}"
+  )
 
 
 def _arguments(analysis: Any) -> Any:
@@ -87,7 +106,9 @@ def _analyse(args: Any, output: Path, command: str) -> None:
 
   opened = open_model(args)
   task = opened.model.task
-  for split in args.splits:
+  of_splits = getattr(args, "of_splits", True)
+  splits = args.splits if of_splits else args.splits[:1]
+  for split in splits if of_splits else ():
     errors.check_choice("--splits", split, task.split_names())
   records = read_records(args.workdir / "metrics.jsonl")
   progress = Progress(0, quiet=args.quiet)
@@ -96,7 +117,7 @@ def _analyse(args: Any, output: Path, command: str) -> None:
     progress.status(text, done, total)
 
   try:
-    for split in args.splits:
+    for split in splits:
       subject = Subject(
         task,
         opened.params,
@@ -108,7 +129,7 @@ def _analyse(args: Any, output: Path, command: str) -> None:
         status=status,
       )
       found = args.run(subject)
-      folder = output if len(args.splits) == 1 else output / split
+      folder = output if len(splits) == 1 else output / split
       written = page.write(found, folder, command=command, provenance=provenance())
       print("\n".join(f"- {sentence}" for sentence in found.summary))
       print(f"\nreport: {written.html}")

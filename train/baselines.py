@@ -168,6 +168,7 @@ def answer_rows(data: "Mixed", splits: Sequence[str], most: int) -> list[dict[st
   tests = {split: _questions(data, split) for split in splits}
   train = _questions(data, "train", most)
   kinds = CLASSES if all(isinstance(one, WorldsData) for one in data.seeds) else None
+  learnt = train if kinds is None else _like_tests(data, most)
   rows = []
   for split, asked in tests.items():
     found: dict[str, dict[str, Any]] = {}
@@ -178,8 +179,20 @@ def answer_rows(data: "Mixed", splits: Sequence[str], most: int) -> list[dict[st
           row = {"baseline": name, "split": split, "questions": len(asked)}
           found.setdefault(name, row)[cell] = 100 * share
     rows += found.values()
-    rows += _overlap_rows(data, split, train, worlds=kinds is not None)
+    rows += _overlap_rows(data, split, learnt, worlds=kinds is not None)
   return rows
+
+
+def _like_tests(data: "Mixed", most: int) -> "list[Question]":
+  """Training questions on worlds, with the options of test questions, and one on each story."""
+  from compmod_jax.data.worlds import WorldsData
+
+  found: list[Question] = []
+  for one, name in data.sets("train"):
+    assert isinstance(one, WorldsData)
+    alike = dataclasses.replace(one, easy_options=0.0, asked=1)
+    found += alike.load(name).items[: min(most, 4 * _LEARNT)]
+  return found
 
 
 def _overlap_rows(

@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from compmod_jax import durable
 from train.experiment import Experiment
 
 
@@ -29,7 +29,7 @@ class Cell:
 def fingerprint(experiment: Experiment) -> dict[str, Any]:
   """What decides a run's result: its configuration but for where and how often it is logged."""
   from compmod_jax.serialise import to_json
-  from train.workdir import MAY_CHANGE
+  from train.identity import MAY_CHANGE
 
   return {k: v for k, v in to_json(experiment).items() if k not in (*MAY_CHANGE, "name")}
 
@@ -65,7 +65,4 @@ def read(cell: Cell) -> dict[str, Any] | None:
 
 def write(cell: Cell, record: dict[str, Any]) -> None:
   """Writes the result of a cell; the file appears whole or not at all."""
-  cell.file.parent.mkdir(parents=True, exist_ok=True)
-  part = cell.file.with_suffix(f".{os.getpid()}.part")
-  part.write_text(json.dumps(record, indent=1) + "\n")
-  part.replace(cell.file)
+  durable.write(cell.file, [(json.dumps(record, indent=1) + "\n").encode()], shared=True)

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from compmod_jax import durable
 from compmod_jax.errors import UserError
 from train import checkpoint_files as files
 from train.multihost import Group
@@ -87,7 +88,7 @@ class Checkpointer:
 
   def steps(self) -> list[int]:
     """The steps of which there is a checkpoint, oldest first, damaged ones included."""
-    return sorted({files.order(path)[0] for path in self._newest_first()})
+    return sorted({files.order(path)[0] for path in files.newest_first(self._directory)})
 
   def latest(self) -> int | None:
     """The newest step of which there is a checkpoint, or None; says nothing of damage."""
@@ -189,12 +190,6 @@ class Checkpointer:
       state = jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
       return state, record["meta"], record["step"]
 
-  def _newest_first(self) -> list[Path]:
-    if not self._directory.is_dir():
-      return []
-    found = [path for path in self._directory.iterdir() if files.NAME.fullmatch(path.name)]
-    return sorted(found, key=files.order, reverse=True)
-
   def _newest_good(self, step: int | None) -> Path | None:
     name = self._group.decide("checkpoint", lambda: self._choose(step))
     if name is None:
@@ -204,7 +199,8 @@ class Checkpointer:
 
   def _choose(self, step: int | None) -> str | None:
     """Name of the newest checkpoint that is whole."""
-    candidates = [p for p in self._newest_first() if step is None or files.order(p)[0] == step]
+    found = files.newest_first(self._directory)
+    candidates = [path for path in found if step is None or files.order(path)[0] == step]
     problems = []
     for path in candidates:
       problem = None if path in self._good else files.damage(path)
@@ -240,7 +236,7 @@ class Checkpointer:
     self._commit.start()
 
   def _prepare(self, temporary: Path, size: int) -> None:
-    self._directory.mkdir(parents=True, exist_ok=True)
+    durable.make_folder(self._directory)
     for path in self._directory.glob("tmp_step_*"):  # left by kills
       shutil.rmtree(path)
     # Asked beforehand, as this is the usual failure and orbax takes long and many words over it.
@@ -256,7 +252,7 @@ class Checkpointer:
       if self._group.primary:
         files.write_manifest(temporary)
         temporary.rename(target)
-        files.sync(self._directory)
+        durable.sync(self._directory)
       self._good.add(target)
       if self._group.primary:
         self._remove_old(target)
@@ -266,7 +262,7 @@ class Checkpointer:
       self._error = error
 
   def _remove_old(self, written: Path) -> None:
-    newest = self._newest_first()
+    newest = files.newest_first(self._directory)
     step = files.order(written)[0]
     replaced = {path for path in newest if path != written and files.order(path)[0] == step}
     useful = [path for path in newest if path not in replaced | self._damaged]
@@ -283,12 +279,14 @@ class Checkpointer:
       return error
     shutil.rmtree(temporary, ignore_errors=True)
     reason = getattr(error, "strerror", None) or str(error).split(" [")[0].split(": ")[-1]
-    return UserError(
+    found = UserError(
       f"checkpoint {temporary.name.removeprefix('tmp_')} cannot be written to {self._directory}: "
       f"{reason}. Free some space there (fewer checkpoints: keep_last is "
       f"{self._keep_last}) or make the place writable, and run the same command again; it "
       "continues from the checkpoint before, which is untouched."
     )
+    found.__cause__ = error  # which also tells a full disk from a failing one
+    return found
 
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding:

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from compmod_jax import durable
+from compmod_jax.data.bounded import parse_json
 from compmod_jax.errors import UserError
 
 SCHEMA_VERSION = 1
@@ -18,6 +20,7 @@ SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
+MANIFEST = "manifest.json"
 _MAX_LISTED = 10
 
 
@@ -79,6 +82,28 @@ def compare(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
     )
 
 
+def newest_first(directory: Path) -> list[Path]:
+  """The checkpoints of a directory, damaged ones included."""
+  if not directory.is_dir():
+    return []
+  found = [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
+  return sorted(found, key=order, reverse=True)
+
+
+def newest_record(directory: Path) -> dict[str, Any] | None:
+  """meta.json of the newest checkpoint whose meta.json is whole, whatever its arrays are."""
+  for path in newest_first(directory):
+    try:
+      digest = parse_json((path / MANIFEST).read_text())["sha256"]["meta.json"]
+      if hashlib.sha256((path / "meta.json").read_bytes()).hexdigest() == digest:
+        return read_record(path)
+    except UserError:  # a newer version wrote it
+      raise
+    except (OSError, ValueError, KeyError, TypeError):
+      continue
+  return None
+
+
 def read_record(path: Path) -> dict[str, Any]:
   """meta.json of a whole checkpoint, brought to the present schema; `UserError` if it is newer."""
   record = json.loads((path / "meta.json").read_text())
@@ -104,20 +129,20 @@ def write_manifest(path: Path) -> None:
     with open(file, "rb") as opened:
       digests[name] = hashlib.file_digest(opened, "sha256").hexdigest()
       os.fsync(opened.fileno())  # a machine that is about to vanish has no other chance
-  with open(path / "manifest.json", "x") as file:
+  with open(path / MANIFEST, "x") as file:
     json.dump({"sha256": digests}, file, indent=1)
     file.flush()
     os.fsync(file.fileno())
   for directory in [path, *(sub for sub in path.rglob("*") if sub.is_dir())]:
-    sync(directory)
+    durable.sync(directory)
 
 
 def damage(path: Path) -> str | None:
   """What is wrong with a checkpoint, or None."""
   try:
-    digests = json.loads((path / "manifest.json").read_text())["sha256"]
+    digests = parse_json((path / MANIFEST).read_text())["sha256"]
     files = _files(path)
-    files.pop("manifest.json")
+    files.pop(MANIFEST)
     for name in sorted(digests.keys() | files.keys()):
       if name not in files:
         return f"{name} is missing"
@@ -135,12 +160,3 @@ def damage(path: Path) -> str | None:
   except (ValueError, KeyError, TypeError, AttributeError):
     return "manifest.json is no manifest"
   return None
-
-
-def sync(directory: Path) -> None:
-  """Brings the names in a directory to the disk."""
-  descriptor = os.open(directory, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)

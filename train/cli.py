@@ -3,70 +3,112 @@
 import contextlib
 import dataclasses
 import difflib
-import errno
 import io
 import os
 import re
 import sys
+import textwrap
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import tyro
 
 from compmod_jax.errors import UserError, check
+from train import failures, interrupt
 from train.memory import keep_freed_memory
 
 T = TypeVar("T")
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-  """Runs a program: mistakes print one paragraph and exit with status 2 (traceback: `--debug`)."""
+  """Runs a program and ends the process with an exit status of `train.failures`.
+
+  What a user can cause prints one paragraph, and with `--debug` the traceback before it.
+  """
+  interrupt.install()
   keep_freed_memory()
   argv = sys.argv[1:]
   debug = "--debug" in argv
   try:
     status = main([argument for argument in argv if argument != "--debug"])
-  except UserError as error:
-    _fail(str(error), debug)
+    sys.stdout.flush()
   except BrokenPipeError:
     # The reader has seen enough; what is still held for it must not be written at exit either.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     status = 0
-  except OSError as error:
-    if error.errno != errno.ENOSPC:
-      raise
-    where = f" ({error.filename})" if error.filename else ""
-    _fail(
-      f"The disk is full{where}. Free some space and run the same command again; what was complete"
-      " before is untouched.",
-      debug,
-    )
+  except Exception as error:
+    if interrupt.came():
+      _fail(KeyboardInterrupt(), debug)
+    _fail(error, debug)
+  except KeyboardInterrupt as error:
+    _fail(error, debug)
   sys.exit(status or 0)
 
 
-def _fail(message: str, debug: bool) -> None:
+def _fail(error: BaseException, debug: bool) -> NoReturn:
+  """Prints what happened, and ends the process; a defect of ours keeps its traceback."""
+  message = failures.explain(error)
+  if message is None:
+    raise error
   if debug:
     traceback.print_exc()
+  try:
+    sys.stdout.flush()
+  except OSError:
+    _drop_output()
   print(f"error: {message}", file=sys.stderr)
-  sys.exit(2)
+  sys.exit(failures.status(error))
 
 
-def options(make_args: Callable[..., T], argv: list[str], *, default: Any = None) -> T:
+def _drop_output() -> None:
+  """Sends what is still held for standard output nowhere."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+WIDTH, LEFT = 100, 42  # characters of what help prints, and of the names in it
+DEBUG = "--debug adds the traceback to the message of a mistake."
+
+
+def program_of(make_args: Any) -> tuple[str, str]:
+  """How the program that defines `make_args` is started, and the docstring of its module."""
+  module = sys.modules[make_args.__module__]
+  name = f"-m {module.__spec__.name}" if module.__spec__ else Path(sys.argv[0]).name
+  return f"python {name}", (module.__doc__ or "").strip()
+
+
+def options(
+  make_args: Callable[..., T],
+  argv: list[str],
+  *,
+  default: Any = None,
+  program: tuple[str, str] | None = None,
+) -> T:
   """Parses typed options into `make_args`, a dataclass; `default` holds what is not given.
+
+  Args:
+    make_args: the dataclass.
+    argv: the command line, without the program.
+    default: an instance of it.
+    program: how it is started, and what the help says of it; that of `program_of` by default.
 
   Raises:
     UserError: an option that does not exist (the nearest one is named) or a bad value.
     SystemExit: help was asked for and printed.
   """
   known = {} if default is None else {"default": default}
+  argv = ["--help" if token == "--help-all" else token for token in argv]
   here = dict(_options_of(make_args if default is None else default, "--"))
   printed = io.StringIO()
   parse: Any = tyro.cli
+  start, about = program or program_of(make_args)
   try:
     with contextlib.redirect_stderr(printed):
       args, unknown = parse(
         make_args,
+        prog=start,
+        description=f"{about}\n\n{DEBUG}",
         args=_spell_flags(argv, {name for name, value in here.items() if isinstance(value, bool)}),
         return_unknown_args=True,
         use_underscores=True,
@@ -123,3 +165,21 @@ def _spell_flags(argv: list[str], flags: set[str]) -> list[str]:
     holder, dot, last = name.removeprefix("--").rpartition(".")
     spelt.append(name if value.lower() == "true" else f"--{holder}{dot}no_{last}")
   return spelt
+
+
+def table(rows: Iterable[tuple[str, str]], left: int = LEFT) -> str:
+  """Names at the left, what they are wrapped at the right; a long name has a line of its own.
+
+  Args:
+    rows: names, such as options, and sentences on them.
+    left: width of the names, in characters.
+  """
+  lines = []
+  for name, about in rows:
+    wrapped = textwrap.wrap(about, WIDTH - left - 2, break_on_hyphens=False) or [""]
+    if len(name) > left - 2:
+      lines.append(f"  {name}")
+    else:
+      lines.append(f"  {name.ljust(left)}{wrapped.pop(0)}".rstrip())
+    lines += [f"  {' ' * left}{line}" for line in wrapped if line]
+  return "\n".join(lines)

@@ -45,17 +45,23 @@ def import_model(theirs: Path, ours: Path) -> None:
   """Makes a model folder of ours from a folder of theirs.
 
   Raises:
-    UserError: the folder of theirs is incomplete or of a kind that cannot be imported.
+    UserError: the folder of theirs is incomplete or of a kind that cannot be imported, or what is
+      at the place of ours is no model's folder.
   """
   from compmod_jax.errors import check
   from compmod_jax.interop.hf_tokenizer import read_tokenizer
   from compmod_jax.interop.huggingface import read_checkpoint
-  from compmod_jax.interop.model_folder import save_model_folder
+  from compmod_jax.interop.model_folder import MODEL, save_model_folder
   from compmod_jax.serialise import to_json
   from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
   from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
   from compmod_jax.tasks.text_tokenizer import FILE
 
+  check(
+    not ours.exists() or (ours / MODEL).is_file() or (ours.is_dir() and not any(ours.iterdir())),
+    f"--workdir is {ours}, which is there and is no model's folder: what it holds would be"
+    " replaced. Name a folder that is new or empty, or a model's folder to replace.",
+  )
   found = read_checkpoint(theirs)
   tokenizer = read_tokenizer(theirs, vocab=found.vocab)
   check(
@@ -84,16 +90,24 @@ def export_model(
   """Makes a folder of theirs from a model of ours; the tokenizer goes along if it was theirs.
 
   Raises:
-    UserError: the model is no masked language model, or has what their layout cannot hold.
+    UserError: the model is no masked language model, or has what their layout cannot hold, or the
+      place for theirs is taken by something else.
   """
   import jax
   import numpy as np
 
   from compmod_jax.api import MaskedModel, load
-  from compmod_jax.errors import UserError
+  from compmod_jax.errors import UserError, check
+  from compmod_jax.interop.hf_folder import CONFIG, WEIGHTS
   from compmod_jax.interop.hf_tokenizer import HuggingFaceTokenizer, write_tokenizer
   from compmod_jax.interop.huggingface import Checkpoint, write_checkpoint
 
+  # A workdir has a config.json of its own, which is not to be overwritten.
+  check(
+    not (theirs / CONFIG).exists() or (theirs / WEIGHTS).exists(),
+    f"--huggingface is {theirs}, whose {CONFIG} is not that of a Hugging Face model; it would be"
+    " overwritten. Name another folder.",
+  )
   model = load(ours, model=name)
   if not isinstance(model, MaskedModel):
     raise UserError(f"The model in {ours} is no masked language model, so it cannot be exported.")

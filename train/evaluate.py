@@ -167,10 +167,7 @@ def _heading(opened: Opened) -> str:
   model = f"{folder} (step {opened.model.meta.get('step', '?')})"
   if decode is None:
     return f"{model}\n"
-  how = {"beam": f"beam search with {decode.beams} beams", "greedy": "greedy search"}
-  how = how.get(decode.method, f"one draw at temperature {decode.temperature:g}")
-  penalty = f", length penalty {decode.length_penalty:g}" if decode.method == "beam" else ""
-  return f"{model}, {how}{penalty}\n"
+  return f"{model}, {decode.describe()}\n"
 
 
 def _table(found: "dict[str, Evaluation]") -> str:
@@ -203,12 +200,16 @@ def write_json(path: Path, record: dict[str, Any]) -> None:
   Raises:
     UserError: the file cannot be written.
   """
+  from compmod_jax import durable
   from compmod_jax.analysis.results import plain
   from compmod_jax.errors import UserError
 
+  data = (json.dumps(plain(record), indent=2) + "\n").encode()
   try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(plain(record), indent=2) + "\n")
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # such as /dev/stdout
+      path.write_bytes(data)
+    else:
+      durable.write(path, [data])
   except OSError as error:
     raise UserError(
       f"--json {path} cannot be written: {error.strerror}. Choose another file."

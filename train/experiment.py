@@ -8,9 +8,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from compmod_jax import errors
+from compmod_jax.bounds import check_numbers
 from compmod_jax.data.parts import PARTS, Part
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.serialise import once
@@ -45,6 +46,9 @@ class Phase:
       f"phases.{self.name} has epochs = {self.epochs} and steps = {self.steps}; give exactly one of"
       " them a positive value.",
     )
+    for field in ("epochs", "steps"):
+      value = getattr(self, field)
+      errors.check(value >= 0, f"phases.{field} is {value}; it must not be negative.")
     errors.check_choice("phases.trainable", self.trainable, ("all", "routing", "rest"))
     errors.check_choice("phases.part", self.part, PARTS)
 
@@ -97,14 +101,21 @@ class Experiment:
   """Stop after this many steps in a row with a non-finite loss or gradient."""
   time_limit_minutes: float = 0.0
   """Stop training after this much wall time; 0 for no limit."""
+  accept_data: str = ""
+  """Go on in a workdir with other training data than before: their name, which the message that
+  refuses them gives."""
 
   def __post_init__(self):
+    check_numbers(self)
     errors.check(bool(self.phases), "phases is empty; an experiment needs at least one phase.")
     for field in ("micro_batches", "log_every", "keep_last", "max_nonfinite"):
       value = getattr(self, field)
       errors.check(value >= 1, f"{field} is {value}; it must be at least 1.")
     for field in (
+      "seed",
       "evaluate_every",
+      "evaluate_sentences",
+      "time_limit_minutes",
       "watch_sentences",
       "checkpoint_every",
       "patience",
@@ -122,6 +133,33 @@ def load_config(argument: str) -> Experiment:
     UserError: no such file, it has no `get_config`, or it does not know the variant.
   """
   path, _, variant = argument.partition(":")
+  module = _module(path)
+  with _mistakes_in(Path(path)):
+    experiment = module.get_config(variant)
+  errors.check(
+    isinstance(experiment, Experiment),
+    f"get_config of {path} returns {experiment!r}; it must return an Experiment.",
+  )
+  return experiment
+
+
+def variants(path: str) -> list[str]:
+  """The variants that a configuration file checks its own against; empty if it checks none.
+
+  Raises:
+    UserError: as `load_config`.
+  """
+  try:
+    _module(path).get_config("?")
+  except errors.ChoiceError as error:
+    return [name for name in error.choices if name] if error.field == "variant" else []
+  except Exception:
+    return []  # `load_config` says what is wrong with it
+  return []
+
+
+def _module(path: str) -> Any:
+  """The configuration file as a module with `get_config`."""
   file = Path(path)
   errors.check(
     file.is_file(),
@@ -139,13 +177,7 @@ def load_config(argument: str) -> Experiment:
     hasattr(module, "get_config"),
     f"{path} has no function get_config(variant); a configuration file defines one.",
   )
-  with _mistakes_in(file):
-    experiment = module.get_config(variant)
-  errors.check(
-    isinstance(experiment, Experiment),
-    f"get_config of {path} returns {experiment!r}; it must return an Experiment.",
-  )
-  return experiment
+  return module
 
 
 def translation_task(experiment: Experiment) -> TranslationConfig:
@@ -185,7 +217,8 @@ def parse(make_args: Callable[..., T], argv: list[str], **defaults: object) -> T
   """Parses a command line whose `--config PATH[:VARIANT]` gives the defaults of `config`.
 
   `--config` is taken off first; every other option is typed and checked against the fields of
-  `make_args`, a dataclass with a field `config: Experiment`.
+  `make_args`, a dataclass with a field `config: Experiment`. `--help` prints the help of `help` and
+  ends the program, `--help-all` the list of all fields.
   """
   first = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
   first.add_argument("--config")
@@ -193,12 +226,19 @@ def parse(make_args: Callable[..., T], argv: list[str], **defaults: object) -> T
     known, rest = first.parse_known_args(argv)
   except argparse.ArgumentError as error:
     raise errors.UserError(f"--config: {error.message}. Give the path of a file.") from error
-  if known.config is None:
-    errors.check(
-      bool({"-h", "--help"} & set(rest)),
-      "--config is missing. Give a configuration, for example --config configs/nmt_cah.py.",
-    )
-    known.config = "configs/nmt_cah.py"
+  # The import is late, as the help reads configurations, too.
+  from train import help
+
+  if {"-h", "--help"} & set(rest):
+    print(help.page(make_args, known.config))
+    raise SystemExit(0)
+  if help.ALL in rest:
+    rest = ["--help" if token == help.ALL else token for token in rest]
+    known.config = known.config or help.EXAMPLE
+  errors.check(
+    known.config is not None,
+    "--config is missing. Give a configuration, for example --config configs/nmt_cah.py.",
+  )
   default = make_args(config=load_config(known.config), **defaults)
   return options(make_args, rest, default=default)
 

@@ -2,23 +2,23 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import jax
 
-from compmod_jax.analysis.report import write_report
-from compmod_jax.analysis.results import Results, Sample, SplitResult, table
+from compmod_jax.analysis.report import read_records, write_report
+from compmod_jax.analysis.results import Best, Ended, Results, Sample, SplitResult, table
 from compmod_jax.analysis.routing import mean_weights
 from compmod_jax.interop.model_folder import load_model_folder
 from compmod_jax.serialise import to_json
-from compmod_jax.tasks.base import Evaluation, Sharing, Task
+from compmod_jax.tasks.base import Evaluation, Sharing, Task, lower_is_better
 from train import describe
 from train.history import History
+from train.loop import TIME_UP
 from train.multihost import Group
 from train.run import Run, parameter_shardings
-from train.workdir import read_config
 from train.writer import Writer
 
 SAMPLES = 5
@@ -103,19 +103,59 @@ def collect(
     "parameters": describe.count_parameters(run.task),
     "plain_parameters": describe.count_parameters(plain_task),
     "train_seconds": history.seconds,
-    "best": {
-      "step": history.best_step,
-      "metric": run.task.metric,
-      "value": history.best or 0.0,
-    },
+    "ended": ending(history, run.total_steps, experiment.time_limit_minutes),
+    "best": best_evaluation(run, history, found),
     "splits": [split_result(split, result) for split, result in found.items()],
     "samples": samples[:SAMPLES],
     "head_weights": {
       site.removesuffix("/router/weights"): means for site, means in weights.items()
     },
     "configuration": to_json(experiment),
-    "provenance": read_config(run.workdir)["provenance"],
+    "provenance": run.config["provenance"],
   }
+
+
+def ending(history: History, total_steps: int, limit: float) -> Ended:
+  """Why training ended.
+
+  Args:
+    history: where the run stands.
+    total_steps: of all phases.
+    limit: on wall time, minutes; 0 for none.
+  """
+  step = history.step
+  at = f"at step {step:,} of {total_steps:,}"
+  if step >= total_steps:
+    reason, text = "all_steps", f"all {total_steps:,} steps were done"
+  elif history.stopped == TIME_UP:
+    reason, text = "time_limit", f"time limit ({limit:g} minute{'' if limit == 1 else 's'}) {at}"
+  else:
+    reason, text = "no_better_score", f"early stopping {at}: {history.stopped}"
+  return {"reason": reason, "step": step, "total_steps": total_steps, "text": text}
+
+
+def best_evaluation(run: Run, history: History, found: Mapping[str, Evaluation]) -> Best:
+  """The evaluation that chose the parameters, and what its score was measured on.
+
+  Args:
+    run: the run, whose log has the evaluations.
+    history: knows which was best.
+    found: the splits' scores at the end; those of the validation split have its size.
+  """
+  records = read_records(run.workdir / "metrics.jsonl")
+  evaluations = {r["step"]: r for r in records if r.get("kind") == "eval" and "step" in r}
+  record = evaluations.get(history.best_step, {})
+  best: Best = {
+    "step": history.best_step,
+    "metric": run.task.metric,
+    "value": history.best or 0.0,
+    "evaluations": len(evaluations),
+  }
+  whole = found["valid"].values if "valid" in found else record
+  if lower_is_better(run.task.metric):  # a loss is always that of the whole split
+    return {**best, "sentences": whole.get("sentences"), "of": whole.get("sentences")}
+  decoded, size = record.get("decoded"), whole.get("sentences")
+  return {**best, "sentences": decoded, "of": size, "search": record.get("search")}
 
 
 def split_result(split: str, result: Evaluation) -> SplitResult:

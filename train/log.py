@@ -10,6 +10,7 @@ import jax
 import jax.monitoring
 import numpy as np
 
+from compmod_jax.mechanisms.health import dead_units, least_tokens, since_last_win
 from train.devices import PEAK_FLOPS
 from train.run import Run
 from train.writer import Writer
@@ -106,8 +107,7 @@ class Log:
   """Adds up the steps' sums and counts and writes a line every `log_every` steps.
 
   An epoch ends with a line too, so that no line is about two parts of the data. A line also names
-  each router's dead units, to which no token gave the largest weight since the line before; a
-  warning says when a unit dies.
+  each router's dead units (see `health.dead_units`); a warning says when a unit dies.
 
   A step's metrics are read after the next step has been dispatched, so that reading them never
   keeps the device waiting. What is added up between two lines is part of every checkpoint, so that
@@ -116,6 +116,8 @@ class Log:
   Attributes:
     last: metrics and batch of the step read last: (step, host metrics, batch), or None.
     dead: key of the log -> units that were dead at the last line; never changed, but replaced.
+    since: router -> tokens and weights of its units since they last won one, up to the last line;
+      never changed, but replaced.
   """
 
   EMPTY: ClassVar[dict[str, Any]] = {"window": {"sums": {}}, "lines": []}
@@ -130,6 +132,7 @@ class Log:
     self.began: float | None = None
     self.last: Any = None
     self.dead: Mapping[str, list[int]] = {}
+    self.since: Mapping[str, np.ndarray] = {}
 
   def add(self, step: Step) -> None:
     """Takes a step just dispatched; waits for nothing."""
@@ -150,23 +153,27 @@ class Log:
 
   def held(self) -> Any:
     """What `saved` needs, and no later step changes. Waits for nothing."""
-    return self._timed(), tuple(self.pending), self.dead
+    return self._timed(), tuple(self.pending), self.dead, self.since
 
   def saved(self, held: Any) -> dict[str, Any]:
     """What to keep in a checkpoint: the sums so far, and lines that are not written yet."""
-    window, pending, dead = held
+    window, pending, dead, since = held
     lines = []
     for step in pending:
       host = jax.device_get(step.metrics)
       window = window.plus(step, host)
       if self._due(step.number):
-        lines.append([step.number, self._line(window, step, host)])
+        since = _routers(window, since)
+        lines.append([step.number, self._line(window, step, host, since)])
         window = Window()
-    return {"window": window.to_json(), "lines": lines, "dead": dead}
+    counted = {name: values.tolist() for name, values in since.items()}
+    return {"window": window.to_json(), "lines": lines, "dead": dead, "since": counted}
 
   def restore(self, saved: Mapping[str, Any]) -> None:
     """Goes on from what a checkpoint kept; writes the lines that were left."""
     self.window, self.dead = Window.from_json(saved["window"]), saved.get("dead", {})
+    # Older checkpoints have not counted: the count begins anew.
+    self.since = {name: np.asarray(values) for name, values in saved.get("since", {}).items()}
     for number, values in saved["lines"]:
       self._write(number, values)
 
@@ -183,7 +190,8 @@ class Log:
     self.last = (step.number, host, step.batch)
     self.window = self.window.plus(step, host)
     if self._due(step.number):
-      self._write(step.number, self._line(self._timed(), step, host))
+      self.since = _routers(self.window, self.since)
+      self._write(step.number, self._line(self._timed(), step, host, self.since))
       self.window, self.began = Window(), time.monotonic()
 
   def _write(self, number: int, values: Mapping[str, Any]) -> None:
@@ -195,12 +203,20 @@ class Log:
         if unit not in self.dead.get(name, ()):
           site = name.removeprefix("router/").removesuffix("/dead")
           kind = "expert" if site.endswith("/ffn") else "head"
-          text = f"{kind} {unit} of {site} is dead: no token of the last steps weighs it most"
+          units = sum(key.startswith(f"router/{site}/weight_") for key in values)
+          mean = values[f"router/{site}/weight_{unit}"]
+          text = (
+            f"{kind} {unit} of {site} is dead: none of the last {least_tokens(units)} tokens or"
+            f" more weighs it most, and its mean weight is {mean:.2g}"
+            f" (an equal share: {1 / units:.2g})"
+          )
           self.writer.write("warning", number, {"text": text})
           self.writer.say(f"warning: step {number}: {text}")
     self.dead = {**self.dead, **dead}
 
-  def _line(self, window: Window, step: Step, host: Mapping[str, Any]) -> dict[str, Any]:
+  def _line(
+    self, window: Window, step: Step, host: Mapping[str, Any], since: Mapping[str, np.ndarray]
+  ) -> dict[str, Any]:
     seconds = max(window.seconds, 1e-9)
     values: dict[str, Any] = {"epoch": round(self.run.epoch(step.number), 4)}
     if len(self.run.experiment.phases) > 1:
@@ -208,8 +224,9 @@ class Log:
       values["phase"] = self.run.experiment.phases[number].name
     for name, (total, count) in window.sums.items():
       values |= _flat(name, total / np.maximum(count, 1))
-      if name.startswith("router/") and name.endswith("/wins"):
-        values[f"{name.removesuffix('wins')}dead"] = np.flatnonzero(total == 0).tolist()
+      if name.endswith(_WINS):
+        router = name.removesuffix(_WINS)
+        values[f"{router}/dead"] = dead_units(since[router])
     if "nll" in values:
       values["loss"] = values.pop("nll")
       with np.errstate(over="ignore"):
@@ -228,6 +245,20 @@ class Log:
     if self.peak and window.flops:
       values["mfu"] = window.flops / seconds / self.peak
     return values
+
+
+_WINS = "/wins"  # ends the name of the sum from which a router is known
+
+
+def _routers(window: Window, since: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+  """`Log.since` after a line about this window."""
+  counted = dict(since)
+  for name, (wins, tokens) in window.sums.items():
+    if name.endswith(_WINS):
+      router = name.removesuffix(_WINS)
+      weight, _ = window.sums[f"{router}/weight"]
+      counted[router] = since_last_win(since.get(router), wins, weight, float(tokens))
+  return counted
 
 
 def _flat(name: str, value: np.ndarray) -> dict[str, float]:

@@ -12,11 +12,12 @@ import numpy as np
 
 from compmod_jax import errors, sharding
 from compmod_jax.interop.model_folder import save_model_folder
-from compmod_jax.serialise import to_json
+from compmod_jax.serialise import from_json, to_json
 from compmod_jax.tasks.base import lower_is_better
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
-from train import describe, nonfinite
+from train import describe, identity, nonfinite
 from train.checkpoint import Checkpointer
+from train.experiment import Experiment
 from train.history import History
 from train.log import Log, Step
 from train.multihost import Group
@@ -27,7 +28,7 @@ from train.run import Run, encode_files
 from train.step import TrainState
 from train.writer import Writer
 
-TIME_UP = "the time limit was reached"
+TIME_UP, NO_BETTER = "the time limit was reached", "no better"
 
 
 class Loop:
@@ -78,18 +79,36 @@ class Loop:
       f" (hash {meta['tokenizer_hash'][:12]}, here {self.tokenizer_hash[:12]}); its token numbers"
       " would mean other words. Restore the tokenizers of this workdir or start in a new one.",
     )
-    restored = self.checkpoints.restore(self.run.abstract_state())
-    assert restored is not None
+    before = from_json(Experiment, meta["experiment"])
+    state = self.run.restored(self.checkpoints, before.optimizer)
     self.history = history = History(**meta["history"])
     # Phases on one part share an iterator; old checkpoints hold a position of each of them.
-    for number in (*range(len(self.run.iterators)), self.run.phase_at(step + 1)[0]):
-      self.run.iterators[number].set_state(meta["iterators"][number])
+    current = min(self.run.phase_at(step + 1)[0], len(before.phases) - 1)
+    places = {
+      phase.part: place for phase, place in zip(before.phases, meta["iterators"], strict=True)
+    }
+    places[before.phases[current].part] = meta["iterators"][current]
+    for phase, iterator in zip(self.experiment.phases, self.run.iterators, strict=True):
+      if phase.part in places:
+        iterator.set_state(places[phase.part])
     self._rewind(step)
-    limit = self.experiment.time_limit_minutes
+    if self.group.decide("best", lambda: self._leave_branch(history)):
+      history.best, history.stale = None, 0
+    limit, patience = self.experiment.time_limit_minutes, self.experiment.patience
     if history.stopped == TIME_UP and (not limit or history.seconds < limit * 60):
       history.stopped = ""
+    if history.stopped.startswith(NO_BETTER) and not 0 < patience <= history.stale:
+      history.stopped = ""
     self.writer.say(f"continuing from the checkpoint of step {step}")
-    return restored[0]
+    if history.stopped:
+      self.writer.say(
+        f"training has ended there: {history.stopped}; a longer time_limit_minutes, or more"
+        " patience, continues it"
+      )
+    return state
+
+  def _leave_branch(self, history: History) -> bool:
+    return identity.leave_branch(self.run.workdir, self.run.config, history, self.writer.say)
 
   def _rewind(self, step: int) -> None:
     """Takes back the lines of the log that are going to be written again."""
@@ -120,6 +139,7 @@ class Loop:
       "history": dataclasses.asdict(dataclasses.replace(history, log=self.log.saved(log))),
       "iterators": [positions[phase.part] for phase in self.experiment.phases],
       "experiment": to_json(self.experiment),
+      "config": self.run.config,
       "tokenizers": encode_files(self.files),
       "tokenizer_hash": self.tokenizer_hash,
       "seed": self.experiment.seed,
@@ -240,7 +260,7 @@ class Loop:
         opt_state = lower_rate(self.state.opt_state, optimizer.plateau_divisor)
         self.state = self.state.replace(opt_state=opt_state)
     if self.experiment.patience and history.stale >= self.experiment.patience:
-      history.stopped = f"no better {self.run.task.metric} in {history.stale} evaluations"
+      history.stopped = f"{NO_BETTER} {self.run.task.metric} in {history.stale} evaluations"
       self.writer.say(f"stopping: {history.stopped}")
     self.save()
 

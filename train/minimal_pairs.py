@@ -11,13 +11,13 @@ are unknown to the model, and the accuracy on those pairs alone that have none.
 """
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Literal
 
 from compmod_jax.errors import UserError, check
 from train import cli
+from train.evaluate import write_json
 from train.progress import Progress
 from train.trained import ModelArgs, open_model
 
@@ -111,7 +111,6 @@ def _table(rows: list[dict]) -> str:
 
 
 def _write(args: Args, found: list, judged: list) -> None:
-  from compmod_jax.analysis.results import plain
   from train.provenance import provenance
 
   record = {
@@ -129,8 +128,7 @@ def _write(args: Args, found: list, judged: list) -> None:
     "provenance": provenance(),
   }
   assert args.json is not None
-  args.json.parent.mkdir(parents=True, exist_ok=True)
-  args.json.write_text(json.dumps(plain(record), indent=1) + "\n")
+  write_json(args.json, record)
 
 
 if __name__ == "__main__":

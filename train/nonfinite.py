@@ -38,9 +38,13 @@ def watch(loop: Any, last: Any) -> None:
   where = locate(loop.run.task, loop.state, loop.run.place(batch), loop.experiment.seed)
   raise errors.UserError(
     f"Training stopped at step {step}: the loss or its gradient was not finite in {limit} steps in"
-    f" a row (max_nonfinite). {where} The batches are in {path.parent}. Lower the learning rate,"
-    " clip gradients (optimizer.clip), or look at the batch; the last checkpoint holds the"
-    " parameters as they were before the first bad step."
+    f" a row (max_nonfinite). {where} The batches are in {path.parent}; look at them. The last"
+    " checkpoint holds the parameters as they were before the first bad step. To go on from there,"
+    " run the same command with a lower learning rate"
+    f" (--config.optimizer.learning_rate={loop.experiment.optimizer.learning_rate / 10:g}) or with"
+    " clipped gradients (--config.optimizer.clip=1); where these parameters are too large already,"
+    f" remove the newest folders in {loop.run.workdir / 'checkpoints'} first, to go on from an"
+    " older one."
   )
 
 

@@ -234,6 +234,38 @@ def plateau_factor(opt_state: Any) -> jax.Array | float:
   return next((part.factor for part in parts if isinstance(part, Plateau)), 1.0)
 
 
+def parts(config: OptimizerConfig) -> tuple[str, ...]:
+  """The transformations that an optimizer consists of, in their order."""
+  there = {
+    "clip": config.clip > 0,
+    "moments": True,
+    "decay": config.weight_decay > 0,
+    "rate": True,
+    "plateau": config.schedule == "plateau",
+  }
+  return tuple(name for name, used in there.items() if used)
+
+
+def carried_over(state: Any, old: OptimizerConfig, new: OptimizerConfig, fresh: Any) -> Any:
+  """An optimizer's state as that of another, which clips, decays or divides its rate as it did not.
+
+  Args:
+    state: of `make_optimizer(old, ...)`.
+    old: its configuration.
+    new: the other one's; the moments are of the same kind.
+    fresh: shapes of the other one's state.
+  """
+  known = dict(zip(parts(old), state, strict=True))
+
+  def one(name: str, shapes: Any) -> Any:
+    if name in known:
+      return known[name]
+    # Of what may be new, `Plateau` alone holds a number: its factor, 1 at first.
+    return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
+
+  return tuple(one(name, shapes) for name, shapes in zip(parts(new), fresh, strict=True))
+
+
 def make_optimizer(
   config: OptimizerConfig, total_steps: int, *, grouped: bool = False
 ) -> optax.GradientTransformation:

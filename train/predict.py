@@ -27,15 +27,14 @@ A model that answers questions reads one from every line, typed or as JSON, and 
     python -m train.predict --workdir runs/nemot_qa < questions.jsonl > answers.txt
 """
 
-import codecs
 import dataclasses
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING
 
 from compmod_jax.errors import UserError, check
 from train import cli
+from train.lines import Worker, answer, on_standard_input, one_line, status, warn, warn_of
 from train.progress import Progress
 from train.trained import ModelArgs, Opened, open_model
 
@@ -45,18 +44,9 @@ if TYPE_CHECKING:
   from compmod_jax.tasks.answerer import Answer
   from compmod_jax.tasks.translator import Hypothesis
 
-# Bytes of a line that are read, and of the lines that are held at once: input may have no end.
-_LINE = 1 << 20
-_CHUNK = 16 << 20
-# What `str.splitlines` takes for the end of a line, and the tab, which parts columns.
-_ENDS = dict.fromkeys(map(ord, "\n\r\t\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 _NO_SCORE = (
   "has an output without a finite score: activations of the model overflow, and it means nothing"
 )
-_WARNED = 300  # most characters of a warning about a line
-
-# From the sentences of a chunk, the number of lines before it and the display to output lines.
-Worker = Callable[[list[str], int, Progress], Iterable[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +72,7 @@ def main(argv: list[str]) -> None:
   args = cli.options(Args, argv)
   check(args.top >= 0, f"--top is {args.top}; it must not be negative.")
   opened = open_model(args)
-  terminal = sys.stdin.isatty()
-  progress = Progress(0, quiet=args.quiet or terminal or sys.stdout.isatty())
-  try:
-    lines = put_out(opened, args, sys.stdin.buffer, sys.stdout.buffer, progress, terminal=terminal)
-    progress.status("finished lines", lines, lines)
-  finally:
-    progress.close()
+  on_standard_input(_worker(opened, args), chunk=args.chunk, quiet=args.quiet)
 
 
 def put_out(
@@ -97,8 +81,6 @@ def put_out(
   source: IO[bytes],
   sink: IO[bytes],
   progress: Progress,
-  *,
-  terminal: bool = False,
 ) -> int:
   """Writes what a model makes of every line of `source` to `sink`; returns how many lines it read.
 
@@ -108,73 +90,8 @@ def put_out(
     source: lines that end with a line feed.
     sink: gets a line, or with `nbest` as many lines, for each of them.
     progress: shows how many lines are finished.
-    terminal: whether a person types the lines, each of which is then answered at once.
   """
-  work = _worker(opened, args)
-  first = 0
-  for lines in _chunks(source, 1 if terminal else max(1, args.chunk)):
-    for text in work(_read(lines, first), first, progress):
-      sink.write(text.encode(errors="replace"))
-    sink.flush()
-    first += len(lines)
-  return first
-
-
-class _Line(NamedTuple):
-  """The bytes of a line, and whether those after `_LINE` were left out."""
-
-  data: bytes
-  cut: bool
-
-
-def _chunks(stream: IO[bytes], size: int) -> Iterator[list[_Line]]:
-  """Lists of at most `size` lines; fewer where lines are long."""
-  chunk, held = list[_Line](), 0
-  # Binary, because text streams also end lines at carriage returns.
-  while data := stream.readline(_LINE + 1):
-    cut = len(data) > _LINE and not data.endswith(b"\n")
-    rest = data
-    while cut and rest and not rest.endswith(b"\n"):
-      rest = stream.readline(_LINE)
-    chunk.append(_Line(data[:_LINE], cut))
-    held += len(data)
-    if len(chunk) == size or held >= _CHUNK:
-      yield chunk
-      chunk, held = [], 0
-  if chunk:
-    yield chunk
-
-
-def _read(lines: list[_Line], first: int) -> list[str]:
-  """The sentences of a chunk; warns of what could not be read."""
-  sentences = []
-  damaged, long = [], []
-  for number, (data, cut) in enumerate(lines, start=first + 1):
-    # Where a line is cut, the beginning of a character may be left.
-    try:
-      text, _ = codecs.utf_8_decode(data, "strict", not cut)
-    except UnicodeDecodeError:
-      text, _ = codecs.utf_8_decode(data, "replace", not cut)
-      damaged.append(number)
-    if cut:
-      long.append(number)
-    sentences.append((text.removeprefix("\ufeff") if number == 1 else text).strip())
-  _warn(damaged, "is not UTF-8; what could not be read was replaced")
-  _warn(long, f"has more than {_LINE:,} bytes; the rest was left out")
-  return sentences
-
-
-def _warn(numbers: list[int], what: str) -> None:
-  if numbers:
-    more = f" (and {len(numbers) - 1} more: {numbers[1:6]})" if len(numbers) > 1 else ""
-    print(f"warning: line {numbers[0]} {what}{more}", file=sys.stderr, flush=True)
-
-
-def _warn_of(number: int, error: Exception) -> None:
-  """A warning about one line that has an empty answer."""
-  text = str(error)
-  text = text if len(text) <= _WARNED else text[: _WARNED - 3] + "..."
-  print(f"warning: line {number}: {_one_line(text)}", file=sys.stderr, flush=True)
+  return answer(_worker(opened, args), source, sink, progress, chunk=args.chunk)
 
 
 def _warn_of_scores(found: "Sequence[Sequence[Hypothesis | Answer]]", first: int) -> None:
@@ -182,7 +99,7 @@ def _warn_of_scores(found: "Sequence[Sequence[Hypothesis | Answer]]", first: int
   numbers = [
     first + i for i, some in enumerate(found, 1) if some and not math.isfinite(some[0].score)
   ]
-  _warn(numbers, _NO_SCORE)
+  warn(numbers, _NO_SCORE)
 
 
 def _worker(opened: Opened, args: Args) -> Worker:
@@ -204,8 +121,8 @@ def _worker(opened: Opened, args: Args) -> Worker:
     )
     return lambda *given: _fill(opened, model, args, *given)
   raise UserError(
-    f"The model in {model.folder} makes no text from text, so there is nothing to predict line by"
-    " line. Use train.evaluate."
+    f"The model in {model.folder} is a language model: it has no output that belongs to a line. Let"
+    " it continue lines with train.generate, or score them with train.score."
   )
 
 
@@ -224,14 +141,14 @@ def _translate(
   ceiling = model.task.batch.longest - 1
   encoded = model.source_tokenizer.encode_batch(sentences)
   long = [first + i for i, ids in enumerate(encoded, start=1) if len(ids) > ceiling]
-  _warn(long, f"has more than {ceiling} tokens, as no training sentence had; the rest was cut off")
+  warn(long, f"has more than {ceiling} tokens, as no training sentence had; the rest was cut off")
   found = model.task.translator(
     opened.params,
     sentences,
     decode,
     sharing=opened.sharing,
     rng=jax.random.fold_in(jax.random.key(args.seed), first),
-    status=_status(progress, first),
+    status=status(progress, first),
   )
   _warn_of_scores(found, first)
   for number, hypotheses in enumerate(found, start=first + 1):
@@ -261,18 +178,18 @@ def _answer(
       questions[place] = question
     except UserError as error:
       if line:
-        _warn_of(first + place + 1, error)
+        warn_of(first + place + 1, error)
   found = answerer(
     opened.params,
     list(questions.values()),
     decode,
     sharing=opened.sharing,
     rng=jax.random.fold_in(jax.random.key(args.seed), first),
-    status=_status(progress, first),
+    status=status(progress, first),
   )
   answers = dict(zip(questions, found, strict=True))
   long = [first + place + 1 for place, best in answers.items() if best[0] is NONE]
-  _warn(
+  warn(
     long,
     f"has more than the model's {answerer.coder.length} tokens even without its passage; it has no"
     " answer",
@@ -298,46 +215,35 @@ def _fill(
   long = [
     first + i for i, text in enumerate(sentences, 1) if len(filler.encode(text, cut=False)) > most
   ]
-  _warn(long, f"has more than {most} tokens with its ends, the model's positions; it was cut")
+  warn(long, f"has more than {most} tokens with its ends, the model's positions; it was cut")
   found = filler(
     opened.params,
     sentences,
     top=max(1, args.top),
     sharing=opened.sharing,
-    status=_status(progress, first),
+    status=status(progress, first),
   )
   nan = [
     first + i
     for i, filled in enumerate(found, 1)
     if not all(c.probability >= 0 for place in filled.candidates for c in place)
   ]
-  _warn(nan, _NO_SCORE)
+  warn(nan, _NO_SCORE)
   for filled in found:
     places = [
-      ", ".join(f"{_one_line(c.token).strip()} {c.probability:.4f}" for c in candidates)
+      ", ".join(f"{one_line(c.token).strip()} {c.probability:.4f}" for c in candidates)
       for candidates in filled.candidates
     ]
-    yield "\t".join([_one_line(filled.text), *(places if args.top else ())]) + "\n"
-
-
-def _status(progress: Progress, first: int) -> Callable[..., None]:
-  return lambda text, done=0, total=None: progress.status(
-    "finished lines", first + (done or 0), None
-  )
+    yield "\t".join([one_line(filled.text), *(places if args.top else ())]) + "\n"
 
 
 def _format(number: int, hypotheses: "Sequence[Hypothesis | Answer]", args: Args) -> str:
   """The output lines of an input line."""
-  rows = [(hypothesis.score, _one_line(hypothesis.text)) for hypothesis in hypotheses]
+  rows = [(hypothesis.score, one_line(hypothesis.text)) for hypothesis in hypotheses]
   rows += [(float("-inf"), "")] * (args.nbest - len(rows))
   if args.nbest > 1:
     return "".join(f"{number}\t{score:.4f}\t{text}\n" for score, text in rows)
   return "".join(f"{score:.4f}\t{text}\n" if args.scores else f"{text}\n" for score, text in rows)
-
-
-def _one_line(text: str) -> str:
-  """The text without what would break a line or a column apart."""
-  return text.translate(_ENDS)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 
 Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest head silent), 5.4
 (ways of training), drophead, roberta. Of recoding: recoding (all signals), recoding-5.1, -5.2,
--5.4, -5.5, -5.6. Of modulation: nemot-3.1 (perplexity of other text), -3.4 (a model for each set),
--3.7 (with 3.8: one model for all sets), -3.9 (that model fine-tuned), -3.10 (reading strategies).
+-5.4, -5.5, -5.6, and -decoders (what an ensemble costs by itself). Of modulation: nemot-3.1
+(perplexity of other text), -3.4 (a model for each set), -3.7 (with 3.8: one model for all sets),
+-3.9 (that model fine-tuned), -3.10 (reading strategies).
 Scales: tiny (the project's own data), paper (the published data), and between them tatoeba,
 public_domain, ptb or small.
 
@@ -14,7 +15,9 @@ Each run is a cell: a small JSON file under `--results`, with its configuration,
 device, date, times and scores. What is there counts as done, wherever it was made, so the same
 command continues after a kill, and `--shard i/n` spreads the cells over machines that share a
 folder. With every cell done the table goes to DIR/TABLE/SCALE: table.txt, table.tex, report.html
-with a picture, and CSV and JSON with all numbers.
+with a picture, and CSV and JSON with all numbers. The table of some rows (--rows), or of fewer
+seeds than are there, goes to a folder of its own below that, and runs that are cut (--steps) to
+DIR/TABLE/SCALE-N-steps: a part of a table never overwrites files of the whole one.
 """
 
 import dataclasses
@@ -23,6 +26,7 @@ import re
 import shlex
 import statistics
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,7 +49,7 @@ class Args:
 
   table: Annotated[str, tyro.conf.Positional]
   """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding (its signals), recoding-5.1, -5.2,
-  -5.4, -5.5, -5.6, nemot-3.1, -3.4, -3.7, -3.9 or -3.10."""
+  -5.4, -5.5, -5.6, -decoders, nemot-3.1, -3.4, -3.7, -3.9 or -3.10."""
   scale: str = "tiny"
   """Data and model: tiny, paper; tatoeba, public_domain, ptb or small, as the table has it."""
   heads: int = 4
@@ -55,7 +59,7 @@ class Args:
   rows: tuple[str, ...] = ()
   """Names of rows; none: all."""
   steps: int = 0
-  """Cut every run to this many steps, for a try; 0 for the whole runs."""
+  """Cut every run to this many steps, for a try, in a folder of their own; 0 for the whole runs."""
   shard: str = "0/1"
   """i/n: make only the cells i, i + n, ...; counted from 0."""
   results: Path = Path("results")
@@ -101,15 +105,34 @@ def grid(args: Args) -> tuple[Spec, list[Cell]]:
       experiment = dataclasses.replace(spec.rows[name].experiment, seed=seed)
       if args.steps:
         experiment = _cut(experiment, args.steps)
-      slug = re.sub(r"[^a-z0-9+.-]+", "-", name.lower())
-      cells.append(Cell(name, seed, experiment, folder(args) / f"{slug}-seed{seed}.json"))
+      cells.append(Cell(name, seed, experiment, folder(args) / f"{_slug(name)}-seed{seed}.json"))
   return spec, cells
 
 
+def _slug(name: str) -> str:
+  """The name of a row as a part of a file's name."""
+  return re.sub(r"[^a-z0-9+.-]+", "-", name.lower())
+
+
 def folder(args: Args) -> Path:
-  """Where the cells and files of the table are."""
+  """Where the cells are, and the files of the whole table."""
   heads = f"-heads{args.heads}" if args.table == "5.1" else ""
-  return args.results / f"{args.table}{heads}" / args.scale
+  steps = f"-{args.steps}-steps" if args.steps else ""
+  return args.results / f"{args.table}{heads}" / f"{args.scale}{steps}"
+
+
+def place(args: Args, spec: Spec) -> Path:
+  """Where the files of the table go: a part of the rows, or of the seeds that are there, goes to a
+  folder of its own, so that the files of the whole table stay."""
+  part = []
+  rows = [_slug(name) for name in spec.rows if name in args.rows or not args.rows]
+  if len(rows) < len(spec.rows):
+    named = "_".join(rows)
+    part.append(named if len(named) <= 80 else f"{len(rows)}-rows-{zlib.crc32(named.encode()):08x}")
+  seeds = (re.search(r"-seed(\d+)$", file.stem) for file in folder(args).glob("*-seed*.json"))
+  if any(seed and int(seed[1]) >= args.seeds for seed in seeds):
+    part.append(f"{args.seeds}-seeds")
+  return folder(args) / f"part-{'-'.join(part)}" if part else folder(args)
 
 
 def _cut(experiment: Experiment, steps: int) -> Experiment:
@@ -211,22 +234,46 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
     spec.columns,
     reference=spec.reference,
     published={name: row.published for name, row in spec.rows.items()},
+    settings={record["row"]: _settings(record["experiment"]) for record in done.values()},
+    factors=spec.factors,
   )
   print("\n" + tables.text(found))
   if left:
     return
-  place = folder(args)
-  page.write_text(place / "table.txt", tables.text(found) + "\n")
-  page.write_text(place / "table.tex", tables.latex(found))
+  where = place(args, spec)
+  where.mkdir(parents=True, exist_ok=True)
+  page.write_text(where / "table.txt", tables.text(found) + "\n")
+  page.write_text(where / "table.tex", tables.latex(found))
   records = list(done.values())
   description = _description(spec, records)
   written = page.write(
     tables.page(found, description=description, data={"cells": [r["row"] for r in records]}),
-    place,
+    where,
     command=command,
     provenance={"runs": [_where(record) for record in records]},
   )
+  if where != folder(args):
+    print(f"\nThis is a part of the table: the files of the whole one in {folder(args)} stay.")
   print(f"\nreport: {written.html}")
+
+
+def _settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
+  """What a run was made with, as field -> value, but for its seed and where it was logged."""
+  from train.identity import MAY_CHANGE
+
+  left_out = {*MAY_CHANGE, "name", "seed"}
+  return dict(_flat({k: v for k, v in experiment.items() if k not in left_out}))
+
+
+def _flat(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+  if isinstance(values, Mapping) and values:
+    for key, value in values.items():
+      yield from _flat(value, f"{path}.{key}" if path else key)
+  elif isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
+    for number, value in enumerate(values):
+      yield from _flat(value, f"{path}.{number}")
+  else:
+    yield path, json.dumps(values) if isinstance(values, list | dict) else values
 
 
 def _scores(spec: Spec, scores: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -16,15 +16,22 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from compmod_jax import sharding
+from compmod_jax import errors, sharding
 from compmod_jax.analysis.watch import HeadWatch
-from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
 from compmod_jax.tasks.base import Batch, Sharing, Task
+from train import compile_cache, identity
 from train.experiment import Experiment
-from train.optimizer import learning_rate, make_optimizer
+from train.memory import check_fits
+from train.optimizer import (
+  OptimizerConfig,
+  carried_over,
+  learning_rate,
+  make_optimizer,
+  parts,
+)
 from train.start import Start
 from train.step import TrainState, init_state, make_step, trainable_mask
-from train.workdir import CONFIG, claim, compare, make_folder, read_config
+from train.workdir import make_folder
 
 
 def cache_folder() -> Path:
@@ -34,9 +41,7 @@ def cache_folder() -> Path:
 
 def use_compile_cache() -> None:
   """Turns on JAX's persistent compilation cache for programs of any size."""
-  jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+  compile_cache.use(cache_folder() / "xla")
 
 
 @dataclasses.dataclass
@@ -54,6 +59,8 @@ class Run:
       that a later phase goes on where an earlier one stopped.
     batches_per_epoch: of each phase.
     notes: what the user may want to know, a sentence each.
+    past: step at which each phase ended that is over.
+    config: what `config.json` of the workdir holds.
   """
 
   experiment: Experiment
@@ -65,6 +72,8 @@ class Run:
   batches_per_epoch: list[int]
   notes: list[str]
   part: tuple[int, int] = (0, 1)
+  past: list[int] = dataclasses.field(default_factory=list)
+  config: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def place(self, batch: Batch) -> Batch:
     """Puts a training batch on the devices, of which this process has read its part."""
@@ -73,11 +82,7 @@ class Run:
   @functools.cached_property
   def phase_ends(self) -> list[int]:
     """Step at which each phase ends."""
-    lengths = [
-      phase.steps or max(1, round(phase.epochs * batches))
-      for phase, batches in zip(self.experiment.phases, self.batches_per_epoch, strict=True)
-    ]
-    return [int(end) for end in np.cumsum(lengths)]
+    return identity.ends_of(self.experiment.phases, self.batches_per_epoch, self.past)
 
   @property
   def total_steps(self) -> int:
@@ -157,6 +162,19 @@ class Run:
       self.state_shardings,
     )
 
+  def restored(self, checkpoints: Any, before: OptimizerConfig) -> TrainState:
+    """The state of the newest checkpoint, which a run with the optimizer `before` wrote."""
+    wanted, now = self.abstract_state(), self.experiment.optimizer
+    if parts(before) == parts(now):
+      return checkpoints.restore(wanted)[0]
+    grouped = any(phase.trainable != "all" for phase in self.experiment.phases)
+    other = make_optimizer(before, self.total_steps, grouped=grouped)
+    shapes = jax.eval_shape(other.init, wanted.params)
+    old = carried_over(wanted.opt_state, now, before, shapes)
+    state = checkpoints.restore(wanted.replace(opt_state=old))[0]
+    opt_state = carried_over(state.opt_state, before, now, wanted.opt_state)
+    return jax.device_put(state.replace(opt_state=opt_state), self.state_shardings)
+
   def jitted_step(self, trainable: str) -> Any:
     """The step in which these parameters train, jitted; it overwrites the state it is given."""
     step = make_step(
@@ -189,6 +207,13 @@ class Run:
     params = jax.device_put(params, self.state_shardings.params)
     average = jax.tree.map(jnp.array, params) if self.experiment.ema else ()
     return state.replace(params=params, ema=average)
+
+
+def state_copies(experiment: Experiment) -> int:
+  """Arrays of every parameter's size that a step needs at least: itself, its gradient, moments."""
+  optimizer = experiment.optimizer
+  moments = int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2
+  return 2 + moments + int(experiment.ema > 0)
 
 
 def parameter_shardings(task: Task, mesh: Mesh) -> Any:
@@ -228,15 +253,15 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     UserError: the workdir belongs to another configuration, or any part is wrong.
   """
   make_folder(workdir)
-  notes = compare(workdir, experiment)
+  held = identity.open_workdir(workdir)
+  changed = identity.compare(held, experiment)
   mesh = sharding.make_mesh(experiment.mesh)
   sharing = sharing_of(mesh, experiment.micro_batches)
-  multiple, files = sharing.multiple, None
-  if (workdir / CONFIG).exists():
-    # Batches stay what they were, whatever the devices: the same sentences, in the same order.
-    multiple = read_config(workdir).get("batch_multiple", multiple)
-  if (workdir / "tokenizers").is_dir():
-    files = load_model_folder(workdir / "tokenizers")[1]
+  # Batches stay what they were, whatever the devices: the same sentences, in the same order.
+  multiple = held.config.get("batch_multiple", sharing.multiple)
+  files = None
+  if held.config:
+    files = held.tokenizers()
   elif experiment.start:
     files = Start(Path(experiment.start)).files()
   read = sharding.part_of(mesh)
@@ -244,6 +269,7 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     read = 0, 1  # filler rows go below all others, so that a process has to know how many there are
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
   shapes = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
+  check_fits(shapes, parameter_shardings(task, mesh), copies=state_copies(experiment))
   for phase in experiment.phases:
     trainable_mask(shapes, phase.trainable)  # raises where nothing would train
   made = {
@@ -256,12 +282,22 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     )
     for part in dict.fromkeys(phase.part for phase in experiment.phases)
   }
+  for leaf in jax.tree.leaves(jax.eval_shape(task.init_carry)):
+    errors.check(
+      leaf.shape[0] % sharing.multiple == 0,
+      f"The model keeps states for {leaf.shape[0]} rows of text, but devices and micro-batches need"
+      f" a multiple of {sharing.multiple}. Choose other micro_batches or another mesh.",
+    )
   task.check_data()
-  if not (workdir / CONFIG).exists():
-    claim(workdir, experiment, command=command, multiple=multiple)
-  if not (workdir / "tokenizers").is_dir():
-    meta = {"holds": "tokenizers"}
-    save_model_folder(workdir / "tokenizers", params={}, files=task.files(), meta=meta)
+  data, batches = task.fingerprints(), [made[phase.part][1] for phase in experiment.phases]
+  changed += identity.compare_data(held, data, experiment.accept_data)
+  lines, past = identity.compare_phases(held, experiment.phases, batches)
+  changed += lines
+  ends = identity.ends_of(experiment.phases, batches, past)
+  config = identity.settle(
+    held, experiment, changed, data=data, ends=ends, multiple=multiple, command=command
+  )
+  identity.keep_tokenizers(workdir, task.files())
   return Run(
     experiment=experiment,
     workdir=workdir,
@@ -270,8 +306,10 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     sharing=sharing,
     part=read,
     iterators=[made[phase.part][0] for phase in experiment.phases],
-    batches_per_epoch=[made[phase.part][1] for phase in experiment.phases],
-    notes=notes,
+    batches_per_epoch=batches,
+    notes=identity.notes_on(held, experiment, changed, ends),
+    past=past,
+    config=config,
   )
 
 

@@ -1,34 +1,28 @@
-"""The folder of a run, and the configuration that it belongs to.
+"""The folder of a run, and its `config.json`.
 
-It holds `config.json` (the resolved experiment and its provenance), `metrics.jsonl`, `tokenizers/`,
-`checkpoints/` (to continue), `models/` (to use: `best`, and the last evaluated ones), the report.
+It holds `config.json` (the resolved experiment, earlier ones, fingerprints of the training data,
+provenance; see `train.identity`), `metrics.jsonl`, `tokenizers/`, `checkpoints/` (to continue),
+`models/` (to use: `best`, and the last evaluated ones), the report.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compmod_jax import errors
-from compmod_jax.serialise import from_json, to_json
+from compmod_jax import durable, errors
+from compmod_jax.data.bounded import parse_json, read_bounded
+from compmod_jax.serialise import from_json
 from train.experiment import Experiment
-from train.provenance import provenance
 
 CONFIG = "config.json"
-# What may change between the runs of a workdir: where and how often, but not what is computed.
-MAY_CHANGE = (
-  "mesh",
-  "log_every",
-  "watch_sentences",
-  "checkpoint_every",
-  "keep_last",
-  "keep_models",
-  "time_limit_minutes",
-)
+_CHECKSUM = "sha256"
+_LARGEST = 256 << 20  # bytes of config.json
 
 
 def make_folder(workdir: Path) -> None:
@@ -70,51 +64,16 @@ def alone(workdir: Path) -> Iterator[None]:
     os.close(folder)
 
 
-def compare(workdir: Path, experiment: Experiment) -> list[str]:
-  """Notes on what differs from the workdir's configuration and may.
-
-  Raises:
-    UserError: the workdir belongs to another configuration; the message lists what differs.
-  """
-  if not (workdir / CONFIG).exists():
-    return []
-  # Through the class, so that fields that were added since then have their defaults.
-  theirs, mine = to_json(saved_experiment(workdir)), to_json(experiment)
-  wrong, notes = [], []
-  for name in mine:
-    lines = differences(theirs[name], mine[name], name)
-    (notes if name in MAY_CHANGE else wrong).extend(lines)
-  errors.check(
-    not wrong,
-    f"{workdir} belongs to another configuration: {'; '.join(wrong[:12])}. Continue it with its"
-    " own configuration, or choose another --workdir.",
-  )
-  return [f"the workdir was made with another setting: {line}" for line in notes]
-
-
-def claim(workdir: Path, experiment: Experiment, *, command: str, multiple: int = 1) -> None:
-  """Writes `config.json`.
-
-  Args:
-    workdir: where.
-    experiment: the configuration that the workdir belongs to from now on.
-    command: how it was started.
-    multiple: of which the rows of its training batches are multiples.
+def write_config(workdir: Path, config: Mapping[str, Any]) -> None:
+  """Writes `config.json` with a checksum; it is there whole, or what was there before.
 
   Raises:
     UserError: it cannot be written.
   """
-  path = workdir / CONFIG
-  record = {
-    "experiment": to_json(experiment),
-    "command": command,
-    "batch_multiple": multiple,
-    "provenance": provenance(),
-  }
+  content = {name: value for name, value in config.items() if name != _CHECKSUM}
+  text = json.dumps({**content, _CHECKSUM: _checksum(content)}, indent=2) + "\n"
   try:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(record, indent=2) + "\n")
-    temporary.replace(path)
+    durable.write(workdir / CONFIG, [text.encode()])
   except OSError as error:
     raise errors.UserError(
       f"--workdir {workdir} cannot be written: {error.strerror}. Choose another folder."
@@ -122,20 +81,39 @@ def claim(workdir: Path, experiment: Experiment, *, command: str, multiple: int 
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
-  """What `config.json` of a workdir holds.
+  """What `config.json` of a workdir holds; earlier versions wrote it without a checksum.
 
   Raises:
-    UserError: it is missing or not readable.
+    UserError: it is missing, not readable or damaged.
   """
   path = workdir / CONFIG
   try:
-    return json.loads(path.read_text())
+    config = parse_json(read_bounded(path, _LARGEST).decode())
   except OSError as error:
     raise errors.UserError(
       f"{path} cannot be read: {error.strerror}. Give the --workdir of a training run."
     ) from error
-  except json.JSONDecodeError as error:
-    raise errors.UserError(f"{path} is damaged: {error}.") from error
+  except ValueError as error:
+    raise _damaged(path, str(error)) from error
+  if not isinstance(config, dict) or "experiment" not in config:
+    raise _damaged(path, "it holds no experiment")
+  checksum = config.pop(_CHECKSUM, None)
+  if checksum is not None and checksum != _checksum(config):
+    raise _damaged(path, "its content does not match the checksum taken when it was written")
+  return config
+
+
+def _checksum(config: Mapping[str, Any]) -> str:
+  # Through JSON and back, so that tuples, which JSON turns into lists, are hashed as lists.
+  text = json.dumps(json.loads(json.dumps(config)), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _damaged(path: Path, reason: str) -> errors.UserError:
+  return errors.UserError(
+    f"{path} is damaged: {reason}. The training program restores it from the workdir's checkpoints;"
+    " where there are none, copy it from a backup or choose another --workdir."
+  )
 
 
 def saved_experiment(workdir: Path) -> Experiment:
@@ -143,16 +121,18 @@ def saved_experiment(workdir: Path) -> Experiment:
   return from_json(Experiment, read_config(workdir)["experiment"])
 
 
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-  """Where two nested configurations differ, a line each: `model.heads: 4 there, 8 here`."""
+def changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+  """Where two nested configurations differ: (path such as `model.heads`, old, new)."""
   if isinstance(old, dict) and isinstance(new, dict):
-    keys = [*old, *(key for key in new if key not in old)]
-    return [
-      line
-      for key in keys
-      for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    ]
-  if isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
-    pairs = enumerate(zip(old, new, strict=True))
-    return [line for i, (a, b) in pairs for line in differences(a, b, f"{path}.{i}")]
-  return [] if old == new else [f"{path}: {old!r} there, {new!r} here"]
+    for key in (*old, *(key for key in new if key not in old)):
+      yield from changes(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+  elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+    for i, (a, b) in enumerate(zip(old, new, strict=True)):
+      yield from changes(a, b, f"{path}.{i}")
+  elif old != new:
+    yield path, old, new
+
+
+def differences(old: Any, new: Any) -> list[str]:
+  """Where two nested configurations differ, a line each: `model.heads: 4 there, 8 here`."""
+  return [f"{path}: {a!r} there, {b!r} here" for path, a, b in changes(old, new)]

@@ -7,21 +7,20 @@
 import io
 import json
 import math
-import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from compmod_jax import durable
 from compmod_jax.errors import UserError
+from compmod_jax.records import METRICS, parse_records
 from train.progress import Progress
 from train.provenance import provenance
 
 __all__ = ["Writer", "provenance"]
-
-METRICS = "metrics.jsonl"
 
 
 class Writer:
@@ -93,15 +92,20 @@ class Writer:
     if self._workdir is None or not (self._workdir / METRICS).exists():
       return
     self.close_files()
+    self._keep(lambda record: _stays(record, step, ends))
+
+  def _keep(self, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Leaves out the records of metrics.jsonl that are not wanted, and lines that are none."""
+    assert self._workdir is not None
     path = self._workdir / METRICS
     with _told(path):
-      kept = [line for line in _whole_lines(path) if _stays(json.loads(line), step, ends)]
-      temporary = path.with_name(f".{METRICS}.new")
-      with open(temporary, "wb") as file:
-        file.writelines(kept)
-        file.flush()
-        os.fsync(file.fileno())
-      temporary.replace(path)
+      lines = list(parse_records(path.read_bytes()))
+      damaged = [number for number, (_, record) in enumerate(lines, start=1) if record is None]
+      if damaged and damaged != [len(lines)]:  # the last one may be torn by a kill: no news
+        places = ", ".join(map(str, damaged[:10])) + (", ..." if len(damaged) > 10 else "")
+        self.say(f"note: damaged lines of {path} were left out: {places} (of {len(lines)})")
+      whole = (line for line, record in lines if record is not None and wanted(record))
+      durable.write(path, (line + b"\n" for line in whole))
 
   def close_files(self) -> None:
     """Flushes and closes the files; the next `write` opens them again."""
@@ -134,10 +138,8 @@ class Writer:
       assert self._workdir is not None
       self._workdir.mkdir(parents=True, exist_ok=True)
       path = self._workdir / METRICS
-      if path.is_file():  # a kill may have torn the last line; nothing may be glued to it
-        size = sum(map(len, _whole_lines(path)))
-        if size < path.stat().st_size:
-          os.truncate(path, size)
+      if path.is_file() and _damaged(path.read_bytes()):
+        self._keep(lambda record: True)  # a kill may have torn a line; nothing may be glued to it
       self._file = open(path, "ab", buffering=0)  # noqa: SIM115
     return self._file
 
@@ -229,18 +231,10 @@ def _plain(value: Any) -> Any:
   return value if isinstance(value, str | bool | int) else str(value)
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-  """The lines up to the first that is torn or no JSON object."""
-  whole = []
-  for line in path.read_bytes().splitlines(keepends=True):
-    try:
-      good = line.endswith(b"\n") and isinstance(json.loads(line), dict)
-    except ValueError:
-      good = False
-    if not good:
-      break
-    whole.append(line)
-  return whole
+def _damaged(data: bytes) -> bool:
+  """Whether a line is torn, or none."""
+  torn = not data.endswith(b"\n") and data != b""
+  return torn or any(record is None for _, record in parse_records(data))
 
 
 def _stays(line: Mapping[str, Any], step: int, ends: Mapping[str, int]) -> bool:

@@ -86,7 +86,7 @@ def _sections(
     figure = panels.forest(
       f"Change of {measure} without each {unit_name}, largest first",
       {f"at most {_ROWS} of {len(effects)}" if len(effects) > _ROWS else "": (rows, [series])},
-      across=unit,
+      across=f"change of {measure}, {unit}",
     )
     pictures.append(Picture(f"{name}_intervals", figure, "Lines: 95 % paired bootstrap intervals."))
   yield Section("Effects", [*pictures, _table(effects, metric)])

@@ -140,7 +140,7 @@ def _pictures(found: "Compared", metric: str) -> Iterator[tuple[str, Any]]:
     if charts:
       unit = f"nats per {found.per}" if measure == "loss" else "points"
       title = f"Difference in {_MEASURES[measure]}, B less A (number of examples in brackets)"
-      yield measure, panels.forest(title, charts, across=unit)
+      yield measure, panels.forest(title, charts, across=f"B less A, {unit}")
 
 
 def _groups(found: "Compared") -> Table:

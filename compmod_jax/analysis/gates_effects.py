@@ -9,7 +9,7 @@ import numpy as np
 
 from compmod_jax import qa_scores
 from compmod_jax.analysis.gates_changes import Runner, Search, Variant
-from compmod_jax.analysis.gates_reading import ALL, GatedTask, Tokens, read_batch
+from compmod_jax.analysis.gates_reading import ALL, LEAST_TEXTS, GatedTask, Tokens, read_batch
 from compmod_jax.analysis.statistics import holm
 from compmod_jax.bootstrap import Comparison, paired_bootstrap
 from compmod_jax.data.qa.batches import blocks_of
@@ -19,8 +19,6 @@ from compmod_jax.metrics import Statistics, loss_statistics
 from compmod_jax.tasks.answer_scores import LABELLED
 from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.base import Batch
-
-_LEAST = 10  # fewer texts of a task are no ground for an interval
 
 
 class Answers(NamedTuple):
@@ -101,6 +99,20 @@ class Effect(NamedTuple):
   score_p: float = float("nan")
 
 
+def with_ends(change: Comparison | None, count: int) -> list[float]:
+  """A change and the ends of its interval; NaN for what is not known.
+
+  Args:
+    change: of a loss or a score; None for the model as trained.
+    count: texts or questions, of which fewer than `LEAST_TEXTS` give no interval.
+  """
+  nothing = float("nan")
+  if change is None:
+    return [nothing] * 3
+  d = change.difference
+  return [d.value, d.low, d.high] if count >= LEAST_TEXTS else [d.value, nothing, nothing]
+
+
 def answer_tokens(task: GatedTask, batch: Batch, read: Tokens) -> np.ndarray:
   """Which tokens after the first the loss is of, bool [batch, time].
 
@@ -178,7 +190,7 @@ def effects(losses: Losses, answers: Answers | None, *, seed: int, samples: int)
     samples: its resampled test sets.
   """
   names = sorted(set(losses.tasks.tolist()))
-  enough = [name for name in names if np.sum(losses.tasks == name) >= _LEAST]
+  enough = [name for name in names if np.sum(losses.tasks == name) >= LEAST_TEXTS]
   found = []
   for part in (ALL, *(enough if len(names) > 1 else ())):
     chosen = np.flatnonzero((losses.tasks == part) | (part == ALL))

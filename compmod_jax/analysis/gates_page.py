@@ -1,6 +1,7 @@
 """The report on gates: sentences and sections."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,7 @@ from compmod_jax.analysis import gates_map_pictures as map_pictures
 from compmod_jax.analysis import gates_pictures as pictures
 from compmod_jax.analysis import gates_tables as tables
 from compmod_jax.analysis.gates_effects import Effect
-from compmod_jax.analysis.gates_reading import ALL, KIND, PART, TASK, Cell, Totals
+from compmod_jax.analysis.gates_reading import ALL, KIND, LEAST_TEXTS, PART, TASK, Cell, Totals
 from compmod_jax.analysis.page import Page, Section
 from compmod_jax.bootstrap import Comparison
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
@@ -110,25 +111,38 @@ def _about_gates(
 
 
 def _cell(cell: Cell) -> str:
-  return f"{cell.category} ({cell.mean:.3f} [{cell.low:.3f}, {cell.high:.3f}])"
+  reach = f" [{cell.low:.3f}, {cell.high:.3f}]"
+  if not math.isfinite(cell.low):
+    reach = f"; {_too_few(cell.texts, 'text')}"
+  return f"{cell.category} ({cell.mean:.3f}{reach})"
+
+
+def _too_few(count: int, what: str) -> str:
+  return f"{count} {what}{'' if count == 1 else 's'}, too few for an interval"
 
 
 def _about_effects(effects: Sequence[Effect]) -> Iterator[str]:
   for e in effects:
     if e.part != ALL or e.loss_change is None:
       continue
-    told = f"{e.variant}: loss {_told(e.loss_change, 4)} nats per token (p = {e.loss_p:.2g})"
+    loss = _told(e.loss_change, 4, "nats per token", e.loss_p, e.texts, "text")
+    told = f"{e.variant}: loss {loss}"
     if e.score_change is not None:
       told += (
-        f", score {_told(e.score_change, 2)} points (p = {e.score_p:.2g});"
+        f", score {_told(e.score_change, 2, 'points', e.score_p, e.questions, 'question')};"
         f" {e.changed:.0f} % of {e.questions:,} answers change"
       )
     yield f"{told}."
 
 
-def _told(found: Comparison, digits: int) -> str:
+def _told(found: Comparison, digits: int, unit: str, p: float, count: int, what: str) -> str:
+  """A change with interval and p value, or that there are too few texts or questions for them."""
   d = found.difference
-  text = f"{d.value:+.{digits}f} [{d.low:+.{digits}f}, {d.high:+.{digits}f}]"
+  if count < LEAST_TEXTS:
+    text = f"{d.value:+.{digits}f} {unit} ({_too_few(count, what)})"
+  else:
+    reach = f"[{d.low:+.{digits}f}, {d.high:+.{digits}f}]"
+    text = f"{d.value:+.{digits}f} {reach} {unit} (p = {p:.2g})"
   return text.replace("-", "−")
 
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from compmod_jax.analysis import panels, style
 from compmod_jax.analysis.gates_changes import TOKEN, TOKEN_AND_SET
-from compmod_jax.analysis.gates_effects import Effect
+from compmod_jax.analysis.gates_effects import Effect, with_ends
 from compmod_jax.analysis.gates_reading import ALL, BINS, KIND, Cell, Totals
 from compmod_jax.analysis.page import Picture
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
@@ -155,6 +155,9 @@ def channels(totals: Mapping[str, Totals]) -> Picture:
   )
 
 
+_CHANGES = {"score": "change, points", "loss": "change, nats per token"}
+
+
 def effects(found: Sequence[Effect]) -> Iterator[Picture]:
   """Changes of scores and losses, side by side: with other tokens, and with other gates."""
   for name, title, of_tokens in (
@@ -167,7 +170,7 @@ def effects(found: Sequence[Effect]) -> Iterator[Picture]:
     if some:
       yield Picture(
         name,
-        panels.forest(title, _charts(some), across="change"),
+        panels.forest(title, _charts(some), across=_CHANGES),
         "Lines: 95 % paired bootstrap intervals over texts. A fall of the score and a rise of the"
         " loss mean that the model is worse off.",
       )
@@ -176,16 +179,16 @@ def effects(found: Sequence[Effect]) -> Iterator[Picture]:
 def _charts(found: Sequence[Effect]) -> dict[str, tuple[list[str], list[panels.Series]]]:
   """Heading -> variants, and the changes of each part of the sample."""
   rows, charts = list(dict.fromkeys(effect.variant for effect in found)), {}
-  for heading, field in (
-    ("score, points", "score_change"),
-    ("loss, nats per token", "loss_change"),
+  for heading, field, count in (
+    ("score", "score_change", "questions"),
+    ("loss", "loss_change", "texts"),
   ):
     series = []
     for part in dict.fromkeys(effect.part for effect in found):
-      changes = [getattr(effect, field) for effect in found if effect.part == part]
-      if all(changes):
-        ends = [[getattr(c.difference, end) for c in changes] for end in ("value", "low", "high")]
-        series.append(panels.Series(part, *ends))
+      some = [effect for effect in found if effect.part == part]
+      if all(getattr(effect, field) for effect in some):
+        ends = [with_ends(getattr(e, field), getattr(e, count)) for e in some]
+        series.append(panels.Series(part, *map(list, zip(*ends, strict=True))))
     if series:
       charts[heading] = (rows, series)
   return charts

@@ -1,6 +1,7 @@
 """What the positions of a modulated model read, and how open its gates are there."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ KINDS = ("passage", "question", "option", "label", "marker", "separator", "answe
 """Of the tokens of a question: markers are `<p>` and `<q>`, the separator is `<sep>`, and the label
 that answers in multiple choice is an answer."""
 TEXT_KINDS = ("text", "end of document")
+LEAST_TEXTS = 10  # fewer are no ground for an interval
 BINS = 20  # of the histogram, of equal width from 0 to 1
 
 _PASSAGE, _QUESTION, _OPTION, _LABEL, _MARKER, _SEPARATOR, _ANSWER = range(len(KINDS))
@@ -143,12 +145,14 @@ class Cell(NamedTuple):
     category: its name.
     tokens: how many.
     mean: over tokens and channels.
-    low: of the mean's 95 % bootstrap interval over texts; NaN where too few of them have any.
+    low: of the mean's 95 % bootstrap interval over texts; NaN where fewer than `LEAST_TEXTS` of
+      them have any.
     high: the same.
     spread: standard deviation over tokens and channels.
     closed: share of values below 0.1.
     open: share above 0.9.
     bins: shares of BINS intervals of equal width, float64.
+    texts: how many have such tokens.
   """
 
   group: str
@@ -161,6 +165,7 @@ class Cell(NamedTuple):
   closed: float
   open: float
   bins: np.ndarray
+  texts: int = 0
 
 
 class Totals:
@@ -219,13 +224,18 @@ class Totals:
         if not sums[1]:
           continue
         mean, square, closed, open_, *bins = (sums[[0, *range(2, len(sums))]] / sums[1]).tolist()
-        texts = loss_statistics(*self._texts[group][:, number].T)
-        interval = bootstrap_interval(texts, seed=seed, samples=samples)
+        # Texts without such tokens add nothing to the mean, drawn or not.
+        texts = self._texts[group][:, number]
+        texts = texts[texts[:, 1] > 0]
+        low = high = math.nan
+        if len(texts) >= LEAST_TEXTS:
+          interval = bootstrap_interval(loss_statistics(*texts.T), seed=seed, samples=samples)
+          low, high = interval.low, interval.high
         spread = max(square - mean**2, 0.0) ** 0.5
         found.append(
           Cell(
-            group, name, int(sums[1]), mean, interval.low, interval.high, spread, closed, open_,
-            np.array(bins),
+            group, name, int(sums[1]), mean, low, high, spread, closed, open_, np.array(bins),
+            len(texts),
           )
         )  # fmt: skip
     return found

@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compmod_jax.analysis.gates_effects import Answers, Effect
+from compmod_jax.analysis.gates_effects import Answers, Effect, with_ends
 from compmod_jax.analysis.gates_maps import Map
-from compmod_jax.analysis.gates_reading import ALL, BINS, KIND, PART, Cell, Totals
+from compmod_jax.analysis.gates_reading import ALL, BINS, KIND, LEAST_TEXTS, PART, Cell, Totals
 from compmod_jax.analysis.page import Sample, Table
-from compmod_jax.bootstrap import Comparison
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
 
 
@@ -24,7 +23,8 @@ def groups(cells: Mapping[str, Sequence[Cell]]) -> Table:
     "gate", "group", "category", "tokens", "mean", "low", "high", "spread", "closed", "open",
   )  # fmt: skip
   caption = (
-    "Means over tokens and channels with 95 % bootstrap intervals over texts; spread: standard"
+    "Means over tokens and channels with 95 % bootstrap intervals over texts, a dash where fewer"
+    f" than {LEAST_TEXTS} texts have such tokens; spread: standard"
     f" deviation over tokens and channels; closed: share of values below {CLOSED}, open: above"
     f" {OPEN}. Separator: <sep>; markers: <p> and <q>."
   )
@@ -100,9 +100,16 @@ def effects(found: Sequence[Effect], moved: Mapping[str, Mapping[str, float]]) -
   asked = bool(found[0].questions)
   rows = []
   for e in found:
-    row: list[Any] = [e.variant, e.part, e.loss, *_change(e.loss_change), e.loss_p]
+    row: list[Any] = [e.variant, e.part, e.loss, *with_ends(e.loss_change, e.texts), e.loss_p]
     if asked:
-      row += [e.questions, e.score, *_change(e.score_change), e.score_p, e.changed, e.malformed]
+      row += [
+        e.questions,
+        e.score,
+        *with_ends(e.score_change, e.questions),
+        e.score_p,
+        e.changed,
+        e.malformed,
+      ]
     far = moved[e.variant].values()
     rows.append([*row, *(far if e.part == ALL else [None] * len(far))])
   columns = ["variant", "part", "loss", "change", "low", "high", "p, corrected"]
@@ -113,17 +120,12 @@ def effects(found: Sequence[Effect], moved: Mapping[str, Mapping[str, float]]) -
     ]  # fmt: skip
   columns += [f"moved: {site}" for site in moved[found[0].variant]]
   caption = (
-    "Changes are against the model as trained, with 95 % paired bootstrap intervals; p after Holm's"
+    "Changes are against the model as trained, with 95 % paired bootstrap intervals (a dash: fewer"
+    f" than {LEAST_TEXTS} texts or questions); p after Holm's"
     " correction for the number of variants. Changed: answers that differ from those as trained."
     " Moved: mean absolute change of a gate over tokens and channels, given the right answers."
   )
   return Table("effects", columns, rows, caption)
-
-
-def _change(found: Comparison | None) -> list[float | None]:
-  if found is None:
-    return [None, None, None]
-  return [found.difference.value, found.difference.low, found.difference.high]
 
 
 def changed(answers: Answers) -> Table:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+from compmod_jax.analysis.factorial import Factorial, analyse
 from compmod_jax.analysis.statistics import (
   Mean,
   Paired,
@@ -73,12 +75,17 @@ class Table:
     reference: the row that the others are tested against.
     columns: in order.
     rows: name -> column name -> entry, in order; a row lacks what none of its runs has.
+    settings: name -> the whole configuration of its runs, as field -> value; none if not given.
+    effects: column name -> main effects and interactions, where rows are all settings of several
+      factors; then they are what is tested.
   """
 
   title: str
   reference: str
   columns: tuple[Column, ...]
   rows: Mapping[str, Mapping[str, Entry]]
+  settings: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+  effects: Mapping[str, Factorial] = dataclasses.field(default_factory=dict)
 
 
 def summarise(
@@ -88,6 +95,8 @@ def summarise(
   *,
   reference: str,
   published: Mapping[str, Mapping[str, float]],
+  settings: Mapping[str, Mapping[str, Any]] | None = None,
+  factors: Mapping[str, Collection[str]] | None = None,
 ) -> Table:
   """The table of a grid of runs.
 
@@ -97,6 +106,9 @@ def summarise(
     columns: what is compared.
     reference: the plain row; if it has no runs, nothing is tested.
     published: row -> column name -> published figure.
+    settings: row -> field -> value, the whole configuration of its runs.
+    factors: name -> the rows in which it is on, if rows are all settings of several factors. A
+      column in which not every row has the same seeds has no effects.
 
   Raises:
     UserError: there is no run at all.
@@ -107,7 +119,36 @@ def summarise(
     for row, entry in _column(values, column.name, reference).items():
       figure = published.get(row, {}).get(column.name)
       rows[row][column.name] = dataclasses.replace(entry, published=figure)
-  return Table(title, reference, tuple(columns), rows)
+  effects = _effects(values, columns, published, factors) if factors else {}
+  return Table(title, reference, tuple(columns), rows, settings or {}, effects)
+
+
+def _effects(
+  values: Values,
+  columns: Sequence[Column],
+  published: Mapping[str, Mapping[str, float]],
+  factors: Mapping[str, Collection[str]],
+) -> dict[str, Factorial]:
+  """Effects in every column that is complete."""
+  settings = {row: frozenset(f for f, rows in factors.items() if row in rows) for row in values}
+  seeds = {frozenset(by_seed) for by_seed in values.values()}
+  if len(set(settings.values())) < 2 ** len(factors) or len(seeds) > 1:
+    return {}
+  found = {}
+  for column in columns:
+    if not all(column.name in scores for runs in values.values() for scores in runs.values()):
+      continue
+    by_setting = {
+      settings[row]: {seed: scores[column.name] for seed, scores in runs.items()}
+      for row, runs in values.items()
+    }
+    figures = {
+      settings[row]: published[row][column.name]
+      for row in values
+      if column.name in published.get(row, {})
+    }
+    found[column.name] = analyse(by_setting, tuple(factors), figures)
+  return found
 
 
 def _column(values: Values, name: str, reference: str) -> dict[str, Entry]:

@@ -177,6 +177,8 @@ def _known(value: float) -> bool:
 
 
 def _signed(value: float) -> str:
+  if not math.isfinite(value):
+    return "not known"  # too few tokens, or a weight or norm that never varies
   return f"{value:+.2f}".replace("-", "−")
 
 

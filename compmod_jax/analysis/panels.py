@@ -201,7 +201,7 @@ def forest(
   title: str,
   panels: Mapping[str, tuple[Sequence[str], Sequence[Series]]],
   *,
-  across: str,
+  across: str | Mapping[str, str],
   reference: float | None = 0.0,
 ) -> Figure:
   """Estimates with their intervals, a row each, side by side in panels.
@@ -209,7 +209,7 @@ def forest(
   Args:
     title: of the picture.
     panels: heading -> names of the rows, and series with a value for each row.
-    across: what values are.
+    across: what values are, with their unit; or heading -> that of its panel.
     reference: where a dashed line stands; None for none.
   """
   if not panels:
@@ -233,7 +233,7 @@ def forest(
     )
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.xaxis.set_major_locator(MaxNLocator(4 if columns > 1 else 8))
-    style.label(axes, heading, across, "")
+    style.label(axes, heading, across if isinstance(across, str) else across[heading], "")
     axes.grid(axis="x", color=style.GRID, linewidth=0.7)
     axes.grid(False, axis="y")
     if reference is not None:

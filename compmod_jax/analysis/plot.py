@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 from numpy.typing import ArrayLike
 
+from compmod_jax import durable
 from compmod_jax.analysis import style
 from compmod_jax.errors import check, check_choice
 
@@ -269,10 +270,11 @@ def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
     The two paths.
   """
   folder = Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
   paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-  figure.savefig(paths[0], dpi=150, facecolor="white")
-  paths[1].write_text(_svg(figure, name, "white"), encoding="utf-8")
+  picture = io.BytesIO()
+  figure.savefig(picture, format="png", dpi=150, facecolor="white")
+  durable.write(paths[0], [picture.getvalue()])
+  durable.write(paths[1], [_svg(figure, name, "white").encode()])
   return paths
 
 

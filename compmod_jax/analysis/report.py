@@ -21,6 +21,7 @@ from compmod_jax.analysis.results import (
   number,
   table,
 )
+from compmod_jax.records import read_records
 
 __all__ = [
   "Best", "HeadWeights", "Report", "Results", "Sample", "SplitResult", "read_records", "table",
@@ -74,25 +75,6 @@ def write_report(
   page.write_text(rows, _results.csv_table(results))
   page.write_text(html, _html(results, title or results["name"], pictures))
   return Report(html, data, rows, saved)
-
-
-def read_records(path: str | Path) -> list[dict[str, Any]]:
-  """The records of a metrics.jsonl; none if there is no such file.
-
-  A line that a kill cut short is left out, as is anything else that is not a JSON object.
-  """
-  path = Path(path)
-  records = []
-  for line in (
-    path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
-  ):
-    try:
-      record = json.loads(line)
-    except ValueError:
-      continue
-    if isinstance(record, dict):
-      records.append(record)
-  return records
 
 
 def _figures(results: Results, records: Sequence[Mapping[str, Any]]) -> Iterator[tuple]:
@@ -153,6 +135,7 @@ def _html(results: Results, title: str, pictures: list[dict[str, str]]) -> str:
     ],
     columns=columns,
     units=results.get("units"),
+    notes=_results.notes(results),
     signatures=_results.signatures(results),
     samples=samples,
     pictures=[{**picture, "svg": Markup(picture["svg"])} for picture in pictures],
@@ -169,15 +152,15 @@ def _tiles(results: Results) -> Iterator[tuple[str, str, str]]:
     yield (
       f"best validation {metric}",
       number(best["metric"], best["value"]),
-      f"at step {best['step']:,}",
+      " · ".join([f"at step {best['step']:,}", *_on(best)]),
     )
   for row in results["splits"]:
     for metric in (best["metric"] if best else "bleu", "bleu", "exact_match", "loss"):
       value = row.get(metric)
       if row["split"] == "test" and value is not None:
         sentences = row.get("sentences")
-        remark = "" if sentences is None else f"{sentences:,} sentences"
-        yield f"test {METRICS[metric]}", number(metric, value), remark
+        remark = [] if sentences is None else [f"{sentences:,} sentences"]
+        yield f"test {METRICS[metric]}", number(metric, value), " · ".join([*remark, *_on(row)])
         break
   parameters, plain = results.get("parameters"), results.get("plain_parameters")
   if parameters is not None:
@@ -185,8 +168,11 @@ def _tiles(results: Results) -> Iterator[tuple[str, str, str]]:
     yield "parameters", f"{parameters:,}", remark
   seconds = results.get("train_seconds")
   if seconds is not None:
-    yield (
-      "training time",
-      _results.duration(seconds),
-      str((results.get("provenance") or {}).get("device", "")),
-    )
+    ended, device = results.get("ended"), (results.get("provenance") or {}).get("device", "")
+    remarks = [ended["text"] if ended else "", str(device)]
+    yield "training time", _results.duration(seconds), " · ".join(filter(None, remarks))
+
+
+def _on(row: Mapping[str, Any]) -> list[str]:
+  """What a score was measured on, where that is known."""
+  return [_results.measured_on(row)] if row.get("search") or "of" in row else []

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Required, TypedDict
+from typing import Any, Literal, NotRequired, Required, TypedDict
 
 from compmod_jax.errors import check, check_choice
 
@@ -16,6 +16,25 @@ class Best(TypedDict):
   metric: str
   """Name of a quantity of `SplitResult`, such as "bleu" or "loss"."""
   value: float
+  evaluations: NotRequired[int]
+  """How many there were."""
+  sentences: NotRequired[int | None]
+  """On how many sentences (or questions) of the validation split it was measured."""
+  of: NotRequired[int | None]
+  """How many the split has."""
+  search: NotRequired[str | None]
+  """How outputs were searched for, if it is a score of outputs."""
+
+
+class Ended(TypedDict):
+  """Why training ended."""
+
+  reason: Literal["all_steps", "time_limit", "no_better_score"]
+  step: int
+  """The last one."""
+  total_steps: int
+  text: str
+  """The same for people."""
 
 
 class SplitResult(TypedDict, total=False):
@@ -23,6 +42,10 @@ class SplitResult(TypedDict, total=False):
 
   split: Required[str]
   sentences: int | None
+  decoded: int | None
+  """For how many of them outputs were made: what scores of outputs are over."""
+  search: str | None
+  """How those were searched for."""
   tokens: int | None
   """What loss, perplexity and accuracy are over: target tokens, or masked ones."""
   loss: float | None
@@ -104,6 +127,7 @@ class Results(TypedDict, total=False):
   train_seconds: float | None
   evaluate_seconds: Mapping[str, float]
   """Split -> wall time of its evaluation at the end."""
+  ended: Ended
   best: Best | None
   samples: Sequence[Sample]
   head_weights: Mapping[str, HeadWeights]
@@ -122,6 +146,12 @@ METRICS = {
   "extractive_f1": "extractive F1", "abstractive_rouge_l": "abstractive ROUGE-L",
   "malformed": "malformed answers", "entropy_before": "entropy before recoding",
   "entropy": "entropy", "sentences_per_second": "sentences per second",
+}  # fmt: skip
+_UNITS = {
+  "loss": "nats per token", "unigram": "nats per token", "perplexity": "per token",
+  "word_perplexity": "per word", "accuracy": "share of tokens", "unknown": "% of tokens",
+  "entropy_before": "nats", "entropy": "nats", "sentences_per_second": "sentences per second",
+  "tokens_per_second": "tokens per second",
 }  # fmt: skip
 HEADINGS = {
   "split": "split", "sentences": "sentences", "tokens": "tokens", "loss": "loss",
@@ -144,7 +174,7 @@ def columns(results: Results) -> list[str]:
 
 
 def table(results: Results) -> str:
-  """The results as aligned plain text, one line a split, with the signatures below.
+  """The results as aligned plain text, one line a split; below, signatures and `notes`.
 
   A value that was not measured is a hyphen; what no split has is no column. ASCII wherever the
   names are.
@@ -162,7 +192,46 @@ def table(results: Results) -> str:
     lines.append("  ".join([first, *rest]).rstrip())
   lines.insert(1, "-" * sum(widths, 2 * len(widths) - 2))
   lines += [f"{name}: {text} ({where})" for name, text, where in signatures(results)]
+  lines += notes(results)
   return "\n".join(lines)
+
+
+def notes(results: Results) -> list[str]:
+  """Why training ended, and what scores were measured on, a sentence or two each."""
+  found = []
+  ended, best = results.get("ended"), results.get("best")
+  if ended:
+    found.append(f"Training ended: {ended['text']}.")
+  if best and best.get("evaluations"):
+    metric = METRICS.get(best["metric"], best["metric"])
+    count = best.get("evaluations", 0)
+    chosen = f"the best of {count} evaluations" if count > 1 else "the only evaluation"
+    found.append(
+      f"Best validation {metric} {number(best['metric'], best['value'])} at step"
+      f" {best['step']:,}: {chosen}, on {measured_on(best)}. It chose the parameters, and it is of"
+      " other sentences than a score on test: do not compare the two."
+    )
+  rows: dict[str, list[str]] = {}
+  for row in results["splits"]:
+    if row.get("search"):
+      rows.setdefault(measured_on(row), []).append(row["split"])
+  found += [f"Scores of outputs on {', '.join(names)}: {on}." for on, names in rows.items()]
+  return found
+
+
+def measured_on(row: Mapping[str, Any]) -> str:
+  """Of which part of its split a row of the table or the best evaluation is, and how it searched.
+
+  For example "200 of 1,000 sentences, greedy search" and "the whole split, greedy search".
+  """
+  if "of" in row:
+    count, whole = row.get("sentences"), row.get("of")
+  else:
+    count, whole = row.get("decoded"), row.get("sentences")
+  part = "the whole split"
+  if count is not None and whole is not None and count < whole:
+    part = f"{count:,} of {whole:,} sentences"
+  return f"{part}, {row['search']}" if row.get("search") else part
 
 
 def csv_table(results: Results) -> str:
@@ -206,6 +275,8 @@ def check_schema(results: Mapping[str, Any]) -> None:
     _check_fields(f"results.head_weights[{site!r}]", weights, HeadWeights)
   if results.get("best"):
     _check_fields("results.best", results["best"], Best)
+  if results.get("ended"):
+    _check_fields("results.ended", results["ended"], Ended)
 
 
 def _check_fields(where: str, value: Mapping[str, Any], schema: Any) -> None:
@@ -254,6 +325,15 @@ def number(metric: str, value: float) -> str:
   if "perplexity" in metric:
     return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.3e}"
   return f"{value:.2f}"
+
+
+def unit(metric: str) -> str:
+  """The unit of a score, as the axis of a picture names it; scores of 0 to 100 have points.
+
+  Args:
+    metric: a field of `SplitResult`, or a score of a part, such as "exact_match/yes_no/2".
+  """
+  return _UNITS.get(metric, "points")
 
 
 def duration(seconds: float) -> str:

@@ -17,6 +17,7 @@ from compmod_jax.analysis.subject import Subject
 from compmod_jax.data.minimal_pairs import treebank_style
 from compmod_jax.data.text import read_lines
 from compmod_jax.errors import UserError, check
+from compmod_jax.mechanisms.recoding_config import WITHOUT_UNIT
 from compmod_jax.tasks.language_model import LanguageModel
 from compmod_jax.tasks.scorer import Scored
 
@@ -38,11 +39,13 @@ class Reading(NamedTuple):
     name: of the runs.
     scored: run -> sentence -> scores.
     recodes: whether they recode.
+    unit: of the error signal, "nats" or "no unit".
   """
 
   name: str
   scored: list[list[Scored]]
   recodes: bool
+  unit: str = "nats"
 
   def values(self, sentence: int, field: str) -> np.ndarray:
     """A quantity of every run at every token of a sentence, [runs, tokens]; bits for `nll`."""
@@ -142,11 +145,16 @@ def _recodes(task: LanguageModel) -> bool:
   return task.model.config.recoding.applies(train=False)
 
 
+def unit_of(task: Any) -> str:
+  """The unit of a model's error signal, as the axes of pictures name it."""
+  return "no unit" if task.model.config.recoding.signal in WITHOUT_UNIT else "nats"
+
+
 def _read(members: Sequence[Member], sentences: list[str], subject: Subject) -> list[Reading]:
   found: dict[str, Reading] = {}
   for member in members:
     recodes = _recodes(member.task)
-    reading = found.setdefault(member.name, Reading(member.name, [], recodes))
+    reading = found.setdefault(member.name, Reading(member.name, [], recodes, unit_of(member.task)))
     check(
       reading.recodes == recodes,
       f"Runs of the name {member.name!r} differ: some recode, some do not. Give them two names.",
@@ -183,6 +191,7 @@ def _later(
       seen = counts[away] > 0
       errors[away].append(sums[0, away, seen] / counts[away, seen])
       bits[away].append(sums[1, away, seen] / counts[away, seen])
+  # No sentence may be so long that a step has as many after it.
   return [
     Later(
       away,
@@ -190,6 +199,7 @@ def _later(
       mean_interval(np.mean(bits[away], axis=0).tolist()),
     )
     for away in range(reach + 1)
+    if errors[away][0].size
   ]
 
 

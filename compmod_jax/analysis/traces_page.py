@@ -7,8 +7,16 @@ import numpy as np
 
 from compmod_jax.analysis import style
 from compmod_jax.analysis.page import Page, Picture, Section, Table
-from compmod_jax.analysis.statistics import mean_interval
-from compmod_jax.analysis.traces import Later, Reading, Traces, differs, rises, unknown_tokens
+from compmod_jax.analysis.statistics import Mean, mean_interval
+from compmod_jax.analysis.traces import (
+  Later,
+  Reading,
+  Traces,
+  differs,
+  rises,
+  unit_of,
+  unknown_tokens,
+)
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
   from compmod_jax.analysis.subject import Subject
 
 ALPHA = 0.05
-_AWAY = {"error": "change of the error signal", "surprisal": "change of surprisal, bits"}
+_AWAY = {"error": "error signal", "surprisal": "surprisal"}
 
 
 def make_page(
@@ -46,12 +54,12 @@ def make_page(
   if later:
     away = Picture(
       "later_steps",
-      _later_picture(later),
+      _later_picture(later, _units(readings)),
       "One step alone is recoded; what changes at that step (0, measured from the recoded top"
       " state) and at those after it. Bars: 95 % intervals over sentences.",
     )
     sections.append(Section("One step alone", [away, _later_table(later)]))
-  training = list(_training(subject.records))
+  training = list(_training(subject.records, unit_of(subject.task)))
   if training:
     sections.append(Section("Over training", training))
   sections.append(Section("All tokens", [_tokens(readings)]))
@@ -67,6 +75,11 @@ def make_page(
       ("runs", f"{sum(len(r.scored) for r in readings)}", f"of {len(readings)} settings"),
     ],
   )
+
+
+def _units(readings: Sequence[Reading]) -> str:
+  """The units of the error signals of all runs that recode."""
+  return " or ".join(dict.fromkeys(one.unit for one in readings if one.recodes))
 
 
 def _plain(later: Mapping[str, Sequence[Later]]) -> dict[str, Any]:
@@ -87,7 +100,7 @@ def _mean_surprisal(reading: Reading) -> str:
     float(np.mean(np.concatenate([one.surprisal for one in run]))) for run in reading.scored
   ]
   mean = mean_interval(by_run)
-  reach = "" if np.isnan(mean.half) else f" ± {mean.half:.2f}"
+  reach = _plus_minus(mean, 2)
   unknown, tokens = unknown_tokens(reading)
   return (
     f"{reading.name}: {mean.mean:.2f}{reach} bits a token; {unknown:,} of {tokens:,} tokens"
@@ -105,8 +118,19 @@ def _theorem_1(name: str, found: Mapping[str, float]) -> str:
 
 def _theorem_2(name: str, found: Sequence[Later]) -> str:
   after = [one for one in found if one.away]
-  parts = [f"{one.error.mean:+.4f} ± {one.error.half:.4f} after {one.away}" for one in after[:3]]
-  return f"{name}: recoding one step changes the error of later steps by {', '.join(parts)} steps."
+  if not after:
+    return (
+      f"{name}: no sentence has a step behind a recoded one, so that nothing is known of those."
+    )
+  parts = [f"{one.error.mean:+.4f}{_plus_minus(one.error, 4)} after {one.away}" for one in after]
+  few = "" if np.isfinite(after[0].error.half) else " One sentence gives no interval."
+  listed = ", ".join(parts[:3])
+  return f"{name}: recoding one step changes the error of later steps by {listed} steps.{few}"
+
+
+def _plus_minus(mean: Mean, digits: int) -> str:
+  """Half of an interval, where there is one: a single value has none."""
+  return f" ± {mean.half:.{digits}f}" if np.isfinite(mean.half) else ""
 
 
 # Pictures.
@@ -143,16 +167,16 @@ def _sentence(number: int, text: str, readings: Sequence[Reading]) -> "Figure":
     if place:
       _stars(axes, places, values, differs(readings[0], reading, number), colour)
   style.label(axes, text if len(text) < 90 else f"{text[:87]}...", "", "surprisal, bits")
-  axes.set_xticks(places, words if not recoding else [""] * len(words), parse_math=False)
+  axes.set_xticks(places, words, parse_math=False)
   if recoding:
-    below = figure.add_subplot(grid[1])
+    below = figure.add_subplot(grid[1], sharex=axes)  # a token is at the same place in both
     for place, reading in enumerate(readings):
       if reading.recodes:
         for field, name in (("error", "before"), ("error_after", "after")):
           values = reading.values(number, field).mean(axis=0)
           style.line(below, places, values, f"{reading.name}, {name}", place + (name == "after"))
-    style.label(below, "error signal", "", "error")
-    below.set_xticks(places, words, parse_math=False)
+    style.label(below, "error signal", "", f"error, {_units(readings)}")
+    axes.tick_params(labelbottom=False)
     style.name_lines(below)
     axes = (axes, below)[-1]
   for label in axes.get_xticklabels():
@@ -188,15 +212,17 @@ def _histogram(readings: Sequence[Reading]) -> "Figure":
     reach = float(np.quantile(np.abs(change), 0.99)) or 1.0
     axes.hist(np.clip(change, -reach, reach), bins=60, color=style.PALETTE[number], linewidth=0)
     axes.axvline(0, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    style.label(axes, reading.name, "error after − error before", "tokens" if not number else "")
+    across = f"error after − error before, {reading.unit}"
+    style.label(axes, reading.name, across, "tokens" if not number else "")
   style.finish(figure, "What recoding does to the error of its own step")
   return figure
 
 
-def _later_picture(later: Mapping[str, Sequence[Later]]) -> "Figure":
+def _later_picture(later: Mapping[str, Sequence[Later]], unit: str) -> "Figure":
   figure = style.canvas(style.WIDTH, 2.6)
+  first: Any = None
   for number, (field, what) in enumerate(_AWAY.items()):
-    axes = figure.add_subplot(1, 2, number + 1)
+    axes = first = figure.add_subplot(1, 2, number + 1, sharex=first)
     for place, (name, found) in enumerate(later.items()):
       colour = style.PALETTE[place % len(style.PALETTE)]
       means = [getattr(one, field) for one in found]
@@ -206,19 +232,24 @@ def _later_picture(later: Mapping[str, Sequence[Later]]) -> "Figure":
         marker="o", markersize=4, linewidth=1.2, label=name,
       )  # fmt: skip
     axes.axhline(0, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    style.label(axes, what, "steps after the recoded one", "")
+    change = f"change, {unit if field == 'error' else 'bits'}"
+    style.label(axes, what, "steps after the recoded one", change)
     if len(later) > 1 and not number:
       axes.legend(frameon=False, fontsize=style.SMALL)
   style.finish(figure, "Recoding one step alone")
   return figure
 
 
-def _training(records: Sequence[Mapping[str, Any]]) -> Iterator[Picture]:
+def _training(records: Sequence[Mapping[str, Any]], unit: str) -> Iterator[Picture]:
   lines = [record for record in records if record.get("kind") == "train"]
   names = sorted({name for record in lines for name in record if name.startswith("recoding/")})
-  for heading, some in (
-    ("Error signal over training", [n for n in names if n == "recoding/error"]),
-    ("Step sizes over training", [n for n in names if n.startswith("recoding/size/")]),
+  for heading, up, some in (
+    ("Error signal over training", f"error, {unit}", [n for n in names if n == "recoding/error"]),
+    (
+      "Step sizes over training",
+      "size of the step",
+      [n for n in names if n.startswith("recoding/size/")],
+    ),
   ):
     if not some:
       continue
@@ -228,7 +259,7 @@ def _training(records: Sequence[Mapping[str, Any]]) -> Iterator[Picture]:
       seen = [(r["step"], r[name]) for r in lines if r.get(name) is not None]
       steps, values = (np.asarray(x) for x in zip(*seen, strict=True))
       style.line(axes, steps, values, name.removeprefix("recoding/size/"), place)
-    style.label(axes, "", "step", "")
+    style.label(axes, "", "training step", up)
     style.name_lines(axes)
     style.finish(figure, heading)
     yield Picture(

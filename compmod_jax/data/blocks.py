@@ -2,20 +2,20 @@
 
 import hashlib
 import itertools
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from compmod_jax import durable
 from compmod_jax.data.documents import Documents
 from compmod_jax.data.examples import Column, Examples
 from compmod_jax.data.vocabulary import Tokenizer
 from compmod_jax.errors import UserError, check
 
 _CHUNK = 1024
-_VERSION = "compmod_jax tokens 2"
+_PIECE = 1 << 24
+_VERSION = "compmod_jax tokens 3"
 
 
 class Blocks(Column):
@@ -48,6 +48,10 @@ class Blocks(Column):
     some._numbers = self._numbers[numbers]
     some._measure()
     return some
+
+  def numbers(self) -> tuple[np.ndarray, ...]:
+    """The blocks' numbers and the stream that they are cut from."""
+    return self._numbers, self._stream
 
   def _one(self, number: int) -> np.ndarray:
     begin = int(self._numbers[number]) * self._stride  # raises IndexError
@@ -88,13 +92,21 @@ def token_stream(documents: Documents, tokenizer: Tokenizer, cache: Path | None)
   dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
   chunks = _chunks(documents, tokenizer, dtype)
   if cache is None:
-    stream = np.concatenate([np.zeros(0, dtype), *chunks])
-  else:
-    key = "\n".join([_VERSION, documents.fingerprint, tokenizer.fingerprint])
-    path = Path(cache) / f"{hashlib.sha256(key.encode()).hexdigest()}.tokens"
-    if not path.is_file():
-      _write(path, chunks)
-    stream = np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
+    return np.concatenate([np.zeros(0, dtype), *chunks])
+  key = "\n".join([_VERSION, documents.fingerprint, tokenizer.fingerprint])
+  path = Path(cache) / f"{hashlib.sha256(key.encode()).hexdigest()}.tokens"
+  stream = _cached(path, dtype)
+  if stream is None:
+    try:
+      durable.write(path, _with_digest(chunks), shared=True)
+      stream = _cached(path, dtype)
+    except OSError as error:
+      raise UserError(
+        f"The tokens cannot be cached in {path.parent} ({error.strerror}); free space there, or"
+        " name another folder."
+      ) from error
+    check(stream is not None, f"{path} was damaged as soon as it was written; check the disk.")
+  assert stream is not None
   return stream
 
 
@@ -105,23 +117,21 @@ def _chunks(documents: Documents, tokenizer: Tokenizer, dtype: type) -> Iterator
     yield np.fromiter(ids, dtype)
 
 
-def _write(path: Path, chunks: Iterator[np.ndarray]) -> None:
-  """Writes chunks to a file that appears whole or not at all."""
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".part")
-    try:
-      with os.fdopen(handle, "wb") as file:
-        for chunk in chunks:
-          file.write(chunk.tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-      os.replace(name, path)
-    except BaseException:
-      Path(name).unlink(missing_ok=True)
-      raise
-  except OSError as error:
-    raise UserError(
-      f"The tokens cannot be cached in {path.parent} ({error.strerror}); free space there, or name"
-      " another folder."
-    ) from error
+def _with_digest(chunks: Iterator[np.ndarray]) -> Iterator[bytes]:
+  digest = hashlib.sha256()
+  for chunk in chunks:
+    digest.update(chunk.data)
+    yield chunk.tobytes()
+  yield digest.digest()
+
+
+def _cached(path: Path, dtype: type) -> np.ndarray | None:
+  """The tokens in a file, whose last bytes are their sha256; None if it is missing or damaged."""
+  size = path.stat().st_size - hashlib.sha256().digest_size if path.is_file() else -1
+  if size < 0 or size % np.dtype(dtype).itemsize:
+    return None
+  held = np.memmap(path, np.uint8, mode="r")
+  digest = hashlib.sha256()
+  for start in range(0, size, _PIECE):
+    digest.update(held[start : min(start + _PIECE, size)].data)
+  return held[:size].view(dtype) if digest.digest() == held[size:].tobytes() else None

@@ -12,6 +12,7 @@ the memory holds. Every reader of such bytes goes through the functions here. Wh
 
 import io
 import json
+import lzma
 import os
 import re
 import stat
@@ -177,7 +178,9 @@ def archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
     size = path.stat().st_size
     try:
       yield from (_zipped if path.suffix == ".zip" else _tarred)(file, size)
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
+      raise _no_archive(error) from error
+    except (EOFError, RuntimeError) as error:  # cut off; encrypted, or compressed in another way
       raise _no_archive(error) from error
     except OSError as error:
       if error.errno is None:  # of gzip, not of the disk

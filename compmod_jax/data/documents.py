@@ -9,7 +9,7 @@ from typing import Any, Literal
 from compmod_jax.data.bounded import parse_json
 from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.pairs import DataError
-from compmod_jax.data.text import expand_folder, read_lines
+from compmod_jax.data.text import expand_folder, matching_files, read_lines
 from compmod_jax.data.tfds import open_split
 from compmod_jax.errors import check, check_choice
 
@@ -154,7 +154,7 @@ class TextDocuments:
 
 
 def _find(folder: Path, patterns: tuple[str, ...]) -> set[Path]:
-  return {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+  return {path for pattern in patterns for path in matching_files(folder, pattern)}
 
 
 def _paragraphs(name: str, lines: list[str]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import overload
 import numpy as np
 
 from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.fingerprint import Fingerprint, fingerprint
 from compmod_jax.data.pairs import Pairs
 from compmod_jax.data.vocabulary import EOS, PAD, Tokenizer
 
@@ -27,6 +28,10 @@ class Column(Sequence[np.ndarray]):
   @abc.abstractmethod
   def take(self, numbers: np.ndarray) -> "Column":
     """The sequences with these numbers, in this order."""
+
+  @abc.abstractmethod
+  def numbers(self) -> tuple[np.ndarray, ...]:
+    """All that the column holds, as a few long arrays: what its fingerprint is taken of."""
 
   @abc.abstractmethod
   def _one(self, number: int) -> np.ndarray:
@@ -76,6 +81,10 @@ class Ragged(Column):
     some._flat = np.concatenate(parts) if parts else some._flat
     return some
 
+  def numbers(self) -> tuple[np.ndarray, ...]:
+    """The lengths, and the ids of all sequences."""
+    return self.lengths, self._flat
+
   def _one(self, number: int) -> np.ndarray:
     end = self._ends[number]  # raises IndexError
     return self._flat[end - self.lengths[number] : end]
@@ -124,6 +133,14 @@ class Examples:
   def tokens(self) -> dict[str, int]:
     """Tokens of every column, ends included."""
     return {name: int(_lengths(column).sum()) for name, column in self.columns.items()}
+
+  def fingerprints(self) -> dict[str, Fingerprint]:
+    """The fingerprint of every column."""
+    found = {}
+    for name, column in self.columns.items():
+      arrays = column.numbers() if isinstance(column, Column) else column
+      found[name] = fingerprint(len(self), "examples", arrays)
+    return found
 
   def notes(self, pairs: Pairs, first: int = 3) -> list[str]:
     """A sentence for each kind of pair that was left out or cut: how many, and where the first are.

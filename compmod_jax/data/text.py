@@ -11,7 +11,7 @@ from typing import Literal
 
 from compmod_jax.data.bounded import LARGEST, OverLimit, gunzip, read_bounded
 from compmod_jax.data.pairs import DataError, Metric, Pairs
-from compmod_jax.errors import UserError, check, check_choice
+from compmod_jax.errors import UserError, check, check_choice, short
 
 UNSEEN = "-unseen"
 
@@ -159,6 +159,26 @@ def expand_folder(folder: str) -> Path:
   path = Path(os.path.expandvars(folder)).expanduser()
   check(path.is_dir(), f"folder is {folder!r}, but there is no folder {path}: check its spelling.")
   return path
+
+
+def matching_files(folder: Path, pattern: str) -> list[Path]:
+  """The files below a folder that a pattern names, in the order of their paths.
+
+  Args:
+    folder: where to look.
+    pattern: a path under it, with `*` and `?` in any of its parts, and `**` for any folders.
+
+  Raises:
+    UserError: the pattern cannot name a file of the folder.
+  """
+  try:
+    return sorted(path for path in folder.glob(pattern) if path.is_file())
+  except (ValueError, NotImplementedError, OSError) as error:
+    reason = error.strerror if isinstance(error, OSError) else error
+    raise UserError(
+      f"pattern is {short(pattern)}, which cannot name files under {folder}: {reason}. Give a path"
+      " with *, ? or, as a part of its own, **."
+    ) from error
 
 
 def find_file(folder: Path, name: str) -> Path:

@@ -5,13 +5,12 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
-import tempfile
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from compmod_jax import durable
 from compmod_jax.data.vocabulary import (
   BOS,
   CONTROLS,
@@ -137,7 +136,9 @@ def cached_tokenizer(
   if tokenizer is None:
     tokenizer = train_tokenizer(texts, config)
     try:
-      _write_cached(path, tokenizer.to_bytes())
+      payload = tokenizer.to_bytes()
+      digest = hashlib.sha256(payload).hexdigest().encode()
+      durable.write(path, [digest + b"\n", payload], shared=True)
     except OSError as error:
       raise UserError(
         f"The tokenizer cannot be cached in {cache_dir} ({error.strerror}); free space there, or"
@@ -192,17 +193,3 @@ def _read_cached(path: Path) -> Tokenizer | None:
     return Tokenizer.from_bytes(payload)
   except (OSError, UserError):
     return None
-
-
-def _write_cached(path: Path, payload: bytes) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".part")
-  try:
-    with os.fdopen(handle, "wb") as file:
-      file.write(hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(name, path)
-  except BaseException:
-    Path(name).unlink(missing_ok=True)
-    raise

@@ -172,6 +172,10 @@ class Tokenizer(abc.ABC):
     """Text of one token; that of a sub-word that begins a word starts with a space."""
     return self.piece(number).replace("▁", " ")
 
+  def added_text(self, number: int) -> str:
+    """What one token adds to a text that is there already."""
+    return self.text_of(number)
+
   def encode(self, text: str) -> list[int]:
     """Ids of a text, without BOS and EOS."""
     return self._encode([self.normalise(text)])[0]
@@ -396,6 +400,10 @@ class Words(Tokenizer):
   def piece(self, number: int) -> str:
     """The token with this id."""
     return self._all[number]
+
+  def added_text(self, number: int) -> str:
+    """What one token adds to a text that is there already: a space and a word."""
+    return f" {self.piece(number)}"
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     get, other = self._ids.get, self._other

@@ -16,6 +16,7 @@ from compmod_jax.decoding.types import (
   Step,
   check_cache,
   check_search,
+  first_tokens,
   permute_cache,
   rows_of_record,
   start_records,
@@ -56,6 +57,7 @@ class _Settings(NamedTuple):
   length_penalty: float
   n_best: int
   stop: Stop
+  cut: bool
 
 
 def beam_search(
@@ -66,13 +68,14 @@ def beam_search(
   beams: int,
   max_length: int,
   limit: ArrayLike,
-  bos: int,
+  bos: ArrayLike,
   eos: int,
   pad: int = 0,
   length_penalty: float = 1.0,
   n_best: int = 1,
   forbidden: tuple[int, ...] = (),
   stop: Stop = "filled",
+  cut: bool = False,
   record: Record | None = None,
 ) -> Decoded:
   r"""Searches for the hypotheses with the best length-normalised log probability.
@@ -101,13 +104,15 @@ def beam_search(
     beams: living hypotheses an example, at least 1.
     max_length: static length of the result, end token included, at least 1.
     limit: int32 [batch], tokens an example may have, end token included; 0: a filler row.
-    bos: start token, the first input; never part of the result.
+    bos: start token, the first input; never part of the result. One for all, or one for each
+      example [batch].
     eos: end token.
     pad: what fills the result after the end token.
     length_penalty: the exponent, 0 or more.
     n_best: hypotheses returned an example, at most `beams`.
     forbidden: tokens never produced. Log probabilities remain the model's own, not renormalised.
     stop: see above.
+    cut: at an example's limit, hypotheses stop as they stand instead of ending with the end token.
     record: picks what is returned with each hypothesis; None costs nothing.
 
   Returns:
@@ -127,14 +132,14 @@ def beam_search(
   check_choice("stop", stop, ("filled", "bound", "limit"))
   check_cache(cache, batch, beams)
   limit = jnp.minimum(jnp.asarray(limit, jnp.int32), max_length)
-  settings = _Settings(step, record, limit, eos, forbidden, length_penalty, n_best, stop)
+  settings = _Settings(step, record, limit, eos, forbidden, length_penalty, n_best, stop, cut)
 
   blank = jnp.full((batch, beams, max_length), pad, jnp.int32)
   nothing = jnp.full((batch, beams), -jnp.inf, jnp.float32)
   state = _State(
     position=jnp.zeros((), jnp.int32),
     done=limit <= 0,
-    last=jnp.full((batch, beams), bos, jnp.int32),
+    last=first_tokens(bos, batch, beams),
     living=_Living(blank, nothing.at[:, 0].set(0.0)),  # the beams start equal: one counts
     finished=_Finished(
       blank,
@@ -155,11 +160,12 @@ def _advance(state: _State, settings: _Settings) -> _State:
   logits, cache = settings.step(state.cache, state.last)
   logits = logits.astype(jnp.float32)
   scores, parents, tokens = _candidates(logits, state, settings)
-  ends = tokens == settings.eos
+  ends = (tokens == settings.eos) | (state.position + 1 >= settings.limit)[:, None]
 
   records = rows_of_record(cache, settings.record, state.done.shape[0], beams)
   ending = jnp.where(ends & ~state.done[:, None], scores, -jnp.inf)[:, :beams]
-  finished = _finish(state, settings, ending, parents[:, :beams], records)
+  chosen = parents[:, :beams], tokens[:, :beams]
+  finished = _finish(state, settings, ending, *chosen, records)
 
   log_probs, chosen = top_k(jnp.where(ends, -jnp.inf, scores), beams)
   parents = jnp.take_along_axis(parents, chosen, axis=1)
@@ -180,7 +186,8 @@ def _advance(state: _State, settings: _Settings) -> _State:
 def _candidates(logits: Array, state: _State, settings: _Settings) -> tuple[Array, Array, Array]:
   """The best 2 * beams continuations (enough that beams of them do not end), best first.
 
-  At an example's limit they are the ends of its living hypotheses instead, and nothing else.
+  At an example's limit they are the ends of its living hypotheses instead, and nothing else, unless
+  hypotheses are cut there.
   """
   beams, vocab = logits.shape[1:]
   count = min(2 * beams, beams * vocab)
@@ -191,6 +198,8 @@ def _candidates(logits: Array, state: _State, settings: _Settings) -> tuple[Arra
   offsets = state.living.log_probs - jax.nn.logsumexp(logits, axis=-1)
   scores, parents, tokens = top_candidates(logits, offsets, count, settings.forbidden)
 
+  if settings.cut:
+    return scores, parents, tokens
   ends = logits[:, :, settings.eos] + offsets
   ends = jnp.pad(ends, ((0, 0), (0, count - beams)), constant_values=-jnp.inf)
   places = jnp.minimum(jnp.arange(count, dtype=jnp.int32), beams - 1)[None]
@@ -203,19 +212,32 @@ def _candidates(logits: Array, state: _State, settings: _Settings) -> tuple[Arra
 
 
 def _finish(
-  state: _State, settings: _Settings, ending: Array, parents: Array, records: Any
+  state: _State,
+  settings: _Settings,
+  ending: Array,
+  parents: Array,
+  last: Array,
+  records: Any,
 ) -> _Finished:
-  """Merges hypotheses that end now (log probabilities `ending`, -inf: none) with the finished."""
+  """Merges hypotheses that end now with the finished.
+
+  Args:
+    state: before this step.
+    settings: of the search.
+    ending: their log probabilities; -inf: none.
+    parents: the living hypotheses that they continue.
+    last: their last tokens.
+    records: of the living hypotheses.
+  """
   old, beams = state.finished, parents.shape[1]
   length = state.position + 1
   scores = ending / length.astype(jnp.float32) ** settings.length_penalty
   scores, index = top_k(jnp.concatenate([old.scores, scores], axis=1), beams)
   valid = scores > -jnp.inf
   new = (index >= beams) & valid
+  number = jnp.maximum(index - beams, 0)
   # Row of [old rows, rows of the living] that each kept hypothesis comes from.
-  source = jnp.where(
-    new, beams + jnp.take_along_axis(parents, jnp.maximum(index - beams, 0), axis=1), index
-  )
+  source = jnp.where(new, beams + jnp.take_along_axis(parents, number, axis=1), index)
   # With fewer than `beams` valid ones the last old row is empty: it fills the places left over.
   source = jnp.where(valid, source, beams - 1)
 
@@ -224,8 +246,9 @@ def _finish(
 
   tokens = merge(old.tokens, state.living.tokens)
   here = jnp.arange(tokens.shape[-1]) == state.position
+  last = jnp.take_along_axis(last, number, axis=1)[..., None]
   return _Finished(
-    jnp.where(new[..., None] & here[None, None], settings.eos, tokens),
+    jnp.where(new[..., None] & here[None, None], last, tokens),
     scores,
     jnp.where(new, length, jnp.take_along_axis(old.lengths, jnp.minimum(source, beams - 1), 1)),
     jax.tree.map(merge, old.records, records),

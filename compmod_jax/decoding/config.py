@@ -76,6 +76,15 @@ class DecodeConfig:
       f"{self.beams}). Lower n_best, or raise beams with the method 'beam'.",
     )
 
+  def describe(self) -> str:
+    """In a few words, such as "beam search with 5 beams, length penalty 1"."""
+    how = {
+      "beam": f"beam search with {self.beams} beams, length penalty {self.length_penalty:g}",
+      "greedy": "greedy search",
+      "sample": f"one draw at temperature {self.temperature:g}",
+    }[self.method]
+    return how if self.recode_layer is None else f"{how}, recoded"
+
   @property
   def width(self) -> int:
     """Beams that the cache must have: hypotheses carried at once for each example."""
@@ -108,6 +117,37 @@ def override(config: DecodeConfig, fields: Mapping[str, Any]) -> DecodeConfig:
   return dataclasses.replace(config, **fields)
 
 
+_OF = {"beams": "beam", "temperature": "sample", "top_k": "sample", "top_p": "sample"}
+
+
+def for_generation(fields: Mapping[str, Any]) -> DecodeConfig:
+  """How a language model generates: greedily, unless some field is of another method.
+
+  Args:
+    fields: of `DecodeConfig`. Without `method`, `beams` means beam search, and `temperature`,
+      `top_k` or `top_p` mean sampling.
+
+  Raises:
+    UserError: a field that `DecodeConfig` does not have, or that is of another method than the
+      others or than `method`; `max_ratio` or `max_extra`, which are of translations; a bad value.
+  """
+  for name in ("max_ratio", "max_extra"):
+    check(
+      name not in fields,
+      f"{name} is given, but it bounds a translation by its source; what a language model generates"
+      " is bounded by length. Give that instead.",
+    )
+  methods = {method: name for name, method in _OF.items() if name in fields}
+  method = fields.get("method") or next(iter(methods), "greedy")
+  for other, name in methods.items():
+    check(
+      other == method,
+      f"{name} is given, which is of the method {other!r}, but the method is {method!r}"
+      f"{'' if fields.get('method') else f' by {methods.get(method)}'}. Choose one of the two.",
+    )
+  return override(DecodeConfig(method="greedy"), {**fields, "method": method})
+
+
 def decode(
   step: Step,
   cache: Cache,
@@ -116,10 +156,11 @@ def decode(
   batch: int,
   max_length: int,
   limit: ArrayLike,
-  bos: int,
+  bos: ArrayLike,
   eos: int,
   pad: int = 0,
   forbidden: tuple[int, ...] = (),
+  cut: bool = False,
   rng: Array | None = None,
   record: Record | None = None,
 ) -> Decoded:
@@ -137,6 +178,7 @@ def decode(
     "pad": pad,
     "length_penalty": config.length_penalty,
     "forbidden": forbidden,
+    "cut": cut,
     "record": record,
   }
   if config.method == "greedy":

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.errors import check
@@ -74,6 +75,11 @@ def check_cache(cache: Cache, batch: int, beams: int) -> None:
       f"start with [{batch}, {beams}] (one row a hypothesis) or [{batch}, 1] (shared). Build the "
       "cache for this batch and this number of beams.",
     )
+
+
+def first_tokens(bos: ArrayLike, batch: int, beams: int) -> Int[Array, "batch beams"]:
+  """What every hypothesis starts from: one token for all, or one for each example [batch]."""
+  return jnp.broadcast_to(jnp.asarray(bos, jnp.int32).reshape(-1, 1), (batch, beams))
 
 
 def start_records(cache: Cache, record: Record | None, batch: int, beams: int) -> Any:

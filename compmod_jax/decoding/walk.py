@@ -17,6 +17,7 @@ from compmod_jax.decoding.types import (
   Step,
   check_cache,
   check_search,
+  first_tokens,
   rows_of_record,
   start_records,
   take_beams,
@@ -44,16 +45,18 @@ def greedy(
   batch: int,
   max_length: int,
   limit: ArrayLike,
-  bos: int,
+  bos: ArrayLike,
   eos: int,
   pad: int = 0,
   length_penalty: float = 1.0,
   forbidden: tuple[int, ...] = (),
+  cut: bool = False,
   record: Record | None = None,
 ) -> Decoded:
   """Takes the most probable token at every step; at an example's limit, the end token.
 
-  Ties go to the lower token. Arguments and errors as in `beam_search`, the cache for one beam.
+  With `cut`, the hypothesis stops at its limit as it stands. Ties go to the lower token. Arguments
+  and errors as in `beam_search`, the cache for one beam.
 
   Returns:
     `Decoded` with one hypothesis an example; `length_penalty` matters to its score alone.
@@ -71,6 +74,7 @@ def greedy(
     pad=pad,
     length_penalty=length_penalty,
     forbidden=forbidden,
+    cut=cut,
     record=record,
   )
 
@@ -83,7 +87,7 @@ def sample(
   batch: int,
   max_length: int,
   limit: ArrayLike,
-  bos: int,
+  bos: ArrayLike,
   eos: int,
   pad: int = 0,
   temperature: float = 1.0,
@@ -92,6 +96,7 @@ def sample(
   length_penalty: float = 1.0,
   n_best: int = 1,
   forbidden: tuple[int, ...] = (),
+  cut: bool = False,
   record: Record | None = None,
 ) -> Decoded:
   r"""Draws `n_best` independent hypotheses of every example, token by token.
@@ -100,15 +105,16 @@ def sample(
 
   First the forbidden tokens go, then all but the `top_k` most probable, then all but the smallest
   set of the most probable whose (renormalised) probability reaches `top_p`; one always stays.
-  At an example's limit the end token is taken.
+  At an example's limit the end token is taken, or with `cut` the hypothesis stops as it stands. The
+  other arguments are as in `beam_search`.
 
   Args:
-    rng: key; the same key, cache and shapes give the same hypotheses.
+    rng: key; the same key, cache and shapes give the same hypotheses. Or a key for each example,
+      [batch]: then its draws do not depend on the other examples.
     temperature: tau, dimensionless, above 0.
     top_k: 0 keeps all.
     top_p: in (0, 1]; 1 keeps all.
     n_best: draws an example; the cache has that many beams.
-    (the others): as in `beam_search`.
 
   Returns:
     `Decoded` in descending order of score, which is the model's own (temperature 1, nothing left
@@ -124,9 +130,11 @@ def sample(
   check(0 < top_p <= 1, f"top_p is {top_p}; it must lie in (0, 1], where 1 keeps all tokens.")
   check(n_best >= 1, f"n_best is {n_best}; it must be at least 1.")
 
+  own, fold = _one_each(rng), jax.random.fold_in
+
   def choose(logits, position):
-    key = jax.random.fold_in(rng, position)
-    return _draw(key, logits / temperature, top_k, top_p, forbidden)
+    key = jax.vmap(jax.random.fold_in, (0, None))(rng, position) if own else fold(rng, position)
+    return _draw(key, logits, temperature, top_k, top_p, forbidden)
 
   found = _walk(
     step,
@@ -141,29 +149,64 @@ def sample(
     pad=pad,
     length_penalty=length_penalty,
     forbidden=forbidden,
+    cut=cut,
     record=record,
   )
   order = jnp.argsort(-found.scores, axis=1, stable=True)
   return jax.tree.map(lambda leaf: take_beams(leaf, order), found)
 
 
-def _draw(
-  key: Array, logits: Array, top_k: int, top_p: float, forbidden: tuple[int, ...]
-) -> Int[Array, "batch beams"]:
-  vocab = logits.shape[-1]
+def restricted(
+  logits: Float[Array, "batch beams vocab"],
+  *,
+  temperature: float = 1.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  forbidden: tuple[int, ...] = (),
+) -> tuple[Float[Array, "batch beams kept"], Int[Array, "batch beams kept"] | None]:
+  """What `sample` draws from: logits of the tokens that may be drawn, -inf for the others.
+
+  Arguments as in `sample`.
+
+  Returns:
+    Logits, and the tokens that they belong to, most probable first; None: all tokens in order.
+  """
+  vocab, logits = logits.shape[-1], logits / temperature
   if forbidden:
     logits = jnp.where(top.forbidden_mask(vocab, forbidden)[None, None], -jnp.inf, logits)
   kept = min(top_k, vocab) if top_k else vocab
   if kept == vocab and top_p == 1:
-    return jax.random.categorical(key, logits).astype(jnp.int32)
+    return logits, None
   logits, types = top.top_k(logits, kept)
   if top_p < 1:
     probabilities = jax.nn.softmax(logits)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
     inside = (before < top_p).at[..., 0].set(True)
     logits = jnp.where(inside, logits, -jnp.inf)
-  place = jax.random.categorical(key, logits)
+  return logits, types
+
+
+def _draw(
+  key: Array,
+  logits: Array,
+  temperature: float,
+  top_k: int,
+  top_p: float,
+  forbidden: tuple[int, ...],
+) -> Int[Array, "batch beams"]:
+  logits, types = restricted(
+    logits, temperature=temperature, top_k=top_k, top_p=top_p, forbidden=forbidden
+  )
+  categorical = jax.vmap(jax.random.categorical) if _one_each(key) else jax.random.categorical
+  place = categorical(key, logits).astype(jnp.int32)
+  if types is None:
+    return place
   return jnp.take_along_axis(types, place[..., None], axis=-1)[..., 0]
+
+
+def _one_each(key: Array) -> bool:
+  """Whether these are keys, one for each example, rather than one key."""
+  return jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 1
 
 
 def _walk(
@@ -175,11 +218,12 @@ def _walk(
   beams: int,
   max_length: int,
   limit: ArrayLike,
-  bos: int,
+  bos: ArrayLike,
   eos: int,
   pad: int,
   length_penalty: float,
   forbidden: tuple[int, ...],
+  cut: bool,
   record: Record | None,
 ) -> Decoded:
   check_search(
@@ -191,7 +235,7 @@ def _walk(
   state = _State(
     position=jnp.zeros((), jnp.int32),
     done=jnp.broadcast_to((limit <= 0)[:, None], (batch, beams)),
-    last=jnp.full((batch, beams), bos, jnp.int32),
+    last=first_tokens(bos, batch, beams),
     tokens=jnp.full((batch, beams, max_length), pad, jnp.int32),
     log_probs=zeros.astype(jnp.float32),
     lengths=zeros,
@@ -203,10 +247,11 @@ def _walk(
     logits, cache = step(state.cache, state.last)
     logits = logits.astype(jnp.float32)
     last_place = (state.position + 1 >= limit)[:, None]
-    tokens = jnp.where(last_place, eos, choose(logits, state.position))
+    tokens = choose(logits, state.position)
+    tokens = tokens if cut else jnp.where(last_place, eos, tokens)
     log_probs = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     log_probs = log_probs - jax.nn.logsumexp(logits, axis=-1)
-    ends = (tokens == eos) & ~state.done
+    ends = ((tokens == eos) | last_place) & ~state.done
 
     def keep(old, new):
       return jnp.where(ends.reshape(ends.shape + (1,) * (new.ndim - 2)), new, old)

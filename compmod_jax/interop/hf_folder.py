@@ -9,6 +9,7 @@ import numpy as np
 import safetensors.numpy
 from flax.traverse_util import flatten_dict
 
+from compmod_jax import durable
 from compmod_jax.data.bounded import MIB, is_plain_name, memory, parse_json, read_bounded
 from compmod_jax.errors import UserError, check, check_choice
 from compmod_jax.interop.model_folder import read_tensors
@@ -193,7 +194,7 @@ def read_entries(
     ignored: whether a tensor of theirs says nothing that we keep.
 
   Raises:
-    UserError: tensors are missing, or some have no place.
+    UserError: tensors are missing or do not fit the configuration, or some have no place.
   """
   params, taken = {}, set[str]()
   for entry in entries:
@@ -203,7 +204,15 @@ def read_entries(
       f"{folder} has no tensor {', '.join(missing)}; it is no checkpoint of {what}, or one of"
       " another layout.",
     )
-    params[entry.path] = entry.read(*(tensors[name] for name in entry.names))
+    parts = [tensors[name] for name in entry.names]
+    try:
+      params[entry.path] = entry.read(*parts)
+    except (ValueError, IndexError, TypeError) as error:
+      shapes = ", ".join(str(list(part.shape)) for part in parts)
+      raise UserError(
+        f"{folder}: {', '.join(entry.names)} have the shapes {shapes}, which do not fit the sizes"
+        f" in {CONFIG} ({error}). Fetch the folder again."
+      ) from error
     taken.update(entry.names)
   left = sorted(name for name in set(tensors) - taken if not ignored(name))
   check(not left, f"{folder} has tensors that the model has no place for: {', '.join(left[:5])}.")
@@ -224,8 +233,8 @@ def write_folder(
     tensors |= dict(zip(entry.names, map(np.ascontiguousarray, parts), strict=True))
   folder = Path(folder)
   try:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    safetensors.numpy.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    durable.write(folder / CONFIG, [(json.dumps(config, indent=2) + "\n").encode()])
+    weights = safetensors.numpy.save(tensors, metadata={"format": "pt"})
+    durable.write(folder / WEIGHTS, [weights])
   except OSError as error:
     raise UserError(f"{folder} cannot be written: {error.strerror}. Choose another.") from error

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import flax.linen as nn
+import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from compmod_jax.errors import UserError, check, check_choice
 from compmod_jax.interop.hf_folder import (
@@ -27,6 +29,7 @@ from compmod_jax.interop.hf_folder import (
   read_weights,
   write_folder,
 )
+from compmod_jax.models.encoder import Encoder
 from compmod_jax.models.encoder_config import EncoderConfig
 
 Kind = Literal["roberta", "bert"]
@@ -63,8 +66,8 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
   """Reads a RoBERTa or BERT masked language model.
 
   Raises:
-    UserError: a file is missing or damaged, or the model is of another kind or has parts that the
-      encoder does not have.
+    UserError: a file is missing or damaged, tensors do not fit the configuration, or the model is
+      of another kind or has parts that the encoder does not have.
   """
   folder = Path(folder)
   given, tensors = _read_config(folder), _read_weights(folder)
@@ -77,6 +80,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     what="a masked language model",
     ignored=lambda name: name == _DECODER[kind] or any(part in name for part in _IGNORED),
   )
+  _check_shapes(folder, params, config, pad)
   table, decoder = params["embedding/table"], tensors.get(_DECODER[kind])
   check(
     decoder is None or np.array_equal(decoder, table),
@@ -90,6 +94,23 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     " bias. Convert a checkpoint in which they are tied.",
   )
   return Checkpoint(config, unflatten_dict(params, sep="/"), len(table), pad, kind)
+
+
+def _check_shapes(
+  folder: Path, params: Mapping[str, np.ndarray], config: EncoderConfig, pad: int
+) -> None:
+  """Compares parameters with those that the configuration's model has, without making any."""
+  model = Encoder(config, len(params["embedding/table"]), pad)
+  tokens = jax.ShapeDtypeStruct((1, 1), np.int32)
+  made: Any = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens))["params"]
+  shapes: dict[str, Any] = jax.tree.map(lambda leaf: leaf.shape, flatten_dict(made, sep="/"))
+  for path, shape in shapes.items():
+    check(
+      params[path].shape == shape,
+      f"{folder}: tensors do not fit the sizes in {CONFIG}: {path} has the shape"
+      f" {list(params[path].shape)}, and these sizes ask for {list(shape)}. Fetch the folder"
+      " again.",
+    )
 
 
 def write_checkpoint(

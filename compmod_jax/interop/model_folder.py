@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
+from compmod_jax import durable
 from compmod_jax.data.bounded import MIB, is_plain_name, memory, parse_json, read_bounded
 from compmod_jax.errors import UserError, check, check_choice
 
@@ -307,7 +308,7 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 def _replace(folder: Path, contents: Mapping[str, bytes]) -> None:
   new, previous = _new(folder), _previous(folder)
-  folder.parent.mkdir(parents=True, exist_ok=True)
+  durable.make_folder(folder.parent)
   if previous.exists():  # a process was killed between the renames below, or just after them
     if folder.exists():
       shutil.rmtree(previous)
@@ -321,7 +322,7 @@ def _replace(folder: Path, contents: Mapping[str, bytes]) -> None:
       file.write(data)
       file.flush()
       os.fsync(file.fileno())
-  _sync_directory(new)
+  durable.sync(new)
   if folder.exists():
     folder.rename(previous)
   try:
@@ -330,7 +331,7 @@ def _replace(folder: Path, contents: Mapping[str, bytes]) -> None:
     if previous.exists():
       previous.rename(folder)
     raise
-  _sync_directory(folder.parent)
+  durable.sync(folder.parent)
   shutil.rmtree(previous, ignore_errors=True)
 
 
@@ -349,14 +350,6 @@ def _identity(folder: Path) -> tuple[int, int] | None:
   except FileNotFoundError:
     return None
   return status.st_ino, status.st_ctime_ns
-
-
-def _sync_directory(path: Path) -> None:
-  descriptor = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)
 
 
 def _meta_hash(meta: Any) -> str:

@@ -20,6 +20,7 @@ from compmod_jax.layers.cached_attention import (
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.heads import IntoHeads, OutOfHeads
 from compmod_jax.mechanisms.competition import CompetitionConfig, Router, scale_heads
+from compmod_jax.sharding import platform_of
 from compmod_jax.sites import OFF, Taps
 
 
@@ -144,13 +145,23 @@ class Attention(nn.Module):
     return (query, key, key, *others) if self.tied_key_value else (query, key, *others)
 
   def _beside(self, inputs: jax.Array, taps: Taps) -> tuple[jax.Array, jax.Array] | None:
-    """The router's first layer, if the competition is to be fused with what stands around it."""
+    """The router's first layer, if one product makes it and queries, keys and values.
+
+    Such a product has one type, and in float32 the precision of all the model's products, which is
+    that of float32 on a CPU alone.
+    """
+    config = self.competition
+    if config is None or not self._fused(taps):
+      return None
+    exact = jnp.dtype(self.dtype) == jnp.float32 and platform_of(inputs) == "cpu"
+    return self.router.first(inputs.shape[-1]) if exact or config.dtype == "model" else None
+
+  def _fused(self, taps: Taps) -> bool:
+    """Whether nothing is formed between heads and output projection."""
     config = self.competition
     if config is None or self.heads == 1 or config.routing == "plain":
-      return None
-    if config.inactive == "value" or taps.wants("heads_scaled"):
-      return None
-    return self.router.first(inputs.shape[-1])
+      return False
+    return config.inactive == "null" and not taps.wants("heads_scaled")
 
   def memory_cache(self, memory: Float[Array, "batch keys embed"]) -> Cache:
     """Keys and values of a memory, computed once for all steps."""
@@ -230,12 +241,14 @@ class Attention(nn.Module):
   ) -> jax.Array:
     """Scales the heads' outputs by the competition's weights and projects them.
 
-    Given the router's first layer, nothing in between is formed.
+    `hidden` is what the router's first layer makes, where that is known already.
     """
+    fused = self._fused(taps)
     heads, router, config = taps("heads", heads), taps.scope("router"), self.competition
     if config is None:
       return self.output(taps("heads_scaled", heads))
-    if hidden is not None:
+    if fused:
+      hidden = self.router.hidden_of(inputs) if hidden is None else hidden
       weights = self.router.weights_of(hidden, deterministic=deterministic, taps=router)
       return self.output(heads, weights * self.heads if config.rescale else weights)
     selection = self.router(inputs, deterministic=deterministic, taps=router)

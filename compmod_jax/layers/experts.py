@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import cast, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, cast, get_args
 
 import flax.linen as nn
 import jax
@@ -18,8 +18,18 @@ from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
 from compmod_jax.mechanisms import dispatch
 from compmod_jax.mechanisms.competition import CompetitionConfig, Router
 from compmod_jax.mechanisms.dispatch import ExpertWeights, Implementation
+from compmod_jax.serialise import completed
 from compmod_jax.sharding import logical
 from compmod_jax.sites import OFF, Taps
+
+
+def _with_keep(competition: Any, experts: Mapping[str, Any]) -> Any:
+  """What was saved when `keep` could be left out, which left one expert out."""
+  if not isinstance(competition, Mapping) or competition.get("rule") != "top_k":
+    return competition
+  if competition.get("keep") is not None:
+    return competition
+  return {**competition, "keep": max(1, experts.get("count", ExpertsConfig.count) - 1)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +41,22 @@ class ExpertsConfig:
   matched: bool = False
   """Split the single network's hidden units among the experts, ffn_dim / count each; otherwise
   every expert has ffn_dim of them."""
-  competition: CompetitionConfig = CompetitionConfig()
-  """How experts compete: under `top_k` the others do not run; `balance` and `z` even out their
-  use."""
+  competition: CompetitionConfig = dataclasses.field(
+    default=CompetitionConfig(), metadata=completed(_with_keep)
+  )
+  """How experts compete: under `top_k`, which needs `keep` here, the others do not run; `balance`
+  and `z` even out their use."""
   implementation: Implementation = "auto"
   """How they run: dense (all); blocked, batched, ragged (the chosen ones, under `top_k`, in ways
   for CPU, GPU, TPU); auto: what is least work on the platform."""
 
   def __post_init__(self):
     errors.check(self.count >= 1, f"experts.count is {self.count}; it must be at least 1.")
+    errors.check(
+      self.competition.rule != "top_k" or self.competition.keep is not None,
+      "experts.competition.keep is not given, but experts.competition.rule is 'top_k', which needs"
+      " the number of experts that a token runs through. Set it to 1 or 2, the usual values.",
+    )
     self.competition.kept(self.count, "experts")
     errors.check(
       self.competition.inactive == "null",

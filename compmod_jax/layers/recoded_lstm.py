@@ -115,7 +115,8 @@ def scan(
     states: before the first step, of every layer.
     xs: [time, batch, ...]: `first`, the bottom layer's W x + b; `between_<l>`, factors on what
       layer l reads (dropout), if any; `recurrent_<l>`, on the state that its recurrent weights
-      read, if any; `active`, factors on the step sizes, if any; the signal's.
+      read, if any; `active`, factors on the step sizes, if any; `valid`, 1 where there is a real
+      token, for edits that ask; the signal's.
     measure: also return the error after recoding.
     taps: sites to read or change.
 
@@ -129,6 +130,8 @@ def scan(
 
   def body(product: Product, others: Any, states: States, x: Inputs) -> tuple[States, Any]:
     inner = taps.apart()
+    if "valid" in x:
+      inner = inner.knowing(lambda site: x["valid"][:, None] > 0)
     step = forward(product, others, states, x, taps=inner)
     recoded, out = step.after, dict[str, Any]()
     if signal is not None:

@@ -57,6 +57,19 @@ def losses(
   return jnp.log(len(each)) - jax.nn.logsumexp(-each, axis=0)
 
 
+def with_own_gradients(
+  tables: Float[Array, "members vocab dim"], biases: Float[Array, "members vocab"]
+) -> tuple[jax.Array, jax.Array]:
+  """The same decoders; the mean of their losses gives each the gradient of its own loss."""
+  count = len(tables)
+
+  def own(value: jax.Array) -> jax.Array:
+    # The value itself, without rounding: its gradient alone is multiplied.
+    return value + (count - 1) * (value - jax.lax.stop_gradient(value))
+
+  return own(tables), own(biases)
+
+
 def log_probabilities(
   hidden: Float[Array, "time rows dim"],
   tables: Float[Array, "members vocab dim"],

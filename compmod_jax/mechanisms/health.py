@@ -1,12 +1,19 @@
 """Health of routers: who wins, how evenly, at which positions; sums that add over batches."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 Sums = dict[str, tuple[jax.Array, jax.Array]]
+
+# The chance that a router whose units are equal is found to have a dead one.
+CHANCE = 1e-6
+# A unit is faint while its mean weight is below this part of an equal share.
+FAINT = 0.1
 
 
 def router_statistics(
@@ -72,6 +79,57 @@ def routers_statistics(
     norms = jnp.sqrt(jnp.sum(jnp.square(signatures), axis=-1))
     found[f"router/{name}/signature_norm"] = (norms, jnp.float32(1))
   return found
+
+
+def least_tokens(units: int, chance: float = CHANCE) -> int:
+  r"""Tokens among which every unit of an even router wins one, but for this chance.
+
+  The least n with
+
+  .. math:: H (1 - 1 / H)^n \le \mathrm{chance}
+
+  for H units that win each token with probability 1 / H: 53 for 4 heads and 153 for 10.
+  """
+  if units < 2:
+    return 1
+  return math.ceil(math.log(chance / units) / math.log1p(-1 / units))
+
+
+def since_last_win(
+  before: Float[np.ndarray, "2 units"] | None,
+  wins: Float[np.ndarray, " units"],
+  weight: Float[np.ndarray, " units"],
+  tokens: float,
+) -> Float[np.ndarray, "2 units"]:
+  """Tokens that each unit has seen since it last won one, and the sum of its weights over them.
+
+  A unit that won any of the new tokens starts again at 0.
+
+  Args:
+    before: what was counted so far; None for nothing.
+    wins: new tokens that each unit won.
+    weight: sums of each unit's weights over them.
+    tokens: how many there are.
+  """
+  added = np.stack([np.full(len(wins), float(tokens)), weight])
+  return np.where(wins > 0, 0.0, added if before is None else before + added)
+
+
+def dead_units(since: Float[np.ndarray, "2 units"]) -> list[int]:
+  """Units that won none of enough tokens and had next to no weight at them.
+
+  Enough are `least_tokens`. A unit that never has the largest weight may still have a good share of
+  it at every token: it is not dead. Dead is one whose mean weight is below `FAINT` of an equal
+  share as well.
+
+  Args:
+    since: of `since_last_win`.
+  """
+  tokens, weight = since
+  units = len(tokens)
+  return np.flatnonzero(
+    (tokens >= least_tokens(units)) & (weight * units < FAINT * tokens)
+  ).tolist()
 
 
 def weights_by_position(

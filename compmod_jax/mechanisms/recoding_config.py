@@ -22,6 +22,8 @@ SignalName = Literal[
 KNOWS_THE_TARGET = ("surprisal", "argmax", "nll", "weak_supervision")
 # Signals whose samples are copies of the state, each under masks that stay for a stretch of text.
 COPIED = ("locked_dropout", "variational_rnn")
+# Signals that are made of a probability alone and have no unit; the others are in nats.
+WITHOUT_UNIT = ("surprisal", "argmax")
 # Parameters that are no matrices although they have two axes or more: nothing pulls them to zero.
 STANDING = ("steps", "anchor")
 
@@ -40,6 +42,10 @@ class AnchorConfig:
   """The anchor term is the squared norm (Pearce et al.), or the norm (as published)."""
   weight_decay: float = 4.82e-5
   """Gamma: the prior's precision relative to the data's."""
+  independent: bool = False
+  """Every decoder learns from its own loss, as one that is trained alone; the layers below it from
+  the mean of all losses. If not, decoders also learn from the mean, in which each has a K-th of its
+  gradient: with SGD they learn K times as slowly."""
 
   def __post_init__(self):
     check(self.variance > 0, f"anchor.variance is {self.variance}; it must be positive.")

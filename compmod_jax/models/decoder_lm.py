@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from compmod_jax import errors
+from compmod_jax.bounds import check_numbers
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding, Positions, PositionTable
 from compmod_jax.layers.feedforward import Activation
@@ -56,6 +57,7 @@ class DecoderConfig(TextStackConfig):
   """Dropout on embedding sums and sub-layer outputs."""
 
   def __post_init__(self):
+    check_numbers(self, "model.")
     errors.check(
       self.decoder_layers >= 1,
       f"model.decoder_layers is {self.decoder_layers}; it must be at least 1.",

@@ -3,6 +3,7 @@
 import dataclasses
 
 from compmod_jax import errors
+from compmod_jax.bounds import check_numbers
 from compmod_jax.layers.feedforward import Activation
 from compmod_jax.models.stack_config import Norm, StackConfig
 
@@ -41,6 +42,7 @@ class EncoderConfig(StackConfig):
   """Dropout on attention probabilities."""
 
   def __post_init__(self):
+    check_numbers(self, "model.")
     errors.check(
       self.encoder_layers >= 1,
       f"model.encoder_layers is {self.encoder_layers}; it must be at least 1.",

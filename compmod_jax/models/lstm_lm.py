@@ -53,6 +53,8 @@ class Given(NamedTuple):
     labels: of every position, for weak supervision, [batch, time].
     classifier: `weight` [dim] and `bias` [] of the classifier for weak supervision.
     noise: key of the masks that the error signal draws.
+    keys: data of the keys of every position [time, ...], in place of those split from `noise`.
+    valid: true where there is a real token, [batch, time], for edits that ask; none: everywhere.
     alike: these masks are the same for all examples, so that what is made of an example does not
       depend on its place in the batch.
   """
@@ -61,6 +63,8 @@ class Given(NamedTuple):
   labels: jax.Array | None = None
   classifier: Mapping[str, jax.Array] | None = None
   noise: jax.Array | None = None
+  keys: jax.Array | None = None
+  valid: jax.Array | None = None
   alike: bool = False
 
 
@@ -158,7 +162,10 @@ class LstmLM(nn.Module):
       nll = self._known(out, hidden, targets)
     tables, biases = self._tables(), self.decoder_bias
     if nll is None:
-      nll = word_decoder.losses(hidden, tables, biases, targets, separately=train)
+      read = tables, biases
+      if train and self.config.recoding.anchor.independent:
+        read = word_decoder.with_own_gradients(tables, biases)
+      nll = word_decoder.losses(hidden, *read, targets, separately=train)
     steps = {name: out[name] for name in ("error", "error_after", "sizes") if name in out}
     if measure and steps:
       after = out["recoded"]
@@ -199,10 +206,16 @@ class LstmLM(nn.Module):
     xs = {"first": first, "target": targets, **factors}
     if given.active is not None:
       xs["active"] = jnp.tile(given.active.T, (1, copies))
+    if taps is not OFF:
+      valid = jnp.ones(targets.T.shape) if given.valid is None else given.valid
+      xs["valid"] = jnp.tile(valid.T, (1, copies)).astype(jnp.float32)
     if given.labels is not None:
       xs["label"] = given.labels.T
     if recoding.signal == "mc_dropout":
-      xs["key"] = jax.random.key_data(jax.random.split(_needed(given.noise), len(x)))
+      keys = given.keys
+      if keys is None:
+        keys = jax.random.key_data(jax.random.split(_needed(given.noise), len(x)))
+      xs["key"] = keys
     weights, others = self._weights()
     if given.classifier is not None:
       others["classifier"] = jax.lax.stop_gradient(dict(given.classifier))

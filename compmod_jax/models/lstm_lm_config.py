@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from compmod_jax.bounds import check_numbers
 from compmod_jax.errors import check
 from compmod_jax.mechanisms.recoding_config import RecodingConfig
 
@@ -41,6 +42,7 @@ class LstmConfig:
   """Recoding in training; also in use, unless told otherwise there."""
 
   def __post_init__(self):
+    check_numbers(self, "model.")
     for field in ("layers", "dim", "embedding_dim"):
       value = getattr(self, field)
       check(value >= 1, f"model.{field} is {value}; it must be at least 1.")

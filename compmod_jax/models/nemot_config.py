@@ -5,6 +5,7 @@ import re
 from typing import Literal
 
 from compmod_jax import errors
+from compmod_jax.bounds import check_numbers
 from compmod_jax.layers.embedding import Positions
 from compmod_jax.layers.feedforward import Activation
 from compmod_jax.mechanisms.modulation import KINDS
@@ -72,6 +73,7 @@ class NemotConfig(TextStackConfig):
   """Dropout on embedding sums and sub-layer outputs."""
 
   def __post_init__(self):
+    check_numbers(self, "model.")
     errors.check(bool(self.tasks), "model.tasks is empty; give at least one, for example lm.")
     names = ("cls", *self.extra_tokens, *MODES, *self.tasks)
     errors.check(

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal, TypeVar
 
 from compmod_jax import errors
+from compmod_jax.bounds import check_numbers
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
 from compmod_jax.mechanisms.competition import CompetitionConfig
@@ -54,6 +55,7 @@ class StackConfig:
   """Recompute each layer's activations in the backward pass instead of storing them."""
 
   def __post_init__(self):
+    check_numbers(self, "model.")
     for field in ("dim", "heads", "ffn_dim", "max_length"):
       value = getattr(self, field)
       errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")

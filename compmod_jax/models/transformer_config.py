@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from compmod_jax import errors
+from compmod_jax.bounds import check_numbers
 from compmod_jax.layers.embedding import Positions
 from compmod_jax.models.stack_config import Norm, StackConfig
 
@@ -30,6 +31,7 @@ class TransformerConfig(StackConfig):
   """Which embeddings are one: decoder input and output, or those and the encoder's."""
 
   def __post_init__(self):
+    check_numbers(self, "model.")
     for field in ("encoder_layers", "decoder_layers"):
       value = getattr(self, field)
       errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")

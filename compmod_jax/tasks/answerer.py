@@ -23,6 +23,7 @@ from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import recoded_step
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
+from compmod_jax.tasks.modulated import with_auxiliary
 
 
 class Answer(NamedTuple):
@@ -148,9 +149,12 @@ class Answerer:
     first: dict[str, Any] = (
       {} if text.tags is None else {"first_tag": jnp.full(rows, PARTS.index("special"))}
     )
+    tokens, pad, model = batch["tokens"], self.coder.tokenizer.pad, self.model.config
+    before = taps.knowing(lambda site: with_auxiliary(model, site, tokens != pad)).apart()
     cache = apply(
-      text, task, beams=config.width, length=self.room, taps=taps.apart(), method="prefill", **first
+      text, task, beams=config.width, length=self.room, taps=before, method="prefill", **first
     )
+    taps = recoded_step.knowing_rows(taps, batch["index"] >= 0, config)
 
     def step(cache: Any, tokens: jax.Array, taps: Taps) -> Any:
       return apply(cache, tokens, task, taps=taps, method="step")

@@ -139,7 +139,7 @@ class Answering(OfQuestions):
       blocks_of(batch),
       **vanilla,
       deterministic=rng is None,
-      taps=taps.editing(self.edits),
+      taps=taps.editing(self.edits).knowing(lambda site: self.rows(site, batch)),
       rngs=None if rng is None else {"dropout": rng},
     )
     return out
@@ -248,6 +248,7 @@ class Answering(OfQuestions):
       params, questions, self.decode, sharing=sharing, status=status, name=split
     )
     outputs = [best[0].text for best in answers]
+    values |= {"decoded": len(outputs), "search": self.decode.describe()}
     values |= scores(questions, sets, outputs) | mean_entropy(answers)
     sources = [source_text(question) for question in questions]
     return Evaluation(values, outputs, [question.answer for question in questions], sources)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import jax
 import numpy as np
 
+from compmod_jax.data.fingerprint import Fingerprints
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term
 from compmod_jax.sharding import fetch
@@ -190,6 +191,10 @@ class Task(Protocol):
 
   def data_notes(self) -> list[str]:
     """Sentences on what of the training data was left out."""
+    ...
+
+  def fingerprints(self) -> Fingerprints:
+    """Part of the training data -> what identifies its examples, as they are trained on."""
     ...
 
   def objective(self) -> dict[str, float]:

@@ -8,16 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool
 
 from compmod_jax import errors
 from compmod_jax.data import pipeline
 from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term, cross_entropy, token_nll
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text, TextOutput
 from compmod_jax.sites import OFF, Edit, Taps
-from compmod_jax.tasks import modulated
+from compmod_jax.tasks import modulated, recoded_step
 from compmod_jax.tasks.base import (
   Batch,
   Context,
@@ -29,6 +31,7 @@ from compmod_jax.tasks.base import (
   total_losses,
 )
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+from compmod_jax.tasks.generator import Generator, Prompts
 from compmod_jax.tasks.over_blocks import OverBlocks
 from compmod_jax.tasks.scorer import Scorer
 from compmod_jax.tasks.text_blocks import TextBlocks
@@ -150,14 +153,19 @@ class CausalLM(OverBlocks):
       self.text(tokens),
       [(modulated.LM, len(tokens))],
       deterministic=rng is None,
-      taps=taps.editing(self.edits),
+      taps=taps.editing(self.edits).knowing(lambda site: self._holds(site, tokens)),
       rngs=None if rng is None else {"dropout": rng},
     )
     return out.logits
 
   def rows(self, site: str, batch: Batch) -> jax.Array:
     """Positions that hold real tokens, auxiliary ones where a site has them."""
-    real = (batch["tokens"][:, :-1] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
+    return self._holds(site, batch["tokens"][:, :-1], batch["index"] >= 0)
+
+  def _holds(
+    self, site: str, tokens: jax.Array, rows: jax.Array | bool = True
+  ) -> Bool[Array, "batch time"]:
+    real = (tokens != self.tokenizer.pad) & jnp.reshape(jnp.asarray(rows), (-1, 1))
     return modulated.with_auxiliary(self.model.config, site, real)
 
   def loss(
@@ -211,6 +219,36 @@ class CausalLM(OverBlocks):
       return {"nll": token_nll(logits, jnp.asarray(batch["targets"]))}
 
     return Scorer(self.tokenizer, run, self.model.config.max_length)
+
+  @functools.cached_property
+  def generator(self) -> Generator:
+    """Continues texts; see `Generator`."""
+    return Generator(self.tokenizer, self._prepare, self.model.config.max_length)
+
+  def _prepare(
+    self, params: Any, prompts: Prompts, config: DecodeConfig, length: int
+  ) -> recoded_step.Searched:
+    """What a search takes."""
+    apply = functools.partial(self.model.apply, {"params": params})
+    text, taps, task = self.text(prompts.tokens), OFF.editing(self.edits), modulated.LM
+    before = taps.knowing(lambda site: self._holds(site, prompts.tokens))
+    cache = apply(
+      text, task, beams=config.width, length=length, taps=before.apart(), method="prefill"
+    )
+
+    def step(cache: Any, tokens: jax.Array, taps: Taps) -> Any:
+      return apply(cache, tokens, task, taps=taps, method="step")
+
+    side = self.model.config.last_side(task)
+    return recoded_step.prepared(
+      step,
+      cache,
+      recoded_step.knowing_rows(taps, jnp.ones(len(prompts.tokens), bool), config),
+      config,
+      batch=len(prompts.tokens),
+      side=side,
+      layers=self.model.config.layers(side),
+    )
 
   def _score(self, params: Any, batch: Batch) -> tuple[jax.Array, ...]:
     """Sums of loss, right predictions and tokens."""

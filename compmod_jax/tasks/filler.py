@@ -12,11 +12,14 @@ from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.data.vocabulary import MASK
+from compmod_jax.errors import UserError
+from compmod_jax.losses import token_nll
 from compmod_jax.models.encoder import Encoder
 from compmod_jax.sharding import fetch
 from compmod_jax.sites import OFF, Edit
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
-from compmod_jax.tasks.modulated import EncoderMode
+from compmod_jax.tasks.modulated import EncoderMode, with_auxiliary
+from compmod_jax.tasks.scorer import Scored, scored
 
 _SHORTEST = 16  # padded length of the shortest texts
 
@@ -68,6 +71,7 @@ class Filler:
     self.batch = BatchConfig(tokens=max(batch_tokens, longest), buckets=(*buckets, longest))
     self.taps = OFF.editing(edits or {})
     self._probabilities = jax.jit(self._run, static_argnames="top")
+    self._losses = jax.jit(self._pseudo_losses)
     self._ordinary = np.ones(tokenizer.vocab_size, bool)
     self._ordinary[list(tokenizer.controls)] = False
 
@@ -107,6 +111,72 @@ class Filler:
       status("filled texts", done, len(masked))
     return found
 
+  def score(
+    self,
+    params: Any,
+    texts: Sequence[str],
+    *,
+    sharing: Sharing = Sharing(),
+    status: Status = silent,
+  ) -> list[Scored]:
+    """Loss of every token given all the others, each masked in turn, and no end token.
+
+    Their sum is the text's negative pseudo-log-likelihood, which is no probability: it does not sum
+    to one over texts. It takes a pass for each token.
+
+    Raises:
+      UserError: a text has more tokens than the model has positions.
+
+    Source: Salazar et al. 2020, equation 1.
+    """
+    for number, problem in self.too_long(texts).items():
+      raise UserError(f"texts[{number}], {texts[number][:40]!r}, {problem}; shorten it.")
+    ids = [self.encode(text) for text in texts]
+    found = [np.zeros(len(one) - 2, np.float32) for one in ids]
+    rows = [(number, place) for number, one in enumerate(ids) for place in range(1, len(one) - 1)]
+    columns = {"tokens": Ragged([ids[number] for number, _ in rows])}
+    examples = Examples(columns, np.arange(len(rows), dtype=np.int32), pad=self.tokenizer.pad)
+    done = 0
+    for batch in eval_batches(examples, self.batch, multiple=sharing.multiple):
+      real = np.flatnonzero(batch["index"] >= 0).tolist()
+      batch["place"], batch["target"] = (np.zeros(len(batch["index"]), np.int32) for _ in "pt")
+      for row in real:
+        place = rows[batch["index"][row]][1]
+        batch["place"][row], batch["target"][row] = place, batch["tokens"][row, place]
+        batch["tokens"][row, place] = self.tokenizer.mask
+      nll = fetch(self._losses(params, sharing.place(batch)))
+      for row in real:
+        number, place = rows[batch["index"][row]]
+        found[number][place - 1] = nll[row]
+      done += len(real)
+      status("scored tokens", done, len(rows))
+    return [
+      scored(self.tokenizer, np.asarray(one[1:-1], np.int32), nll)
+      for one, nll in zip(ids, found, strict=True)
+    ]
+
+  def too_long(self, texts: Sequence[str]) -> dict[int, str]:
+    """Number -> what is wrong, of every text that the model has no positions for."""
+    most, lengths = self.model.config.max_length, [len(self.encode(t, cut=False)) for t in texts]
+    return {
+      number: f"has {length} tokens with its ends, but the model has positions for {most}"
+      for number, length in enumerate(lengths)
+      if length > most
+    }
+
+  def _pseudo_losses(self, params: Any, batch: Batch) -> jax.Array:
+    """Loss of the one masked token of every row, in nats."""
+    logits = self._logits(params, batch["tokens"], batch["place"][:, None])
+    return token_nll(logits, batch["target"][:, None])[:, 0]
+
+  def _logits(
+    self, params: Any, tokens: jax.Array, positions: jax.Array | None = None
+  ) -> jax.Array:
+    real, config = tokens != self.tokenizer.pad, self.model.config
+    taps = self.taps.apart().knowing(lambda site: with_auxiliary(config, site, real, positions))
+    logits: Any = self.model.apply({"params": params}, tokens, positions=positions, taps=taps)
+    return logits
+
   def encode(self, text: str, *, cut: bool = True) -> list[int]:
     """Tokens of a text between start and end token, cut to the model's positions unless told.
 
@@ -127,9 +197,7 @@ class Filler:
 
   def _run(self, params: Any, batch: Batch, *, top: int) -> tuple[jax.Array, jax.Array]:
     """The best tokens of every position and their probabilities, [rows, time, top]."""
-    taps = self.taps.apart()
-    logits: Any = self.model.apply({"params": params}, batch["tokens"], taps=taps)
-    probabilities = jax.nn.softmax(logits, axis=-1)
+    probabilities = jax.nn.softmax(self._logits(params, batch["tokens"]), axis=-1)
     best, which = jax.lax.top_k(jnp.where(self._ordinary, probabilities, -1.0), top)
     return which.astype(jnp.int32), best
 

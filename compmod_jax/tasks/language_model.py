@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax import errors
+from compmod_jax.data.fingerprint import Fingerprints
 from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.decoding import DecodeConfig
 from compmod_jax.losses import Term
 from compmod_jax.mechanisms.anchors import anchor_loss
 from compmod_jax.models.lstm_lm import LstmConfig, LstmLM
@@ -28,7 +30,9 @@ from compmod_jax.tasks.base import (
   Status,
   silent,
 )
+from compmod_jax.tasks.generator import Generator, Prompts
 from compmod_jax.tasks.language_model_config import CLASSIFIER_FILE, LanguageModelConfig
+from compmod_jax.tasks.recoded_step import Searched
 from compmod_jax.tasks.recurrent_reader import RecurrentReader
 from compmod_jax.tasks.scorer import Scorer
 from compmod_jax.tasks.text_streams import TextStreams
@@ -135,6 +139,10 @@ class LanguageModel(OfSplits):
     tokens = len(self.streams["train"])
     return [f"{tokens:,} training tokens, {self.tokenizer.vocab_size:,} types"]
 
+  def fingerprints(self) -> Fingerprints:
+    """Of the training text, and of its documents' labels where they are trained on."""
+    return self.streams.fingerprints()
+
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
   ) -> tuple[Any, int]:
@@ -191,6 +199,27 @@ class LanguageModel(OfSplits):
       return {"nll": out.nll, **some}
 
     return Scorer(self.tokenizer, run)
+
+  @functools.cached_property
+  def generator(self) -> Generator:
+    """Continues texts; see `Generator`."""
+    return Generator(self.tokenizer, self._prepare)
+
+  def _prepare(self, params: Any, prompts: Prompts, config: DecodeConfig, length: int) -> Searched:
+    """What a search takes; states are recoded at every step, as in use."""
+    errors.check(
+      config.recode_layer is None,
+      f"recode_layer is {config.recode_layer}, but it is of decoders with layers of attention; a"
+      " recurrent model recodes as its own configuration says (--recoding). Leave it out.",
+    )
+    tokens, lengths, last = prompts
+    cache = self._run.prefill(params, tokens, lengths, last, beams=config.width, length=length)
+    longest = tokens.shape[1] + length
+
+    def step(cache: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
+      return self._run.step(params, cache, tokens, longest=longest)
+
+    return Searched(step, cache, ())
 
   def routing_sites(self) -> list[str]:
     """Nothing: no unit competes."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool
 
 from compmod_jax import errors
 from compmod_jax.losses import Term, cross_entropy
@@ -123,15 +124,26 @@ class MaskedLM(OverBlocks):
       tokens,
       positions=positions,
       deterministic=rng is None,
-      taps=taps.editing(self.edits),
+      taps=taps.editing(self.edits).knowing(
+        lambda site: self._holds(site, tokens, positions=positions)
+      ),
       rngs=None if rng is None else {"dropout": rng},
     )
     return logits
 
   def rows(self, site: str, batch: Batch) -> jax.Array:
     """Positions that hold real tokens, auxiliary ones where a site has them."""
-    real = (batch["tokens"] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
-    return modulated.with_auxiliary(self.model.config, site, real)
+    return self._holds(site, batch["tokens"], batch["index"] >= 0)
+
+  def _holds(
+    self,
+    site: str,
+    tokens: jax.Array,
+    rows: jax.Array | bool = True,
+    positions: jax.Array | None = None,
+  ) -> Bool[Array, "batch time"]:
+    real = (tokens != self.tokenizer.pad) & jnp.reshape(jnp.asarray(rows), (-1, 1))
+    return modulated.with_auxiliary(self.model.config, site, real, positions)
 
   def loss(
     self, params: Any, carry: Any, batch: Batch, context: Context

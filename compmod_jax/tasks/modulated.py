@@ -85,8 +85,19 @@ def check_running_text(config: NemotConfig) -> None:
   )
 
 
-def with_auxiliary(config: Any, site: str, real: Bool[Array, "batch time"]) -> jax.Array:
-  """Positions that hold tokens, with the auxiliary ones in front where a site has them."""
+def with_auxiliary(
+  config: Any, site: str, real: Bool[Array, "batch time"], positions: jax.Array | None = None
+) -> jax.Array:
+  """Positions that hold tokens, with the auxiliary ones in front where a site has them.
+
+  Args:
+    config: of the model.
+    site: name of the site.
+    real: true where there is a token.
+    positions: of the logits, where these are not all.
+  """
+  if site == "logits" and positions is not None:
+    return jnp.take_along_axis(real, positions, axis=1)
   if not site.startswith(f"{MODULATORY}/"):
     return real
   return jnp.pad(real, ((0, 0), (config.before, 0)), constant_values=True)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from compmod_jax.data.fingerprint import Fingerprints
 from compmod_jax.data.qa.coded import Coder
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.decoding import DecodeConfig
@@ -90,6 +91,10 @@ class OfQuestions(OfSplits):
       f"{(coded.answer > 0).sum():,} training questions; {coded.truncated:,} passages cut,"
       f" {len(coded.too_long):,} questions left out as too long"
     ]
+
+  def fingerprints(self) -> Fingerprints:
+    """Of the training questions of every set."""
+    return self.asked.fingerprints()
 
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1

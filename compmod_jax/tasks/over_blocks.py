@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from compmod_jax import errors
+from compmod_jax.data.fingerprint import Fingerprints
 from compmod_jax.losses import CrossEntropy, Term
 from compmod_jax.sites import Taps
 from compmod_jax.tasks import competing, modulated
@@ -61,6 +62,10 @@ class OverBlocks(OfSplits):
     """How much training text there is."""
     blocks = self.blocks["train"]
     return [f"{blocks.tokens['tokens'] - len(blocks):,} training tokens in {len(blocks):,} blocks"]
+
+  def fingerprints(self) -> Fingerprints:
+    """Of the training text."""
+    return self.blocks.fingerprints()
 
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax import errors
+from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.parts import part_numbers
 from compmod_jax.data.qa.batches import edges_of, eval_batches, train_batches, whole_batch
 from compmod_jax.data.qa.coded import Coded, Coder, code
@@ -62,6 +63,16 @@ class QuestionBatches:
     """Padded lengths in evaluation: quarters of the longest, as no training data are at hand."""
     longest = self.config.length
     return tuple(sorted({-(-longest * part // 32) * 8 for part in (1, 2, 3)} | {longest}))
+
+  def fingerprints(self) -> Fingerprints:
+    """Of the training rows of every set: questions, or passages with several of them."""
+    found = {}
+    for number, (data, _) in enumerate(self.config.data.sets("train")):
+      rows = self.rows.select(np.flatnonzero(self.rows.source == number))
+      tags = () if rows.tags is None else rows.tags.numbers()
+      numbers = (*rows.tokens.numbers(), rows.answer.ravel(), rows.options.ravel(), *tags)
+      found[name_of(data)] = fingerprint(len(rows), "rows", numbers)
+    return found
 
   def train_batches(
     self, part: str, seed: int, multiple: int, process: int, processes: int

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from compmod_jax.decoding.config import DecodeConfig
 from compmod_jax.decoding.types import Cache, Step
@@ -70,6 +70,11 @@ def prepared(
   site = site_of(config.recode_layer, layers, side)
   cache = start(cache, batch, config.width)
   return Searched(recoded(step, taps, site, config), cache, (ENTROPY,))
+
+
+def knowing_rows(taps: Taps, rows: Bool[Array, " batch"], config: DecodeConfig) -> Taps:
+  """The taps of a step, whose time axis holds the hypotheses of an example: real, or filler."""
+  return taps.knowing(lambda site: jnp.broadcast_to(rows[:, None], (len(rows), config.width)))
 
 
 def site_of(layer: int, layers: int, side: str = "decoder") -> str:

@@ -1,4 +1,4 @@
-"""How surprising every token of a text is to a language model."""
+"""How probable every token of a text is to a model: of running text, and of translations."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizer import Tokenizer
-from compmod_jax.errors import check
+from compmod_jax.errors import UserError
 from compmod_jax.sharding import fetch
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 
@@ -41,6 +41,16 @@ class Scored(NamedTuple):
   unknown: int
 
   @property
+  def log_probabilities(self) -> np.ndarray:
+    """Log-probability of every token in nats."""
+    return -self.nll
+
+  @property
+  def log_probability(self) -> float:
+    """That of the whole text, the sum over its tokens, in nats."""
+    return 0.0 - self.total
+
+  @property
   def surprisal(self) -> np.ndarray:
     """Surprisal of every token in bits."""
     return self.nll / np.log(2)
@@ -49,6 +59,9 @@ class Scored(NamedTuple):
   def total(self) -> float:
     """Negative log-likelihood of the whole text in nats."""
     return float(np.sum(self.nll, dtype=np.float64))
+
+
+_NOTHING = np.zeros(0, np.float32)
 
 
 class Scorer:
@@ -89,12 +102,8 @@ class Scorer:
       UserError: a text has more tokens than the model has positions.
     """
     ids = self.encode(texts)
-    for number, one in enumerate(ids):
-      check(
-        self.longest is None or len(one) <= self.longest,
-        f"texts[{number}], {texts[number][:40]!r}, has {len(one)} tokens with its end, but the"
-        f" model has positions for {self.longest}; shorten it.",
-      )
+    for number, problem in self.too_long(texts).items():
+      raise UserError(f"texts[{number}], {texts[number][:40]!r}, {problem}; shorten it.")
     found: dict[int, Scored] = {}
     for batch in self._batches(ids, sharing.multiple):
       if labels is not None:
@@ -108,6 +117,14 @@ class Scorer:
         found[number] = self._scored(tokens, some)
       status("scored texts", len(found), len(texts))
     return [found[number] for number in range(len(texts))]
+
+  def too_long(self, texts: Sequence[str]) -> dict[int, str]:
+    """Number -> what is wrong, of every text that the model has no positions for."""
+    return {
+      number: f"has {len(one)} tokens with its end, but the model has positions for {self.longest}"
+      for number, one in enumerate(self.encode(texts))
+      if self.longest is not None and len(one) > self.longest
+    }
 
   def encode(self, texts: Sequence[str]) -> list[list[int]]:
     """Token numbers of every text and its end."""
@@ -138,13 +155,92 @@ class Scorer:
     return {**batch, "tokens": tokens, "counted": counted}
 
   def _scored(self, tokens: np.ndarray, values: Mapping[str, np.ndarray]) -> Scored:
-    empty = np.zeros(0, np.float32)
-    return Scored(
-      tokens,
-      [self.tokenizer.text_of(int(number)) for number in tokens[:-1]] + ["</s>"],
-      values["nll"],
-      values.get("error", empty),
-      values.get("error_after", empty),
-      values.get("nll_after", empty),
-      int(np.sum(tokens == self.tokenizer.unk)),
+    more = (values.get(name, _NOTHING) for name in ("error", "error_after", "nll_after"))
+    return scored(self.tokenizer, tokens, values["nll"], *more)
+
+
+def scored(
+  tokenizer: Tokenizer,
+  tokens: np.ndarray,
+  nll: np.ndarray,
+  error: np.ndarray = _NOTHING,
+  error_after: np.ndarray = _NOTHING,
+  nll_after: np.ndarray = _NOTHING,
+) -> Scored:
+  """A text with its scores; its end token is called `</s>` whatever the tokenizer calls it."""
+  eos = tokenizer.eos
+  words = ["</s>" if number == eos else tokenizer.text_of(number) for number in tokens.tolist()]
+  unknown = int(np.sum(tokens == tokenizer.unk))
+  return Scored(tokens, words, nll, error, error_after, nll_after, unknown)
+
+
+class PairScorer:
+  """Scores translations: every target token given the source and the target tokens before it.
+
+  Attributes:
+    source: from text to source tokens.
+    target: from text to target tokens.
+    run: from parameters and a batch of `source` and `target` to losses in nats [batch, time].
+    longest: the model's positions.
+  """
+
+  def __init__(
+    self,
+    source: Tokenizer,
+    target: Tokenizer,
+    run: Callable[[Any, Batch], jax.Array],
+    batch: BatchConfig,
+    longest: int,
+  ):
+    self.source, self.target, self.longest = source, target, longest
+    buckets = (*(length for length in batch.buckets if length < longest), longest)
+    self._batch = BatchConfig(tokens=max(batch.tokens, longest), buckets=buckets)
+    self._run = jax.jit(run)
+
+  def __call__(
+    self,
+    params: Any,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    sharing: Sharing = Sharing(),
+    status: Status = silent,
+  ) -> list[Scored]:
+    """Every target's tokens with their losses, in the order given.
+
+    Raises:
+      UserError: a side has more tokens than the model has positions.
+    """
+    for number, problem in self.too_long(pairs).items():
+      raise UserError(f"pairs[{number}] {problem}; shorten it.")
+    sides = self.encode(pairs)
+    columns = {name: Ragged(ids) for name, ids in zip(("source", "target"), sides, strict=True)}
+    examples = Examples(columns, np.arange(len(pairs), dtype=np.int32), pad=self.source.pad)
+    found: dict[int, Scored] = {}
+    for batch in eval_batches(examples, self._batch, multiple=sharing.multiple):
+      nll = fetch(self._run(params, sharing.place(batch)))
+      for row in np.flatnonzero(batch["index"] >= 0).tolist():
+        number = int(batch["index"][row])
+        tokens = np.asarray(sides[1][number], np.int32)
+        found[number] = scored(self.target, tokens, nll[row, : len(tokens)])
+      status("scored pairs", len(found), len(pairs))
+    return [found[number] for number in range(len(pairs))]
+
+  def too_long(self, pairs: Sequence[tuple[str, str]]) -> dict[int, str]:
+    """Number -> what is wrong, of every pair with a side that the model has no positions for."""
+    found = {}
+    for name, ids in zip(("source", "target"), self.encode(pairs), strict=True):
+      for number, one in enumerate(ids):
+        if len(one) > self.longest:
+          found[number] = (
+            f"has {len(one)} tokens with its end in its {name}, but the model has positions for"
+            f" {self.longest}"
+          )
+    return found
+
+  def encode(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Token numbers of all sources and of all targets, each with its end."""
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    return (
+      [[*ids, self.source.eos] for ids in self.source.encode_batch(sources)],
+      [[*ids, self.target.eos] for ids in self.target.encode_batch(targets)],
     )

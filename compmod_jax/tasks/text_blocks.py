@@ -10,7 +10,8 @@ from compmod_jax import errors
 from compmod_jax.data import pipeline
 from compmod_jax.data.blocks import block_examples, token_stream
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.examples import Examples
+from compmod_jax.data.examples import Column, Examples
+from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.parts import part_numbers
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.tasks.block_settings import BlockSettings
@@ -70,6 +71,13 @@ class TextBlocks:
     for block in blocks.columns["tokens"]:
       found += int(np.sum(block[1:] == self.tokenizer.unk))
     return 100 * found / int(blocks.tokens["tokens"] - len(blocks))
+
+  def fingerprints(self) -> Fingerprints:
+    """Of the training text."""
+    blocks = self["train"]
+    column, tokens = blocks.columns["tokens"], blocks.tokens["tokens"] - len(blocks)
+    assert isinstance(column, Column)
+    return {"text": fingerprint(tokens, "tokens", column.numbers())}
 
   @functools.cached_property
   def batch(self) -> BatchConfig:

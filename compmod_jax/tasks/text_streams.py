@@ -8,6 +8,7 @@ import numpy as np
 
 from compmod_jax.data.blocks import token_stream
 from compmod_jax.data.documents import GrammarDocuments
+from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.streams import Stretches, eval_stretches, train_stretches
 from compmod_jax.data.tokenizer import Tokenizer
 from compmod_jax.errors import UserError, check, check_choice
@@ -78,6 +79,15 @@ class TextStreams:
       number = np.cumsum(stream == start) - (stream == start)
       columns["label"] = np.asarray(self.labels(split), np.float32)[number]
     return Stretches(stream, start=start, rows=rows, length=length, columns=columns)
+
+  def fingerprints(self) -> Fingerprints:
+    """Of the training text, and of its documents' labels where batches hold them."""
+    stream = self["train"]
+    found = {"text": fingerprint(len(stream), "tokens", [stream])}
+    if self.labelled:
+      labels = np.asarray(self.labels("train"), np.int64)
+      found["labels"] = fingerprint(len(labels), "documents", [labels])
+    return found
 
   def train_batches(
     self, part: str, multiple: int, process: int, processes: int

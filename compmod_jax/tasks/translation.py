@@ -13,11 +13,12 @@ from compmod_jax import errors, metrics
 from compmod_jax.data import pipeline
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, tokenise
+from compmod_jax.data.fingerprint import Fingerprints
 from compmod_jax.data.pairs import Splits
 from compmod_jax.data.parts import part_numbers
 from compmod_jax.data.tokenizer import BOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.losses import Term, cross_entropy
+from compmod_jax.losses import Term, cross_entropy, token_nll
 from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
 from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import competing
@@ -32,6 +33,7 @@ from compmod_jax.tasks.base import (
   silent,
   total_losses,
 )
+from compmod_jax.tasks.scorer import PairScorer
 from compmod_jax.tasks.translation_config import SOURCE_FILE, TARGET_FILE, TranslationConfig
 from compmod_jax.tasks.translator import Translator, mean_entropy
 
@@ -174,7 +176,7 @@ class Translation(OfSplits):
       batch["source"],
       shift_right(batch["target"], BOS),
       deterministic=rng is None,
-      taps=taps.editing(self.edits),
+      taps=taps.editing(self.edits).knowing(lambda site: self.rows(site, batch)),
       rngs=None if rng is None else {"dropout": rng},
     )
     return logits
@@ -234,6 +236,10 @@ class Translation(OfSplits):
     """What of the training split was left out, for the log."""
     return self.train_examples.notes(self.splits["train"])
 
+  def fingerprints(self) -> Fingerprints:
+    """Of the source and the target side of the training examples."""
+    return self.train_examples.fingerprints()
+
   # Evaluation and use.
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[pipeline.Batch]:
@@ -284,6 +290,7 @@ class Translation(OfSplits):
       params, sources, self.decode, sharing=sharing, status=status, name=split
     )
     outputs = [best[0].text for best in hypotheses]
+    values |= {"decoded": len(outputs), "search": self.decode.describe()}
     values |= metrics.score_outputs(outputs, references) | mean_entropy(hypotheses)
     return Evaluation(values, outputs, references, sources)
 
@@ -291,6 +298,16 @@ class Translation(OfSplits):
     target = batch["target"]
     losses = cross_entropy(self.forward(params, batch), target, target != PAD)
     return losses.nll, losses.correct, losses.count
+
+  @functools.cached_property
+  def scorer(self) -> PairScorer:
+    """Scores given translations; see `PairScorer`."""
+
+    def run(params: Any, batch: Batch) -> jax.Array:
+      return token_nll(self.forward(params, batch), jnp.asarray(batch["target"]))
+
+    sides = self.source_tokenizer, self.target_tokenizer
+    return PairScorer(*sides, run, self.batch, self.model.config.max_length)
 
   @functools.cached_property
   def translator(self) -> Translator:

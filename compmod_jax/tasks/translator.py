@@ -135,13 +135,13 @@ class Translator:
     routing: bool,
   ) -> Any:
     source, apply = batch["source"], functools.partial(self.model.apply, {"params": params})
-    taps = self.taps.editing(edits)
+    taps, real = self.taps.editing(edits), source != PAD
     cache: Any = apply(
       source,
       beams=config.width,
       length=longest,
       routing=routing,
-      taps=taps.apart(),
+      taps=taps.knowing(lambda site: real).apart(),
       method="prefill",
     )
 
@@ -149,6 +149,7 @@ class Translator:
       return apply(cache, tokens, taps=taps, method="step")
 
     batch_size, layers = source.shape[0], self.model.config.decoder_layers
+    taps = recoded_step.knowing_rows(taps, real.any(axis=1), config)
     one = recoded_step.prepared(
       step, cache, taps, config, batch=batch_size, side="decoder", layers=layers
     )
@@ -159,7 +160,7 @@ class Translator:
       config,
       batch=batch_size,
       max_length=longest,
-      limit=config.limits(jnp.sum(source != PAD, axis=1), longest),
+      limit=config.limits(jnp.sum(real, axis=1), longest),
       bos=BOS,
       eos=EOS,
       pad=PAD,

@@ -16,7 +16,17 @@ from compmod_jax.analysis import gates_tables as tables
 from compmod_jax.analysis import page
 from compmod_jax.analysis.gates import Gates, collect
 from compmod_jax.analysis.gates_maps import of_texts, readable
-from compmod_jax.analysis.gates_reading import KIND, PART, TASK, categories, read_batch
+from compmod_jax.analysis.gates_page import _about_gates
+from compmod_jax.analysis.gates_reading import (
+  ALL,
+  KIND,
+  PART,
+  TASK,
+  Tokens,
+  Totals,
+  categories,
+  read_batch,
+)
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.data.documents import TextDocuments
 from compmod_jax.data.qa.batches import blocks_of
@@ -307,6 +317,9 @@ def test_the_report_of_a_model_that_answers(subject):
   items = {item.name: item for item in every if not isinstance(item, page.Sample)}
   assert set(items) >= {"map_0_gate", "groups_gate", "histogram_gate", "channels", "places"}
   assert {"training", "effects", "effects_gates", "effects_tokens"} <= set(items)
+  axes = {panel.get_title("left"): panel for panel in items["effects_gates"].figure.axes}
+  units = {"score": "change, points", "loss": "change, nats per token"}
+  assert {title: panel.get_xlabel() for title, panel in axes.items()} == units
   assert [effect["questions"] for effect in made.data["effects"]] == [5] * 7
   kinds = [row[2] for row in items["map_0"].rows if row[4] == "gate"]
   assert kinds[0] == "marker"
@@ -322,6 +335,35 @@ def test_the_report_of_a_model_that_answers(subject):
   assert any(row[removed] != row[trained] for row in table.rows)
   (first, *_) = (item for item in every if isinstance(item, page.Sample))
   assert ("right", table.rows[0][2]) in first.entries
+
+
+def test_a_category_in_few_texts_has_its_mean_and_is_said_to_have_no_interval():
+  numbers, names = np.arange(40), ("often", "rare")
+  totals = Totals({KIND: names, ALL: ("all",)}, numbers, 2)
+  rng, counted = np.random.default_rng(0), np.ones((40, 20), bool)
+  kinds = np.zeros((40, 20), np.int64)
+  kinds[:3, :12] = 1  # 36 tokens in 3 texts: resampled sets of texts without any are common
+  gate = rng.uniform(size=(40, 20, 2)).astype(np.float32)
+  totals.add(jnp.asarray(gate), Tokens(counted, {KIND: kinds, ALL: 0 * kinds}), numbers)
+  cells = {cell.category: cell for cell in totals.cells()}
+  assert (cells["rare"].texts, cells["often"].texts, cells["all"].texts) == (3, 40, 40)
+  assert cells["rare"].mean == pytest.approx(gate[:3, :12].mean(), rel=1e-5)
+  assert cells["often"].low < cells["often"].mean < cells["often"].high
+  (sentence,) = [
+    s for s in _about_gates({"gate": [*cells.values()]}, {"gate": totals}) if "by" in s
+  ]
+  assert "3 texts, too few for an interval" in sentence
+  assert "nan" not in sentence
+
+
+def test_a_summary_of_few_texts_has_no_intervals_and_no_nan(subject):
+  few = dataclasses.replace(subject, chosen=subject.chosen[:4])
+  made = Gates(maps=0, decode=3, samples=100).run(few)
+  told = " ".join(made.summary)
+  assert "nan" not in told
+  assert "4 texts, too few for an interval" in told
+  assert "3 questions, too few for an interval" in told
+  assert "p =" not in told
 
 
 def test_the_report_of_a_language_model(tmp_path):

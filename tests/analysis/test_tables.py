@@ -44,6 +44,51 @@ def test_more_rows_raise_every_corrected_p_value():
   assert wide.rows["enc"]["BLEU"].detectable > narrow.rows["enc"]["BLEU"].detectable
 
 
+FACTORS = {"enc": ("enc", "enc+dec"), "dec": ("dec", "enc+dec")}
+COMPLETE = {
+  row: {seed: {"BLEU": base + 0.3 * seed, "PPL": 5 + slip * seed} for seed in range(3)}
+  for row, base, slip in (
+    ("none", 30.0, 0.1), ("enc", 29.0, 0.2), ("dec", 28.0, 0.1), ("enc+dec", 27.5, 0.1)
+  )
+}  # fmt: skip
+
+
+def factorial(values, **published):
+  return summarise("A", values, COLUMNS, reference="none", published=published, factors=FACTORS)
+
+
+def test_rows_that_are_all_settings_of_factors_are_tested_as_such():
+  figures = {row: {"BLEU": 1.0 + ("enc" in row)} for row in COMPLETE}
+  found = factorial(COMPLETE, **figures)
+  effects = {e.name: e for e in found.effects["BLEU"].effects}
+  assert effects["enc"].size.mean == pytest.approx(-0.75)
+  assert effects["dec"].size.mean == pytest.approx(-1.75)
+  assert effects["enc x dec"].size.mean == pytest.approx(0.25)
+  shown = tables.text(found)
+  assert "*" not in shown
+  assert "-1.75 ± 0.00, p " in shown
+  assert "[+1.00]" in shown
+  assert len(tables.effect_numbers(found)) == 3 * len(COLUMNS)
+
+
+def test_a_factorial_of_which_runs_are_missing_has_no_effects():
+  fewer = {row: runs for row, runs in COMPLETE.items() if row != "dec"}
+  assert not factorial(fewer).effects
+  short = COMPLETE | {"dec": {0: COMPLETE["dec"][0]}}
+  assert not factorial(short).effects
+  without = COMPLETE | {"dec": {seed: {"BLEU": 1.0} for seed in range(3)}}
+  assert list(factorial(without).effects) == ["BLEU"]
+
+
+def test_effects_stand_in_the_report_in_latex_and_as_numbers(tmp_path):
+  found = factorial(COMPLETE)
+  written = pages.write(tables.page(found, description="", data={}), tmp_path, command="a command")
+  assert "enc x dec" in written.html.read_text()
+  assert (tmp_path / "effects.csv").read_text().count("\n") == 7
+  assert {path.stem for path in written.pictures} == {"effects"}
+  assert tables.latex(found).count(r"\begin{tabular}") == 2
+
+
 def test_no_finished_run_is_an_error():
   with pytest.raises(UserError, match="no run is finished"):
     summarise("A", {"none": {}}, COLUMNS, reference="none", published={})
@@ -55,6 +100,29 @@ def test_the_text_shows_means_intervals_stars_and_published_figures(table):
   assert "30.50" in shown
   assert "BLEU (+)" in shown
   assert "PPL (-)" in shown
+
+
+SETTINGS = {
+  "none": {"model.dropout": 0.15, "model.signal": "none"},
+  "enc": {"model.dropout": 0.15, "model.signal": "nll", "model.size": 0.1},
+  "all": {"model.dropout": 0.15, "model.signal": "entropy"},
+}
+
+
+def test_every_row_has_its_whole_configuration():
+  given = {"reference": "none", "published": PUBLISHED, "settings": SETTINGS}
+  table = summarise("A table", VALUES, COLUMNS, **given)
+  common, own = tables.split_settings(table)
+  assert {row: common | settings for row, settings in own.items()} == SETTINGS
+  assert common == {"model.dropout": 0.15}
+  shown = tables.text(table)
+  assert "Every row: model.dropout = 0.15." in shown
+  assert "enc: model.signal = nll, model.size = 0.1." in shown
+  section = tables.page(table, description="", data={}).sections[-1]
+  assert section.title == "Configurations"
+  (shown,) = section.items
+  assert isinstance(shown, pages.Table)
+  assert list(shown.rows[1]) == ["enc", "nll", 0.1]
 
 
 def test_latex_has_a_cell_for_every_column_and_no_bare_sign(table):
@@ -74,6 +142,16 @@ def test_the_report_holds_table_picture_and_numbers(table, tmp_path):
   assert "<svg" in html
   assert (tmp_path / "numbers.csv").read_text().count("\n") == 6
   assert {path.suffix for path in written.pictures} == {".png", ".svg"}
+
+
+def test_differences_have_the_units_of_their_scores():
+  columns = (Column("BLEU", "test", "bleu"), Column("PPL", "test", "perplexity", lower=True))
+  values = {row: {s: {"BLEU": 10.0 + s, "PPL": 3.0 + s} for s in (0, 1)} for row in ("plain", "a")}
+  figure = tables.forest(summarise("t", values, columns, reference="plain", published={}))
+  assert [axes.get_xlabel() for axes in figure.axes] == [
+    "difference, points (more is better)",
+    "difference, per token (less is better)",
+  ]
 
 
 def test_without_the_plain_row_the_picture_says_what_is_missing(tmp_path):

@@ -111,6 +111,30 @@ def test_the_report_shows_sentences_errors_later_steps_and_training(task, tmp_pa
   assert data["unknown"]["recoded"] == {"tokens": 10, "unknown": 0}
 
 
+def test_panels_of_a_sentence_share_its_tokens_and_every_difference_has_a_unit(task):
+  subject = Subject(task, parameters(task, 0), "test")
+  made = Traces(text=SENTENCES[:1], name="first", reach=2).run(subject)
+  found = {i.name: i.figure for s in made.sections for i in s.items if isinstance(i, page.Picture)}
+  above, below = found["sentence_0"].axes
+  assert above.get_xlim() == below.get_xlim()
+  assert above.get_shared_x_axes().joined(above, below)
+  unit = {"nll": "nats"}.get(task.model.config.recoding.signal, "no unit")
+  assert below.get_ylabel() == f"error, {unit}"
+  (errors,) = found["error_change"].axes
+  assert errors.get_xlabel() == f"error after − error before, {unit}"
+  one, two = found["later_steps"].axes
+  assert (one.get_ylabel(), two.get_ylabel()) == (f"change, {unit}", "change, bits")
+  assert one.get_xlim() == two.get_xlim()
+
+
+def test_one_short_sentence_has_a_report_that_names_what_is_missing(task):
+  subject = Subject(task, parameters(task, 0), "test")
+  made = Traces(text=(SENTENCES[1].split()[0],), name="first", reach=9).run(subject)
+  told = " ".join(made.summary)
+  assert "nan" not in told
+  assert "One sentence gives no interval" in told or "nothing is known of those" in told
+
+
 def test_what_cannot_be_read_together_is_refused(task, tmp_path):
   subject = Subject(task, parameters(task, 0), "test")
   with pytest.raises(UserError, match="nothing to read"):

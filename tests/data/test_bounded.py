@@ -134,6 +134,19 @@ def test_damaged_archives_are_named_as_such(tmp_path):
       dict(archive_files(tmp_path / name))
 
 
+def test_members_compressed_in_any_way_are_read_or_named_as_damaged(tmp_path):
+  for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+    path = tmp_path / f"{method}.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+      archive.writestr("x", b"ab" * 500)
+    assert dict(archive_files(path)) == {"x": b"ab" * 500}
+    data = bytearray(path.read_bytes())
+    data[44:60] = b"\xff" * 16
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="not a complete archive"):
+      dict(archive_files(path))
+
+
 def test_only_plain_files_are_read_and_no_more_of_them_than_a_limit(tmp_path):
   path = tmp_path / "x"
   path.write_bytes(b"12345")

@@ -212,6 +212,22 @@ def test_a_cached_stream_is_the_same_and_is_read_from_its_file(tokenizer, tmp_pa
   assert not list(tmp_path.glob("*.part"))
 
 
+def _flip(content):
+  return content[:2] + bytes([content[2] ^ 1]) + content[3:]
+
+
+@pytest.mark.parametrize("damage", [_flip, lambda content: content[:-3], lambda content: b""])
+def test_a_damaged_cached_stream_is_made_anew(tokenizer, tmp_path, damage):
+  texts = ("a b c", "d e f")
+  plain = token_stream(documents(*texts), tokenizer, None).tolist()
+  token_stream(documents(*texts), tokenizer, tmp_path)
+  (path,) = tmp_path.iterdir()
+  whole = path.read_bytes()
+  path.write_bytes(damage(whole))
+  assert token_stream(documents(*texts), tokenizer, tmp_path).tolist() == plain
+  assert path.read_bytes() == whole
+
+
 def test_the_order_of_blocks_is_seeded_resumable_and_the_same_for_any_processes(tokenizer):
   stream = token_stream(documents(*["a b c d e f"] * 40), tokenizer, None)
   examples = block_examples(stream, 8, start=tokenizer.bos, pad=tokenizer.pad)

@@ -16,6 +16,8 @@ from compmod_jax.data.documents import TextDocuments
 from compmod_jax.data.minimal_pairs import read_minimal_pairs
 from compmod_jax.data.pairs import DataError
 from compmod_jax.data.qa.sets import QASet
+from compmod_jax.data.text import matching_files
+from compmod_jax.errors import UserError
 
 READERS = readers()
 NUMBER = "9" * 5000  # more digits than Python turns into an integer
@@ -218,3 +220,32 @@ def test_an_archive_whose_file_has_no_name_is_refused_with_its_own(tmp_path):
   (tmp_path / "a.zip").write_bytes(content)
   with pytest.raises(DataError, match=r"a\.zip is not a complete archive"):
     QASet("j", "jsonl", str(tmp_path), valid=("a.zip/*",)).load("valid")
+
+
+def test_a_member_whose_name_begins_with_a_slash_stays_in_its_archive(tmp_path):
+  with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+    archive.writestr("/etc/q.jsonl", json.dumps({"format": "extractive", "question": "Who?"}))
+  questions = QASet("a", "jsonl", str(tmp_path), test=("a.zip/etc/q.jsonl",)).load("test")
+  assert questions.where(0) == "a.zip/etc/q.jsonl:1"
+
+
+@pytest.mark.parametrize("pattern", ["**x/a", "x" * 5000, "/etc/passwd", ""])
+def test_patterns_that_cannot_name_files_are_an_error(tmp_path, pattern):
+  (tmp_path / "a.txt").write_text("one\n")
+  with pytest.raises(UserError, match="pattern"):
+    matching_files(tmp_path, pattern)
+  with pytest.raises(UserError):
+    TextDocuments(folder=str(tmp_path), train=("a.txt",), valid=(pattern,)).load("valid")
+  with pytest.raises(UserError):
+    QASet("a", "jsonl", str(tmp_path), test=(pattern,)).load("test")
+
+
+@pytest.mark.parametrize("name", ["facts", "spans"])
+@pytest.mark.parametrize("value", ["many", 1.5, [2], True, -1])
+def test_annotations_that_are_numbers_and_hold_none_are_named_with_their_line(
+  tmp_path, name, value
+):
+  line = {"format": "extractive", "question": "Who?", "passage": "A b.", "answers": ["b"]}
+  (tmp_path / "q.jsonl").write_text(json.dumps(line | {"info": {name: value}}))
+  with pytest.raises(DataError, match=rf"q\.jsonl:1.*{name}.* is .*number"):
+    QASet("a", "jsonl", str(tmp_path), test=("q.jsonl",)).load("test")

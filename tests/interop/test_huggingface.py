@@ -19,6 +19,7 @@ from compmod_jax.interop.huggingface import Checkpoint
 from compmod_jax.interop.huggingface import read_checkpoint as read
 from compmod_jax.interop.huggingface import write_checkpoint as write
 from compmod_jax.models.encoder import Encoder, EncoderConfig
+from train import convert
 
 SIZES = EncoderConfig(encoder_layers=2, dim=8, heads=2, ffn_dim=12, max_length=10)
 VOCAB = 11
@@ -225,6 +226,43 @@ def test_files_that_a_stranger_wrote_are_read_within_limits(written, tmp_path):
     config.write_text(text, "latin-1")
     with pytest.raises(UserError, match=r"config\.json (cannot be read|holds no object)"):
       read(folder)
+
+
+@pytest.mark.parametrize(
+  "fields", [{"hidden_size": 10**9}, {"max_position_embeddings": 10**9}, {"intermediate_size": 99}]
+)
+def test_tensors_that_do_not_fit_the_sizes_of_their_configuration_are_named(
+  written, tmp_path, fields
+):
+  with pytest.raises(UserError, match=r"do not fit the sizes in config\.json"):
+    read(changed(written[1], tmp_path / "m", **fields))
+
+
+def test_importing_replaces_nothing_but_a_model_s_folder(written, tmp_path):
+  theirs = tmp_path / "theirs"
+  shutil.copytree(written[1], theirs)
+  notes = tmp_path / "notes"
+  notes.mkdir()
+  (notes / "a.txt").write_text("mine")
+  (tmp_path / "file").write_text("mine")
+  for place in (theirs, notes, tmp_path / "file"):
+    with pytest.raises(UserError, match="no model's folder: what it holds would be replaced"):
+      convert.import_model(theirs, place)
+  assert read(theirs).kind == written[0].kind
+  assert (notes / "a.txt").read_text() == (tmp_path / "file").read_text() == "mine"
+  # New, empty and model folders get past this, up to the tokenizer, which is not there.
+  ours = tmp_path / "ours"
+  for prepare in (lambda: None, ours.mkdir, (ours / "model.json").touch):
+    prepare()
+    with pytest.raises(UserError, match="There is no tokenizer"):
+      convert.import_model(theirs, ours)
+
+
+def test_exporting_does_not_overwrite_the_configuration_of_a_run(tmp_path):
+  (tmp_path / CONFIG).write_text('{"seed": 0}')
+  with pytest.raises(UserError, match="not that of a Hugging Face model"):
+    convert.export_model(tmp_path, None, tmp_path, "bert")
+  assert (tmp_path / CONFIG).read_text() == '{"seed": 0}'
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def merged(p: Any) -> Any:
 
 
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("rule", [SOFT, competition("top_k")], ids=["soft", "top_k"])
+@pytest.mark.parametrize("rule", [SOFT, competition("top_k", keep=1)], ids=["soft", "top_k"])
 def test_one_expert_is_the_plain_network_bit_for_bit(train, rule):
   options: Any = {"deterministic": not train}
   if train:
@@ -335,6 +335,10 @@ def test_bfloat16_is_near_float32_and_weights_stay_float32(implementation):
       {"count": 4, "competition": competition("top_k", keep=5)},
       ["keep is 5", "4 experts", "between 1 and 4"],
     ),
+    (
+      {"competition": competition("top_k")},
+      ["experts.competition.keep is not given", "'top_k'", "1 or 2, the usual values"],
+    ),
     ({"competition": competition(inactive="value")}, ["inactive is 'value'", "null"]),
     ({"implementation": "blocked"}, ["'blocked'", "'soft'", "top_k"]),
     ({"implementation": "ragged", "competition": competition("threshold")}, ["'threshold'"]),
@@ -354,3 +358,12 @@ def test_matched_experts_must_divide_the_width():
 def test_a_configuration_survives_json():
   config = ExpertsConfig(4, True, competition("top_k", keep=2, balance=0.01), "ragged")
   assert from_json(ExpertsConfig, to_json(config)) == config
+
+
+@pytest.mark.parametrize("saved", [{"count": 4}, {}], ids=["four", "by default"])
+def test_what_was_saved_without_a_number_of_experts_that_stay_opens_with_all_but_one(saved):
+  rule = to_json(competition("top_k")) | {"keep": None}
+  del rule["dtype"]  # which is newer
+  config = from_json(ExpertsConfig, {**saved, "competition": rule})
+  assert config.competition.keep == config.count - 1 == saved.get("count", 8) - 1
+  assert config.competition == competition("top_k", keep=config.count - 1)

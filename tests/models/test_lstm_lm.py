@@ -13,7 +13,7 @@ from compmod_jax.errors import UserError
 from compmod_jax.layers import deferred, recurrent
 from compmod_jax.layers.recoding_signals import word_factors
 from compmod_jax.layers.recurrent import State
-from compmod_jax.mechanisms.recoding_config import COPIED, RecodingConfig
+from compmod_jax.mechanisms.recoding_config import COPIED, AnchorConfig, RecodingConfig
 from compmod_jax.models import lstm_lm
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM
 from compmod_jax.sites import Taps
@@ -410,3 +410,31 @@ def test_second_derivatives_of_the_model_are_those_without_its_shortcuts(
     params, jax.tree.leaves(found), jax.tree.leaves(expected), strict=False
   ):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_independent_decoders_have_the_gradients_of_decoders_that_are_trained_alone():
+  """What is below them has the mean of all; losses are the same to the last bit."""
+  signal = {"signal": "ensemble", "when": "test"}
+  mean, own = (
+    model_of(dropout=0.0, **signal, anchor=AnchorConfig(independent=on)) for on in (False, True)
+  )
+  single, params = model_of(dropout=0.0), fresh(mean)
+
+  def gradients(model, params):
+    def loss(params):
+      return jnp.mean(run(model, params, rng=jax.random.key(5), recode=False).nll)
+
+    return jax.value_and_grad(loss)(params)
+
+  (first, shared), (second, found) = (gradients(model, params) for model in (mean, own))
+  assert first == second
+  for member in range(3):
+    one = {"decoder": params["decoder"][member, None]}
+    one["decoder_bias"] = params["decoder_bias"][member, None]
+    rest = {k: v for k, v in params.items() if k != "anchor"}
+    _, alone = gradients(single, rest | one)
+    for name in one:
+      np.testing.assert_allclose(found[name][member], alone[name][0], rtol=1e-4, atol=1e-7)
+      np.testing.assert_allclose(shared[name][member], alone[name][0] / 3, rtol=1e-4, atol=1e-7)
+  for name in ("embedding", "recurrent_0", "input_1"):
+    np.testing.assert_array_equal(found[name], shared[name])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from compmod_jax.errors import UserError
-from compmod_jax.layers.reading import PARTS
 from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.stack import Stack
@@ -333,53 +332,6 @@ def test_a_closed_gate_on_a_key_hides_it():
 
 
 # Decoding step by step.
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_decoding_step_by_step_equals_the_whole_text(name):
-  module, params = model(name)
-  beams, length, task = 2, 3, "mqa"
-  lengths = np.asarray([2, 3, 1])
-  real = np.arange(3)[None] < lengths[:, None]
-  aux = auxiliary(module.config, tasks=(task,) * ROWS)
-  fields, whole_fields, first = {}, {}, {}
-  if module.config.option_interaction:
-    fields["options"] = jnp.asarray(real & (np.arange(3) < 2)[None])
-    whole_fields["options"] = jnp.pad(fields["options"], ((0, 0), (0, length)))
-  if module.config.highlighting != "off":
-    # As in training: marks up to <sep>, which is special, and none on the answer.
-    tags = np.where(real, (np.arange(3)[None] + lengths[:, None]) % 7, -1)
-    fields["tags"] = jnp.asarray(tags)
-    tags = np.pad(tags, ((0, 0), (0, length)), constant_values=-1)
-    tags[np.arange(ROWS), lengths] = PARTS.index("special")
-    whole_fields["tags"] = jnp.asarray(tags)
-    first["first_tag"] = jnp.full(ROWS, PARTS.index("special"))
-  prompt = Text(jnp.where(real, TOKENS[:, :3], 0), aux, **fields)
-  # Every beam goes on in its own way.
-  steps = np.random.default_rng(1).integers(4, VOCAB, (ROWS, beams, length))
-  apply = functools.partial(jax.jit, static_argnames=("task", "beams", "length", "method"))(
-    module.apply
-  )
-  start = functools.partial(apply, task=task, beams=beams, length=length, method="prefill")
-  cache = start(params, prompt, **first)
-  found = []
-  for i in range(length):
-    logits, cache = apply(params, cache, jnp.asarray(steps[..., i]), task=task, method="step")
-    found.append(logits)
-  whole = jax.jit(module.apply, static_argnums=2)
-  for beam in range(beams):
-    tokens = np.zeros((ROWS, 3 + length), np.int32)
-    for row, count in enumerate(lengths):
-      tokens[row, :count] = TOKENS[row, :count]
-      tokens[row, count : count + length] = steps[row, beam]
-    given = Text(jnp.asarray(tokens), aux, **whole_fields)
-    expected = whole(params, given, ((task, ROWS),)).logits
-    for row, count in enumerate(lengths):
-      np.testing.assert_allclose(
-        np.stack([logits[row, beam] for logits in found]),
-        expected[row, count : count + length],
-        atol=2e-5,
-      )
 
 
 def test_a_convolution_follows_hypotheses_that_change_places_and_stops_at_segments():

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from compmod_jax.decoding import greedy
+from compmod_jax.data.vocabulary import Words
+from compmod_jax.decoding import for_generation, greedy
 from compmod_jax.interop.gpt2 import as_vanilla_set, read_gpt2, vanilla_sizes, write_gpt2
 from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
+from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+from compmod_jax.tasks.text_tokenizer import FILE
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -122,3 +125,50 @@ def test_generation_with_the_cache_gives_their_tokens(theirs, folder):
   for mine, other in zip(np.asarray(found)[:, 0], expected, strict=True):
     stop = list(other).index(PAD) if PAD in other else 19  # the last is the end token at the limit
     np.testing.assert_array_equal(mine[:stop], other[:stop])
+
+
+@pytest.mark.parametrize(
+  "options", [{}, {"beams": 4, "n_best": 4}, {"beams": 3, "length_penalty": 0.5}]
+)
+def test_generate_gives_their_texts_and_scores(theirs, folder, options):
+  """Greedily and by beam search, in batches with a cache; theirs one prompt at a time."""
+  given, length = read_gpt2(folder), 12
+  words = [f"w{number}" for number in range(4, VOCAB)]
+  files = {FILE: Words(words).to_bytes()}
+  task = CausalLMConfig(length=65, batch_tokens=65).build(given.config, files=files)
+  tokenizer, params = task.tokenizer, jax.tree.map(jnp.asarray, given.params)
+  random = np.random.default_rng(2)
+  prompts = [" ".join(random.choice(words, count)) for count in (3, 11, 0, 6, 1, 20)]
+  config = for_generation(options)
+  found = task.generator(params, prompts, config, length=length)
+  search = {"num_beams": 1}
+  if config.method == "beam":
+    search = {
+      "num_beams": config.beams,
+      "num_return_sequences": config.n_best,
+      "length_penalty": config.length_penalty,
+      "early_stopping": True,
+    }
+  for prompt, mine in zip(prompts, found, strict=True):
+    ids = [tokenizer.eos, *tokenizer.encode(prompt)]
+    with torch.no_grad():
+      other = theirs.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        max_new_tokens=length,
+        do_sample=False,
+        bos_token_id=tokenizer.eos,
+        eos_token_id=tokenizer.eos,
+        pad_token_id=tokenizer.pad,
+        suppress_tokens=list(tokenizer.never_produced),
+        output_scores=True,
+        return_dict_in_generate=True,
+        **search,
+      )
+    for n, one in enumerate(mine):
+      expected = other.sequences[n, len(ids) :].numpy()
+      np.testing.assert_array_equal(one.tokens, expected[: len(one.tokens)])
+      # Where the padding token is 0, generate fills with the end token.
+      assert set(expected[len(one.tokens) :]) <= {tokenizer.pad, tokenizer.eos}
+      if config.method == "beam":
+        assert one.score == pytest.approx(float(other.sequences_scores[n]), abs=1e-4)

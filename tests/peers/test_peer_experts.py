@@ -36,7 +36,7 @@ CASES = {
   "two of six, all run": (CompetitionConfig(**SIZES, rule="top_k", keep=2), "dense", "gelu"),
   "two of six, blocks": (CompetitionConfig(**SIZES, rule="top_k", keep=2), "blocked", "gelu"),
   "two of six, ragged": (CompetitionConfig(**SIZES, rule="top_k", keep=2), "ragged", "relu"),
-  "five of six": (CompetitionConfig(**SIZES, rule="top_k"), "blocked", "relu"),
+  "five of six": (CompetitionConfig(**SIZES, rule="top_k", keep=5), "blocked", "relu"),
 }
 
 

@@ -396,3 +396,23 @@ def test_a_modulated_model_fills_masks_in_and_logs_its_gate(modulated_task):
   assert np.isfinite(terms["cross_entropy"].value())
   assert 0 < float(found["gate/mean"][0] / found["gate/mean"][1]) < 1
   assert task.rows("modulatory/layer_0/self/heads", batch).shape[1] == 16 + 3
+
+
+def test_a_text_is_scored_by_masking_each_token_in_turn(model):
+  texts = ["bat 0 cow 1", "", "dog"]
+  found = model.score(texts)
+  assert [one.words for one in found] == [["bat", "0", "cow", "1"], [], ["dog"]]
+  assert found[1].log_probability == 0
+  for place in range(4):
+    words = texts[0].split()
+    word, words[place] = words[place], "<mask>"
+    logits = model.capture([" ".join(words)], ["logits"])["logits"][0, 1 + place]
+    expected = jax.nn.log_softmax(logits)[model.tokenizer.encode(word)[0]]
+    assert found[0].log_probabilities[place] == pytest.approx(float(expected), abs=1e-4)
+  # Alone as among others, and under an edit that asks which positions are real.
+  assert model.score(["dog"])[0].total == pytest.approx(found[2].total, abs=1e-5)
+  kept = {"logits": lambda x, valid: jnp.where(valid[..., None], x, jnp.nan)}
+  edited = model.edit(kept | {"encoder/output": kept["logits"]})
+  np.testing.assert_allclose(edited.score(texts)[0].nll, found[0].nll, atol=1e-5)
+  with pytest.raises(UserError, match=r"texts\[0\], 'cow 1.*has 22 tokens with its ends"):
+    model.score(["cow 1 " * 10])

@@ -24,6 +24,8 @@ from programs import (
   write_data,
 )
 
+from compmod_jax.data.vocabulary import Words
+from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
 from train import average, cli, evaluate, main, predict
 from train.workdir import alone
 
@@ -194,25 +196,18 @@ class TestWithARun:
     assert "mesh" not in message  # other devices are fine
     assert _contents(run) == before
 
-  def test_a_damaged_configuration_is_told(self, run, mistake):
-    (run / "config.json").write_text('{"experiment": {')
-    message = mistake(main.main, *self.place.arguments(run))
-    assert f"{run / 'config.json'} is damaged" in message
-
-  def test_tokenizers_of_another_text_are_refused(self, run, mistake, monkeypatch, tmp_path):
-    """They were deleted, and the data that they are trained on again have changed."""
-    data = write_data(tmp_path / "other", {"train": 8, "valid": 4, "test": 4})
-    monkeypatch.setenv("TINY_DATA", str(data))
-    shutil.rmtree(run / "tokenizers")
+  def test_tokenizers_of_another_text_are_refused(self, run, mistake):
+    """A folder that is whole, but of another run."""
+    folder = run / "tokenizers"
+    files = load_model_folder(folder)[1]
+    names = sorted(files)
+    files[names[0]] = Words(["other", "words"]).to_bytes()
+    save_model_folder(folder, params={}, files=files, meta={})
     before = _contents(run / "checkpoints")
     message = mistake(main.main, *self.place.arguments(run))
     assert "The checkpoint of step 24 was made with another tokenizer" in message
+    assert "Remove that folder" in message
     assert _contents(run / "checkpoints") == before
-
-  def test_damaged_tokenizers_are_told(self, run, mistake):
-    path = run / "tokenizers" / "source.tokenizer"
-    path.write_bytes(path.read_bytes()[:-5])
-    assert str(path) in mistake(main.main, *self.place.arguments(run))
 
   def test_where_every_checkpoint_is_damaged_the_run_does_not_start_again(self, run, mistake):
     for folder in checkpoint_folders(run):

@@ -214,9 +214,9 @@ def test_a_phase_is_given_in_epochs_or_in_steps(fields):
     Phase(**fields)
 
 
-def test_help_lists_the_options_and_ends_well(config, capsys):
+def test_help_of_all_lists_every_field_and_ends_well(config, capsys):
   with pytest.raises(SystemExit) as stop:
-    parse(Args, ["--config", config, "--help"])
+    parse(Args, ["--config", config, "--help-all"])
   assert not stop.value.code
   assert "--config.model.heads" in capsys.readouterr().out
 

@@ -2,11 +2,14 @@
 
 import json
 import types
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from compmod_jax.mechanisms.health import CHANCE, least_tokens
 from train.experiment import Phase
 from train.log import Log, Step
 from train.run import Run
@@ -19,7 +22,7 @@ def run_of(every: int, *phases: Phase, batches: tuple[int, ...] = (100,)) -> Run
   """A run of which only lengths are known."""
   made: Any = dict.fromkeys(Run.__dataclass_fields__)
   experiment = types.SimpleNamespace(log_every=every, phases=phases or (Phase(steps=100),))
-  return Run(**{**made, "experiment": experiment, "batches_per_epoch": list(batches)})
+  return Run(**{**made, "experiment": experiment, "batches_per_epoch": list(batches), "past": []})
 
 
 class Lines:
@@ -31,18 +34,23 @@ class Lines:
     self.writer.say = self.said.append
     self.path, self.log = folder / "metrics.jsonl", Log(run, self.writer)
 
-  def steps(self, first: int, wins: list[list[float]]) -> None:
-    """A step for each list of tokens won by every unit."""
+  def steps(self, first: int, wins: list[list[float]], share: Sequence[float] = ()) -> None:
+    """A step for each list of tokens won by every unit.
+
+    Without `share`, the mean weights of the units, a unit's weights are what it wins.
+    """
     for number, won in enumerate(wins, first):
-      task = {f"{SITE}/wins": (np.array(won), np.sum(won)), "nll": (2.0 * number, 2.0)}
+      tokens = np.sum(won)
+      weight = np.array(share) * tokens if share else np.array(won, float)
+      task = {f"{SITE}/wins": (np.array(won), tokens), f"{SITE}/weight": (weight, tokens)}
+      task["nll"] = (2.0 * number, 2.0)
       metrics = {"terms": {}, "task": task, "objective": 1.0, "gradient_norm": 1.0}
       self.log.add(Step(number, metrics | {"learning_rate": 0.1, "skipped": 0}, {}, 0.0, 0.0))
       self.log.read()
 
   def written(self, kind: str) -> list[dict[str, Any]]:
     self.log.flush()
-    lines = [json.loads(line) for line in self.path.read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
+    return _lines_of(self.path, kind)
 
 
 @pytest.fixture
@@ -52,39 +60,109 @@ def lines(tmp_path):
   made.writer.close()
 
 
-def test_a_line_names_the_units_that_no_token_chose_since_the_line_before(lines):
+def dead_of(lines: Lines) -> list[list[int]]:
+  return [line[f"{SITE}/dead"] for line in lines.written("train")]
+
+
+def test_a_line_has_the_share_of_tokens_that_each_unit_won_since_the_line_before(lines):
   lines.steps(1, [[3, 0, 1, 0], [0, 2, 0, 0], [1, 1, 0, 0], [1, 0, 0, 1]])
-  train = lines.written("train")
-  assert [line[f"{SITE}/dead"] for line in train] == [[3], [2]]
-  assert train[0][f"{SITE}/wins_1"] == pytest.approx(2 / 6)
+  wins = [[line[f"{SITE}/wins_{unit}"] for unit in range(4)] for line in lines.written("train")]
+  np.testing.assert_allclose(wins, [[3 / 6, 2 / 6, 1 / 6, 0], [2 / 4, 1 / 4, 0, 1 / 4]])
+
+
+def test_a_router_of_equal_shares_and_few_tokens_a_line_gives_no_warning(lines):
+  units, rng = 8, np.random.default_rng(0)
+  drawn = rng.multinomial(3, np.full(units, 1 / units), size=2000).astype(float)
+  # As if the lines' rare winners had all of the weight, so that wins alone keep units alive.
+  lines.steps(1, drawn.tolist())
+  assert min(drawn[:2].sum(axis=0)) == 0  # by the wins of one line, several would be dead
+  assert not any(dead_of(lines))
+  assert lines.said == []
+
+
+def test_a_unit_that_wins_nothing_is_dead_once_enough_tokens_have_been_seen(lines):
+  units = 4
+  lines.steps(1, [[5, 5, 5, 0]] * 10)  # 30 tokens a line, and 53 are enough
+  assert least_tokens(units) == 53
+  assert dead_of(lines) == [[], [3], [3], [3], [3]]
+  assert [line["step"] for line in lines.written("warning")] == [4]
+  (warning,) = lines.said
+  assert "step 4: head 3 of encoder/layer_0/self" in warning
+  assert "the last 53 tokens or more" in warning
+  assert "an equal share: 0.25" in warning
+
+
+def test_a_unit_that_never_has_the_most_weight_but_a_good_share_of_it_is_not_dead(lines):
+  lines.steps(1, [[50, 50, 0]] * 4, share=(0.35, 0.35, 0.3))
+  assert not any(dead_of(lines))
+  assert lines.said == []
+
+
+def test_a_router_that_sees_no_tokens_has_no_dead_units(lines):
+  lines.steps(1, [[0, 0]] * 4)
+  assert not any(dead_of(lines))
+
+
+@pytest.mark.parametrize("units", [2, 3, 4, 8, 16, 64])
+def test_least_tokens_are_the_fewest_that_leave_no_more_than_the_chance(units):
+  n = least_tokens(units)
+  assert units * (1 - 1 / units) ** n <= CHANCE < units * (1 - 1 / units) ** (n - 1)
 
 
 def test_a_warning_comes_once_for_each_death(lines):
-  alive, dead = [[1, 1], [1, 1]], [[2, 0], [2, 0]]
+  alive, dead = [[50, 50], [50, 50]], [[50, 0], [50, 0]]
   lines.steps(1, dead + dead + alive + dead + dead)
   assert [line["step"] for line in lines.written("warning")] == [2, 8]
-  assert lines.said == [
-    f"warning: step {n}: head 1 of encoder/layer_0/self is dead: no token of the last steps weighs"
-    " it most"
-    for n in (2, 8)
+  assert [text.split(" is dead")[0] for text in lines.said] == [
+    f"warning: step {n}: head 1 of encoder/layer_0/self" for n in (2, 8)
   ]
 
 
 def test_a_continued_run_does_not_warn_again_of_who_was_dead(lines, tmp_path):
-  lines.steps(1, [[2, 0], [2, 0], [2, 0]])
+  lines.steps(1, [[50, 0], [50, 0], [50, 0]])
   lines.log.flush()
   saved = json.loads(json.dumps(lines.log.saved(lines.log.held())))
   again = Lines(tmp_path / "again", run_of(2))
   again.log.restore(saved)
-  again.steps(4, [[2, 0], [0, 2], [0, 2]])
+  again.steps(4, [[50, 0], [0, 50], [0, 50]])
   assert [line["step"] for line in again.written("warning")] == [6]
-  assert [line[f"{SITE}/dead"] for line in again.written("train")] == [[1], [0]]
+  assert dead_of(again) == [[1], [0]]
   assert again.said[0].startswith("warning: step 6: head 0 of")
   again.writer.close()
 
 
+@pytest.mark.parametrize("stop", range(1, 12))
+def test_a_run_continued_anywhere_writes_the_dead_units_and_warnings_of_one_that_was_not(
+  stop, tmp_path
+):
+  rng = np.random.default_rng(1)
+  wins = [[9.0, 0.0, float(rng.integers(2))] for _ in range(6)] + [[5.0, 3.0, 0.0]] * 6
+  whole, first, second = (Lines(tmp_path / name, run_of(2)) for name in ("whole", "one", "two"))
+  whole.steps(1, wins)
+  first.steps(1, wins[:stop])
+  saved = json.loads(json.dumps(first.log.saved(first.log.held())))
+  before = {kind: _lines_of(first.path, kind) for kind in ("train", "warning")}
+  second.log.restore(saved)
+  second.steps(stop + 1, wins[stop:])
+  for kind in ("train", "warning"):
+    expected = [_untimed(line) for line in whole.written(kind)]
+    assert expected, kind
+    assert [_untimed(line) for line in before[kind] + second.written(kind)] == expected
+  for made in (whole, first, second):
+    made.writer.close()
+
+
+def _lines_of(path: Path, kind: str) -> list[dict[str, Any]]:
+  lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+  return [line for line in lines if line["kind"] == kind]
+
+
+def _untimed(line: dict[str, Any]) -> dict[str, Any]:
+  return {name: value for name, value in line.items() if "second" not in name}
+
+
 def test_a_death_in_a_line_that_was_not_written_yet_is_told_by_the_continued_run(lines, tmp_path):
-  lines.steps(1, [[2, 0], [2, 0]])  # the second step waits to be read
+  lines.steps(1, [[50, 0], [50, 0]])  # the second step waits to be read
   saved = json.loads(json.dumps(lines.log.saved(lines.log.held())))
   again = Lines(tmp_path / "again", run_of(2))
   again.log.restore(saved)
@@ -94,13 +172,14 @@ def test_a_death_in_a_line_that_was_not_written_yet_is_told_by_the_continued_run
 
 
 def test_the_log_of_an_older_checkpoint_can_be_continued(lines):
-  lines.log.restore({"window": {"sums": {}}, "lines": []})
-  lines.steps(1, [[2, 0], [2, 0]])
+  lines.log.restore({"window": {"sums": {}}, "lines": [], "dead": {f"{SITE}/dead": [0]}})
+  lines.steps(1, [[50, 0], [50, 0]])
   assert len(lines.written("warning")) == 1
 
 
 def test_a_step_that_was_not_finite_kills_nobody(lines):
-  metrics = {"terms": {}, "task": {f"{SITE}/wins": (np.zeros(2), 0.0)}, "objective": np.nan}
+  sums = {f"{SITE}/{name}": (np.zeros(2), 0.0) for name in ("wins", "weight")}
+  metrics = {"terms": {}, "task": sums, "objective": np.nan}
   metrics |= {"gradient_norm": 1.0, "learning_rate": 0.1, "skipped": 1}
   for number in (1, 2):
     lines.log.add(Step(number, metrics, {}, 0.0, 0.0))

@@ -106,6 +106,18 @@ def test_the_end_is_a_table_samples_and_a_report(place, shown):
   for split in results["splits"]:
     line = final[split["split"]]
     assert (split["loss"], split["bleu"]) == (line["loss"], line["bleu"])
+    assert split["decoded"] == split["sentences"]
+  assert results["ended"] == {
+    "reason": "all_steps",
+    "step": STEPS,
+    "total_steps": STEPS,
+    "text": f"all {STEPS} steps were done",
+  }
+  best, evaluations = results["best"], metrics_of(place.reference, "eval")
+  (chosen,) = [line for line in evaluations if line["step"] == best["step"]]
+  assert best["evaluations"] == len(evaluations)
+  assert (best["sentences"], best["search"]) == (chosen["decoded"], chosen["search"])
+  assert best["of"] == final["valid"]["sentences"]
   assert (place.reference / "results.csv").stat().st_size > 100
   assert list((place.reference / "plots").iterdir())
 

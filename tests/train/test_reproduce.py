@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from programs import ROOT, write_data
 
 from compmod_jax.analysis import report as run_report
+from compmod_jax.analysis import style, tables
 from compmod_jax.analysis.grid import Column
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.text import TextData
@@ -108,6 +110,9 @@ def test_the_table_holds_the_means_of_its_cells_and_the_published_figure(whole):
   shown = (whole / "table.txt").read_text()
   assert f"{mean:.2f} ± " in shown
   assert "[5.45]" in shown
+  # Every row says with what it was made.
+  assert "Every row: task." in shown
+  assert "model.dropout = " in shown
   for name in ("table.tex", "report.html", "numbers.csv", "result.json", "plots/differences.png"):
     assert (whole / name).stat().st_size > 0
 
@@ -130,11 +135,62 @@ def test_what_is_done_is_not_made_again(grid, whole, monkeypatch):
   assert before == {path: path.stat().st_mtime_ns for path in whole.glob("*-seed*.json")}
 
 
-def test_a_cell_of_another_configuration_is_refused_and_kept(grid, whole):
-  before = (whole / "none-seed0.json").read_bytes()
+def files(folder):
+  """Path below the folder -> content, of every file."""
+  found = sorted(path for path in folder.rglob("*") if path.is_file())
+  return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+@pytest.mark.parametrize(
+  ("options", "name"),
+  [
+    (("--rows", "enc"), "part-enc"),
+    (("--seeds", "1"), "part-1-seeds"),
+    (("--rows", "none", "--seeds", "1", "--show"), "part-none-1-seeds"),
+  ],
+)
+def test_a_part_of_the_table_leaves_the_files_of_the_whole_one(
+  grid, whole, capsys, tmp_path, options, name
+):
+  shutil.copytree(whole, tmp_path / "whole" / "tiny" / "tiny")
+  before = files(tmp_path)
+  status, folder = run(tmp_path, "whole", *options)
+  assert status == 0
+  after = files(tmp_path)
+  assert {path: after[path] for path in before} == before
+  added = {path.removeprefix("whole/tiny/tiny/").split("/")[0] for path in after.keys() - before}
+  assert added == {name}
+  assert (folder / name / "table.txt").stat().st_size > 0
+  printed = capsys.readouterr().out
+  assert f"a part of the table: the files of the whole one in {folder} stay" in printed
+  assert f"report: {folder / name}" in printed
+  _, folder = run(tmp_path, "whole", "--show")
+  assert "a part of" not in capsys.readouterr().out
+
+
+def test_cut_runs_have_a_folder_of_their_own(grid, whole, tmp_path):
+  shutil.copytree(whole, tmp_path / "whole" / "tiny" / "tiny")
+  before = files(tmp_path / "whole")
+  status, folder = run(tmp_path, "whole", "--steps", "3", "--rows", "none", "--seeds", "1")
+  assert status == 0
+  assert {
+    path: data for path, data in files(tmp_path / "whole").items() if path in before
+  } == before
+  cut = folder.with_name("tiny-3-steps")
+  assert json.loads((cut / "none-seed0.json").read_text())["experiment"]["phases"][0]["steps"] == 3
+  assert (cut / "part-none" / "table.txt").stat().st_size > 0
+
+
+def test_a_cell_of_another_configuration_is_refused_and_kept(grid, whole, tmp_path):
+  shutil.copytree(whole, tmp_path / "whole" / "tiny" / "tiny")
+  path = tmp_path / "whole" / "tiny" / "tiny" / "none-seed0.json"
+  cell = json.loads(path.read_text())
+  cell["experiment"]["phases"][0]["steps"] = 3
+  path.write_text(json.dumps(cell))
+  before = path.read_bytes()
   with pytest.raises(UserError, match=r"another configuration: .*steps"):
-    run(grid, "whole", "--steps", "3")
-  assert (whole / "none-seed0.json").read_bytes() == before
+    run(tmp_path, "whole")
+  assert path.read_bytes() == before
 
 
 def test_a_damaged_cell_is_named(grid, whole, tmp_path):
@@ -184,6 +240,28 @@ def test_published_figures_stand_in_the_rows_of_their_tables():
   assert roberta.rows["enc"].published == {"PPL valid": 10.15, "PPL train": 12.76}
   assert roberta.rows["enc"].experiment.model.compete == ("encoder_self",)
   assert roberta.rows["none"].experiment.model.compete == ()
+
+
+@pytest.mark.parametrize("name", ["5.1", "5.3"])
+def test_where_heads_compete_is_a_factorial_of_three_places(name):
+  spec = table(name, "tiny", 4)
+  places = {"encoder": "encoder_self", "decoder": "decoder_self", "cross": "cross"}
+  for row, made in spec.rows.items():
+    on = [place for factor, place in places.items() if row in spec.factors[factor]]
+    assert sorted(on) == sorted(made.experiment.model.compete)
+
+
+def test_the_factorial_of_the_committed_runs_is_the_committed_table(tmp_path, monkeypatch):
+  committed = ROOT / "results" / "5.1-heads4" / "tiny"
+  folder = tmp_path / "5.1-heads4" / "tiny"
+  folder.mkdir(parents=True)
+  for cell in committed.glob("*-seed*.json"):
+    shutil.copy(cell, folder)
+  # Drawing takes longer than everything else.
+  monkeypatch.setattr(tables, "effects_forest", lambda _: style.message("", ""))
+  reproduce.main(["5.1", "--results", str(tmp_path), "--show"])
+  for name in ("table.txt", "table.tex", "table.csv", "effects.csv"):
+    assert (folder / name).read_text() == (committed / name).read_text()
 
 
 def test_drophead_is_compared_with_and_without_schedule_and_with_twice_the_heads():
@@ -247,7 +325,8 @@ def test_a_grid_that_is_killed_again_and_again_gives_the_same_table(tmp_path):
       kills += 1
     assert time.monotonic() - began < 1800
   assert kills >= 3
-  one, two = (tmp_path / name / "results/5.1-heads4/tiny" for name in ("whole", "killed"))
+  place = "results/5.1-heads4/tiny-50-steps/part-none_enc"
+  one, two = (tmp_path / name / place for name in ("whole", "killed"))
   assert numbers(one) == numbers(two)
   assert (one / "table.txt").read_text() == (two / "table.txt").read_text()
 

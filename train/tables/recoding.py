@@ -8,7 +8,7 @@ from typing import Any
 from compmod_jax.analysis.grid import Column
 from compmod_jax.data.documents import GrammarDocuments
 from compmod_jax.errors import check_choice
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.mechanisms.recoding_config import AnchorConfig, RecodingConfig
 from compmod_jax.tasks.language_model_config import LanguageModelConfig
 from train.experiment import Experiment, Phase, load_config
 from train.tables.spec import Row, Spec, with_model
@@ -166,3 +166,18 @@ def ablation(scale: str) -> Spec:
       rows[name] = language(scale, signal=signal, step=step, size=_SIZES[signal], when=when)
       figures[name] = figure
   return _spec("Recoding removed or added at test (Ulmer 2019, Table 5.6)", scale, rows, figures)
+
+
+def decoders(scale: str) -> Spec:
+  """What several decoders cost, trained without recoding: with and without anchors, gradients."""
+
+  def three(**anchor: Any) -> Experiment:
+    made = {"size": _SIZES["ensemble"], "samples": 3, "anchor": AnchorConfig(**anchor)}
+    return language(scale, signal="ensemble", when="test", **made)
+
+  rows = {
+    "3 decoders": three(),
+    "3 decoders, no anchors": three(weight_decay=0.0),
+    "3 decoders, each by its own loss": three(independent=True),
+  }
+  return _spec("The decoders of an ensemble", scale, rows, {})

@@ -23,6 +23,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "recoding-5.4": lambda scale, heads: recoding.dropout(scale),
   "recoding-5.5": lambda scale, heads: recoding.dynamic(scale),
   "recoding-5.6": lambda scale, heads: recoding.ablation(scale),
+  "recoding-decoders": lambda scale, heads: recoding.decoders(scale),
   "nemot-3.1": lambda scale, heads: nemot.zero_shot(scale),
   "nemot-3.4": lambda scale, heads: nemot.alone(scale),
   "nemot-3.7": lambda scale, heads: nemot.general(scale),

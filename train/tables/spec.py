@@ -31,6 +31,7 @@ class Spec:
     rows: name -> row, in order.
     reference: the plain row.
     columns: what is compared.
+    factors: name -> rows in which it is on, where rows are all settings of several factors.
   """
 
   title: str
@@ -38,6 +39,7 @@ class Spec:
   rows: Mapping[str, Row]
   reference: str
   columns: tuple[Column, ...]
+  factors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 def with_model(experiment: Experiment, **changes: Any) -> Experiment:

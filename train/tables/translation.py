@@ -95,6 +95,11 @@ PLACES: dict[str, tuple[Place, ...]] = {
   "dec+x": ("decoder_self", "cross"),
   "all": ("encoder_self", "decoder_self", "cross"),
 }
+# Rows are all settings of these: heads compete there, or they do not.
+_FACTORS = {
+  name: tuple(row for row, places in PLACES.items() if place in places)
+  for name, place in (("encoder", "encoder_self"), ("decoder", "decoder_self"), ("cross", "cross"))
+}
 _PLACES_4 = (
   (33.25, 5.45, 5.22), (33.61, 5.41, 4.82), (33.28, 5.46, 5.14), (33.54, 5.42, 4.66),
   (33.32, 5.52, 5.30), (33.20, 5.46, 4.95), (33.46, 5.44, 5.13), (33.47, 5.43, 4.82),
@@ -116,7 +121,7 @@ def places(scale: str, heads: int) -> Spec:
   rows = {name: with_model(base, compete=places) for name, places in PLACES.items()}
   published = dict(zip(PLACES, _PLACES_4 if heads == 4 else _PLACES_8, strict=True))
   title = f"Where heads compete, {heads} heads (Kolios 2023, Table 5.1)"
-  return _spec(title, scale, "none", rows, published)
+  return dataclasses.replace(_spec(title, scale, "none", rows, published), factors=_FACTORS)
 
 
 def sizes(scale: str) -> Spec:
@@ -144,7 +149,8 @@ def silent(scale: str) -> Spec:
     for name, places in PLACES.items()
   }
   title = "The least compatible of 4 heads is silent (Kolios 2023, Table 5.3)"
-  return _spec(title, scale, "none", rows, dict(zip(PLACES, _TOP_K, strict=True)))
+  spec = _spec(title, scale, "none", rows, dict(zip(PLACES, _TOP_K, strict=True)))
+  return dataclasses.replace(spec, factors=_FACTORS)
 
 
 def ways(scale: str) -> Spec:

@@ -92,12 +92,17 @@ def check_sets(given: Mixed, coder: Coder, first: int = 5) -> list[SplitReport]:
 def _there(question: Question) -> bool:
   """Whether the passage has the words of an answer, whatever their case; true without answers.
 
-  An answer of several spans is one text, joined by commas; the passage has to have each of them.
+  An answer of several spans is one text, joined by commas; the passage has to have each of them. Of
+  a scattered answer it has to have each of the words.
   """
   passage = " ".join(question.passage.lower().split())
   words = [" ".join(answer.lower().split()) for answer in question.answers]
-  several = question.info.get("spans", 1) > 1
-  parts = [word.split(", ") if several else [word] for word in words]
+  if question.info.get("scattered"):
+    parts = [word.split() for word in words]
+  elif question.info.get("spans", 1) > 1:
+    parts = [word.split(", ") for word in words]
+  else:
+    parts = [[word] for word in words]
   return not words or any(all(part in passage for part in answer) for answer in parts)
 
 

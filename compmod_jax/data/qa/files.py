@@ -11,7 +11,7 @@ from pathlib import Path
 
 from compmod_jax.data.bounded import OverLimit, archive_files, gunzip
 from compmod_jax.data.pairs import DataError
-from compmod_jax.data.text import read_lines
+from compmod_jax.data.text import matching_files, read_lines
 from compmod_jax.errors import UserError, check
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
@@ -37,7 +37,7 @@ def find_files(folder: Path, pattern: str) -> list[Path]:
     " '..'.",
   )
   cut = next((n for n, part in enumerate(parts, 1) if part.endswith(ARCHIVES)), len(parts))
-  found = sorted(path for path in folder.glob(str(Path(*parts[:cut]))) if path.is_file())
+  found = matching_files(folder, str(Path(*parts[:cut])))
   present = [path for path in folder.rglob("*") if path.is_file()] if not found else []
   if parts[cut - 1].endswith(ARCHIVES):
     present += [path / name for path in found for name in sorted(_members(path, _state(path)))]
@@ -133,7 +133,8 @@ def _members(archive: Path, state: tuple[int, int]) -> Mapping[str, bytes]:
   # All at once: a compressed tar can only be read from its start, and sets may have 28,000 members.
   del state
   try:
-    return {str(Path(name)): content for name, content in archive_files(archive)}
+    # A member may have a name that begins with "/": it stays below its archive all the same.
+    return {str(Path(name.lstrip("/"))): data for name, data in archive_files(archive)}
   except OverLimit as error:
     raise DataError(f"{archive} {error}.") from error
   except ValueError as error:

@@ -15,7 +15,8 @@
 - `answers`: in the other formats, right answers; the first one is for training, and all count as
   equally right in scoring. One, `"yes"` or `"no"`, in `yes_no`; one or more in `abstractive`; none
   in `extractive` if the question has no answer.
-- `info`: an object with annotations; training does not look at them.
+- `info`: an object with annotations; training does not look at them. Of these `facts` and `spans`
+  are whole numbers: how many facts the answer needs, and of how many spans it is.
 
 What is not needed may be left out, or empty. Text is taken as it is; blank lines are skipped.
 """
@@ -32,7 +33,7 @@ from compmod_jax.data.pairs import DataError
 from compmod_jax.data.qa.example import MAX_OPTIONS, Question, Questions
 from compmod_jax.data.qa.reading import Reading, collect
 from compmod_jax.data.qa.records import Row, json_lines
-from compmod_jax.errors import UserError, check, check_choice
+from compmod_jax.errors import UserError, check, check_choice, short
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Question))
 
@@ -69,6 +70,10 @@ def _question(row: Row) -> Question:
       len(options) <= MAX_OPTIONS,
       f"options has {len(options)} entries; there are labels for {MAX_OPTIONS}.",
     )
+    if row.has("info"):
+      for name in ("facts", "spans"):
+        number = row.row("info").number(name, 0)
+        check(number >= 0, f"info.{name} is {short(number)}; it is a number of them, from 0.")
     return Question(
       format=row.get("format", "text", str),
       question=row.text("question"),

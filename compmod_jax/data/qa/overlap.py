@@ -1,7 +1,7 @@
-"""Answers from the words that question, options and passage share, without any of their order.
+"""Answers from the words that question, options and passage share.
 
-Two baselines of reading comprehension: the sliding window, which is not trained, and a logistic
-regression on counts of shared words.
+Baselines of reading comprehension: the sliding window, alone and with the distance of words, which
+is not trained, and a logistic regression on counts of shared words.
 """
 
 import collections
@@ -16,6 +16,18 @@ from compmod_jax.errors import check
 
 _WORD = re.compile(r"\w+")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
+STOP_WORDS = frozenset(
+  _WORD.findall(
+    """
+    a an the and or but if of in on at to for from by with as up down out off over about into after
+    before is are was were be been being am do does did doing have has had having can could will
+    would shall should may might must i you he she it we they me him her us them my your his its our
+    their mine yours hers ours theirs this that these those who whom whose which what where when why
+    how not no nor so than then there too very just s t
+    """
+  )
+)
+"""what the distance of an option's words from a question's does not look at"""
 _LONGEST_SPAN = 2  # words of a candidate answer of an extractive question
 STRENGTHS = (0.1, 1.0, 10.0)
 """of the penalty, to choose from on validation questions"""
@@ -29,10 +41,10 @@ def words_of(text: str) -> list[str]:
 def sliding_window(question: Question) -> str:
   r"""The option whose words, with those of the question, are most in one window of the passage.
 
-  .. math:: \max_j \sum_{w = 1}^{|S|} \mathrm{ic}(P_{j + w}) [P_{j + w} \in S], \qquad
-            \mathrm{ic}(w) = \log(1 + 1 / c(w))
+  .. math:: \mathrm{sw}_i = \max_j \sum_{w = 1}^{|S|} \mathrm{ic}(P_{j + w}) [P_{j + w} \in S],
+            \qquad \mathrm{ic}(w) = \log(1 + 1 / c(w))
 
-  for S the set of words of question and option, P the words of the passage and c(w) how often the
+  for S the set of words of question and option i, P the words of the passage and c(w) how often the
   passage has w. Ties go to the first option.
 
   Args:
@@ -46,6 +58,41 @@ def sliding_window(question: Question) -> str:
 
   Source: Richardson et al. 2013, algorithm 1.
   """
+  return _best_option(_window_scores(question))
+
+
+def window_and_distance(question: Question) -> str:
+  r"""The sliding window, less the distance of an option's words from those of the question.
+
+  .. math:: \mathrm{sw}_i - d_i, \qquad
+            d_i = \frac{1}{|P| - 1} \min_{q \in S_q, a \in S_i} d_P(q, a)
+
+  for S_q the words of the question that the passage has, S_i those of option i that it has and the
+  question has not, both without stop words, and d_P(q, a) how many places the nearest occurrences
+  of q and a in the passage are apart. Where either set is empty, d is 1. Ties go to the first
+  option.
+
+  Args:
+    question: of multiple choice.
+
+  Returns:
+    The answer as a model writes it, such as `(2)`.
+
+  Raises:
+    UserError: the question is of another format.
+
+  Source: Richardson et al. 2013, algorithms 2 and 3. Their list of stop words is another one.
+  """
+  return _best_option(_window_scores(question) - _distances(question))
+
+
+def _best_option(scores: np.ndarray) -> str:
+  # Rounding must not decide between equal windows.
+  return f"({int(np.argmax(scores.round(9))) + 1})"
+
+
+def _window_scores(question: Question) -> np.ndarray:
+  """[option]"""
   check(
     question.format == "multiple_choice",
     f"format is {question.format!r}; the sliding window chooses among options: give it questions of"
@@ -59,12 +106,27 @@ def sliding_window(question: Question) -> str:
     wanted = asked | set(words_of(option))
     weights = [np.log1p(1 / counts[word]) if word in wanted else 0.0 for word in passage]
     sums = np.concatenate([[0.0], np.cumsum(weights)])
-    width = len(wanted)
     # A window at the end of the passage is a shorter one.
-    ends = np.minimum(np.arange(len(passage)) + width, len(passage))
+    ends = np.minimum(np.arange(len(passage)) + len(wanted), len(passage))
     scores.append(float((sums[ends] - sums[: len(passage)]).max(initial=0.0)))
-  # Rounding must not decide between equal windows.
-  return f"({int(np.argmax(np.round(scores, 9))) + 1})"
+  return np.asarray(scores)
+
+
+def _distances(question: Question) -> np.ndarray:
+  """[option], each from 0 to 1"""
+  passage = words_of(question.passage)
+  asked = set(words_of(question.question))
+  places: dict[str, list[int]] = {}
+  for place, word in enumerate(passage):
+    places.setdefault(word, []).append(place)
+  ours = [place for word in asked - STOP_WORDS for place in places.get(word, ())]
+  found = []
+  for option in question.options:
+    words = set(words_of(option)) - asked - STOP_WORDS
+    theirs = [place for word in words for place in places.get(word, ())]
+    apart = np.abs(np.subtract.outer(ours, theirs))
+    found.append(float(apart.min()) / (len(passage) - 1) if apart.size else 1.0)
+  return np.asarray(found)
 
 
 class Regression:
@@ -74,11 +136,11 @@ class Regression:
             \min_w \sum -\log p(\mathrm{right}) + \frac{\lambda}{2} |w|^2
 
   over the candidates i of a question: its options; yes and no; one or two words of the passage, and
-  no answer. Features of a candidate (bags of
-  words, nothing of their order but which sentence is last): how many of its words are in the
-  passage, in the question, in the last sentence, in the sentence that shares most words with the
-  question, together with those; the first words of the question with each of these; for yes/no
-  which words the question has, and whether some sentence has all but few of its words.
+  no answer. Features of a candidate (bags of words, nothing of their order but which sentence is
+  last): how many of its words are in the passage, in the question, in the last sentence, in the
+  sentence that shares most words with the question, together with those; each of these with the
+  first words of the question and with its length; for yes/no which words the question has, and
+  whether some sentence has all but few of its words.
 
   Args:
     strength: of the penalty, lambda.
@@ -185,7 +247,7 @@ def features(question: Question, found: Sequence[str]) -> list[dict[str, float]]
   every = collections.Counter(words_of(question.passage))
   shared = [len(sentence & set(asked)) for sentence in sentences]
   nearest = sentences[int(np.argmax(shared))] if sentences else set()
-  kind = " ".join(asked[:2])
+  kind, size = " ".join(asked[:2]), f"{min(len(asked), 20)} words:"
   rows = []
   for number, candidate in enumerate(found):
     words = set(words_of(candidate))
@@ -208,8 +270,10 @@ def features(question: Question, found: Sequence[str]) -> list[dict[str, float]]
         "words": float(len(words)),
         "none": float(not candidate),
       }
-      row = {name: value for name, value in values.items() if value}
-      row |= {f"{kind} {name}": value for name, value in row.items()}
+      values = {name: value for name, value in values.items() if value}
+      row = dict(values)
+      for about in (kind, size):
+        row |= {f"{about} {name}": value for name, value in values.items()}
       if not question.options:
         row |= {f"{kind} is {word}": 1.0 for word in words}
       row[f"place {number}"] = float(bool(question.options))
@@ -231,7 +295,7 @@ def overlap_answers(
   test: Iterable[Question],
   formats: Sequence[Format] = ("multiple_choice", "yes_no", "extractive"),
 ) -> Iterator[tuple[str, Question, str]]:
-  """(baseline, question, its answer) of both baselines, for the formats that they answer.
+  """(baseline, question, its answer) of all of them, for the formats that they answer.
 
   Args:
     train: what the regressions learn from, one for each format.
@@ -250,5 +314,6 @@ def overlap_answers(
   for question in asked:
     if question.format == "multiple_choice" and question.passage:
       yield "sliding window", question, sliding_window(question)
+      yield "window and distance", question, window_and_distance(question)
     if question.format in learnt:
       yield "logistic regression", question, learnt[question.format].answer(question)

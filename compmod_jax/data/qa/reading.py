@@ -19,11 +19,13 @@ class Reading:
   Attributes:
     split: train, valid or test; only formats that hold all splits in one file look at it.
     left_out: reason -> places of the questions that cannot be used.
+    elsewhere: how many questions of the files a cut gives to other splits.
   """
 
   def __init__(self, split: str = "train"):
     self.split = split
     self.left_out: dict[str, list[str]] = {}
+    self.elsewhere = 0
     self._last = ("", "")
 
   def leave_out(self, place: str, reason: str) -> None:
@@ -127,8 +129,16 @@ def collect(what: str, placed: Iterable[tuple[str, Question]], reading: Reading)
     items.append(question)
   notes = reading.notes()
   if not items:
-    reasons = " ".join(notes) or "Nothing was left out."
-    raise DataError(f"{what} has no question that can be used. {reasons} Choose other files.")
+    reasons = list(notes)
+    if reading.elsewhere:
+      reasons.append(
+        "The split is cut from these files by a hash of each passage, and all"
+        f" {reading.elsewhere:,} questions that can be used fall into other splits: give it files"
+        " of its own, or raise held_out."
+      )
+    else:
+      reasons.append("Choose other files." if reasons else "The files hold none: choose others.")
+    raise DataError(f"{what} has no question that can be used. {' '.join(reasons)}")
   return Questions(items, places.__getitem__, notes)
 
 

@@ -90,6 +90,8 @@ class QASet:
         for place, question in READERS[self.reader](path, reading):
           if split not in cut or self._part(question) == split:
             yield place.removeprefix(f"{folder}/"), question
+          else:
+            reading.elsewhere += 1
 
     try:
       return collect(f"{split} of {self.name} ({_names(paths)})", read(), reading)
@@ -106,8 +108,8 @@ class QASet:
     """The files of a split; training leaves out those of the others."""
     own = [path for p in getattr(self, split) for path in files.find_files(folder, p)]
     others = self.valid + self.test if split == "train" else ()
-    taken = {path for p in others for path in files.find_files(folder, p)}
-    left = [path for path in dict.fromkeys(own) if path not in taken]
+    taken = {path.resolve() for p in others for path in files.find_files(folder, p)}
+    left = [path for path in dict.fromkeys(own) if path.resolve() not in taken]
     check(
       bool(left) or not own,
       f"train of {self.name} has no file of its own: {_names(own)} is in valid or test as well,"

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from compmod_jax.kernels.routing_softmax.reference import MASKED, Choice
+from compmod_jax.rows import exactly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,19 @@ def _softmax(scores: jax.Array, active: jax.Array, axis: int) -> jax.Array:
   return numerator / jnp.where(total > 0, total, 1.0)
 
 
-def dot(left: jax.Array, right: jax.Array, contract: tuple[int, int] = (1, 0)) -> jax.Array:
+def dot(
+  left: jax.Array,
+  right: jax.Array,
+  contract: tuple[int, int] = (1, 0),
+  precision: lax.Precision | None = None,
+) -> jax.Array:
   """Product of two matrices in float32, over axis `contract[0]` of one and `[1]` of the other."""
   dimensions = (((contract[0],), (contract[1],)), ((), ()))
-  return lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
+  return lax.dot_general(
+    left, right, dimensions, precision=precision, preferred_element_type=jnp.float32
+  )
+
+
+def exact_dot(left: jax.Array, right: jax.Array, contract: tuple[int, int] = (1, 0)) -> jax.Array:
+  """The same product; float32 operands are not rounded for it."""
+  return dot(left, right, contract, exactly(left.dtype))

@@ -20,6 +20,7 @@ from compmod_jax.kernels.routing_softmax.plan import (
   run,
 )
 from compmod_jax.kernels.routing_softmax.reference import Choice, First
+from compmod_jax.rows import exactly
 
 
 class Readout(NamedTuple):
@@ -40,7 +41,12 @@ class Readout(NamedTuple):
       inputs: hidden activations before their relu; M is rounded to their type.
     """
     kernel = self.kernel.astype(inputs.dtype)
-    made = jnp.matmul(jnp.maximum(inputs, 0), kernel, preferred_element_type=jnp.float32)
+    made = jnp.matmul(
+      jnp.maximum(inputs, 0),
+      kernel,
+      precision=exactly(kernel.dtype),
+      preferred_element_type=jnp.float32,
+    )
     return made + jnp.expand_dims(self.bias, range(made.ndim - 1))
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from compmod_jax.kernels.routing_softmax.blocks import Blocks, choose, dot
+from compmod_jax.kernels.routing_softmax.blocks import Blocks, choose, exact_dot
 from compmod_jax.kernels.routing_softmax.gpu_projection import project, project_backward
 from compmod_jax.kernels.routing_softmax.reference import Choice, First, slopes
 from compmod_jax.kernels.routing_softmax.triton import (
@@ -99,7 +99,7 @@ def _route(*refs: Any, choice: Choice, first: bool, blocks: Blocks) -> None:
 
     def add(i: jax.Array, total: jax.Array) -> jax.Array:
       left = load(rows, (start, i * chunk), (tokens, chunk))
-      return total + dot(left, load(kernel, (i * chunk, 0), (chunk, inner)))
+      return total + exact_dot(left, load(kernel, (i * chunk, 0), (chunk, inner)))
 
     turns = pl.cdiv(rows.shape[1], chunk)
     hidden = lax.fori_loop(0, turns, add, jnp.zeros((tokens, inner), jnp.float32))
@@ -109,7 +109,7 @@ def _route(*refs: Any, choice: Choice, first: bool, blocks: Blocks) -> None:
   hidden = jnp.maximum(hidden, 0).astype(readout.dtype)
   for ref in kept:
     store(ref, (start, 0), hidden)
-  scores = dot(hidden, load(readout, (0, 0), (inner, units)))
+  scores = exact_dot(hidden, load(readout, (0, 0), (inner, units)))
   scores += load(bias, (0, 0), (1, units), other=-jnp.inf)
   store(weights, (start, 0), choose(scores, 1, choice))
 
@@ -172,7 +172,7 @@ def _route_backward(*refs: Any, temperature: float, first: bool, blocks: Blocks)
   columns = (0, padded(width))
   active, errors, below = _errors(shared, start, tokens, columns, temperature)
   exact = errors.astype(active.dtype)
-  store(d_readout, (program * width, 0), dot(active, exact, (0, 0)), rows=width)
+  store(d_readout, (program * width, 0), exact_dot(active, exact, (0, 0)), rows=width)
   store(d_bias, (program, 0), jnp.sum(errors, axis=0)[None])
   store(d_shift, (program, 0), jnp.sum(below.astype(jnp.float32), axis=0)[None])
   if kernel is None:
@@ -181,7 +181,7 @@ def _route_backward(*refs: Any, temperature: float, first: bool, blocks: Blocks)
 
   @pl.loop(0, pl.cdiv(d_rows.shape[1], chunk))
   def _(i: jax.Array) -> None:
-    down = dot(below, load(kernel, (i * chunk, 0), (chunk, padded(width))), (1, 1))
+    down = exact_dot(below, load(kernel, (i * chunk, 0), (chunk, padded(width))), (1, 1))
     store(d_rows, (start, i * chunk), down)
 
 
@@ -192,7 +192,7 @@ def _first_backward(*refs: Any, temperature: float, splits: int, blocks: Blocks)
 
   def term(start: jax.Array) -> jax.Array:
     _, _, below = _errors(shared, start, chunk, (column, chunk), temperature)
-    return dot(load(rows, (start, row), (chunk, chunk)), below, (0, 0))
+    return exact_dot(load(rows, (start, row), (chunk, chunk)), below, (0, 0))
 
   share = sum_over_tokens(term, rows.shape[0], (chunk, chunk), chunk, splits)
   store_part(parts, rows.shape[1], (row, column), share)
@@ -215,5 +215,5 @@ def _errors(
   block, slope = (load(ref, (start, 0), (tokens, units)) for ref in (weights, gradient))
   errors = slopes(block, slope, temperature, 1)
   matrix = load(readout, (columns[0], 0), (columns[1], units))
-  below = dot(errors.astype(active.dtype), matrix, (1, 1))
+  below = exact_dot(errors.astype(active.dtype), matrix, (1, 1))
   return active, errors, jnp.where(active > 0, below, 0).astype(active.dtype)

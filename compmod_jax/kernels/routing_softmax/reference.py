@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from compmod_jax.rows import exactly
+
 Rule = Literal["soft", "top_k", "threshold"]
 First = tuple[jax.Array, jax.Array]
 """Kernel [embed, hidden] and bias [hidden] of the inference network's first layer."""
@@ -149,9 +151,9 @@ def route(
     weights [tokens, units], float32; hidden activations [tokens, hidden] or nothing.
   """
   if first is not None:
-    rows = _product(rows, first[0]) + first[1].astype(jnp.float32)[None]
+    rows = _exact(rows, first[0]) + first[1].astype(jnp.float32)[None]
   hidden = jnp.maximum(rows, 0).astype(readout.dtype)
-  weights = softmax(_product(hidden, readout) + bias[None], choice=choice)
+  weights = softmax(_exact(hidden, readout) + bias[None], choice=choice)
   return weights, hidden if keep_hidden and first is not None else None
 
 
@@ -201,14 +203,14 @@ def route_backward(
   hidden = jnp.maximum(rows, 0) if hidden is None else hidden
   errors = softmax_backward(weights, gradient, choice=choice)
   exact = errors.astype(hidden.dtype)
-  below = jnp.where(hidden > 0, _product(exact, readout.T), 0).astype(hidden.dtype)
-  d_readout = _product(hidden.T, exact).astype(readout.dtype)
+  below = jnp.where(hidden > 0, _exact(exact, readout.T), 0).astype(hidden.dtype)
+  d_readout = _exact(hidden.T, exact).astype(readout.dtype)
   if first is None:
     return below, None, d_readout, jnp.sum(errors, axis=0)
   kernel, shift = first
-  d_kernel = _product(rows.T, below).astype(kernel.dtype)
+  d_kernel = _exact(rows.T, below).astype(kernel.dtype)
   d_shift = jnp.sum(below, axis=0, dtype=jnp.float32).astype(shift.dtype)
-  d_rows = _product(below, kernel.T).astype(rows.dtype)
+  d_rows = _exact(below, kernel.T).astype(rows.dtype)
   return d_rows, (d_kernel, d_shift), d_readout, jnp.sum(errors, axis=0)
 
 
@@ -232,3 +234,9 @@ def _scaled(weights: jax.Array, heads: jax.Array) -> jax.Array:
 
 def _product(left: jax.Array, right: jax.Array) -> jax.Array:
   return jnp.matmul(left, right, preferred_element_type=jnp.float32)
+
+
+def _exact(left: jax.Array, right: jax.Array) -> jax.Array:
+  """A product of the router, which decides who wins."""
+  precision = exactly(left.dtype)
+  return jnp.matmul(left, right, precision=precision, preferred_element_type=jnp.float32)

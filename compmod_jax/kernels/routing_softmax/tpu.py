@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from compmod_jax.kernels.routing_softmax.blocks import Blocks, choose, dot
+from compmod_jax.kernels.routing_softmax.blocks import Blocks, choose, dot, exact_dot
 from compmod_jax.kernels.routing_softmax.mosaic import (
   call,
   clear,
@@ -90,13 +90,13 @@ def _route(*refs: Any, choice: Choice, first: bool) -> None:
   readout, bias, weights, *kept = refs[3 if first else 1 :]
   if first:
     kernel, shift = layer
-    hidden = dot(rows[...], kernel[...]) + shift[...].astype(jnp.float32)
+    hidden = exact_dot(rows[...], kernel[...]) + shift[...].astype(jnp.float32)
   else:
     hidden = rows[...]
   hidden = jnp.maximum(hidden, 0).astype(readout.dtype)
   for ref in kept:
     ref[...] = hidden
-  scores = dot(readout[...], hidden, (1, 1)) + bias[...]
+  scores = exact_dot(readout[...], hidden, (1, 1)) + bias[...]
   weights[...] = choose(scores, 0, choice)
 
 
@@ -144,16 +144,16 @@ def _route_backward(*refs: Any, temperature: float, first: bool, tokens: int) ->
   active = within(jnp.maximum(hidden[...], 0), 0)
   errors = within(slopes(weights[...], gradient[...], temperature, 0), 1)
   exact = errors.astype(active.dtype)
-  below = dot(exact, readout[...], (0, 0))
+  below = exact_dot(exact, readout[...], (0, 0))
   below = jnp.where(active > 0, below, 0).astype(active.dtype)
-  sums[0][...] += dot(exact, active)
+  sums[0][...] += exact_dot(exact, active)
   sums[1][...] += jnp.sum(errors, axis=1, keepdims=True)
   if not first:
     d_rows[...] = below
     return
   rows, kernel = layer
-  d_rows[...] = dot(below, kernel[...], (1, 1)).astype(d_rows.dtype)
-  sums[2][...] += dot(within(rows[...], 0), below, (0, 0))
+  d_rows[...] = exact_dot(below, kernel[...], (1, 1)).astype(d_rows.dtype)
+  sums[2][...] += exact_dot(within(rows[...], 0), below, (0, 0))
   sums[3][...] += jnp.sum(below.astype(jnp.float32), axis=0, keepdims=True)
 
 
@@ -225,7 +225,7 @@ def _project_backward(
   scaled = dot(errors, kernel[...], (1, 1))
   d_heads[...] = (scale * scaled).astype(d_heads.dtype)
   products = (scaled * values.astype(jnp.float32)).astype(heads.dtype)
-  d_weights[...] = _exactly(member, products, (1, 1))
+  d_weights[...] = exact_dot(member, products, (1, 1))
   d_kernel[...] += dot((scale * values.astype(jnp.float32)).astype(heads.dtype), errors, (0, 0))
 
 
@@ -237,13 +237,4 @@ def _spread(weights: jax.Array, heads: Any) -> tuple[jax.Array, jax.Array]:
   begin = unit * (width // units)
   member = (feature >= begin) & (feature < begin + width // units)
   member = member.astype(jnp.float32).astype(heads.dtype)
-  return _exactly(weights.astype(heads.dtype), member, (0, 0)), member
-
-
-def _exactly(left: jax.Array, right: jax.Array, contract: tuple[int, int]) -> jax.Array:
-  """A product with zeros and ones, which must not round the other operand."""
-  highest = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
-  dimensions = (((contract[0],), (contract[1],)), ((), ()))
-  return lax.dot_general(
-    left, right, dimensions, precision=highest, preferred_element_type=jnp.float32
-  )
+  return exact_dot(weights.astype(heads.dtype), member, (0, 0)), member

@@ -1,6 +1,7 @@
 """The data check of questions: what it finds, and where."""
 
 import dataclasses
+import json
 
 from compmod_jax.data.qa.check import check_questions, check_sets
 from compmod_jax.data.qa.coded import TRAINED_TOKENS, Coder, texts_of
@@ -54,6 +55,35 @@ def test_an_answer_of_several_spans_is_in_the_passage_if_each_of_them_is():
   alone = dataclasses.replace(both, question="Who then?", answers=("Tom, Ida",), info={"spans": 1})
   report, _ = look(lost, alone)
   assert found(report) == {"answer not in passage": ["file:1: 'Tom, Ben'", "file:2: 'Tom, Ida'"]}
+
+
+def test_words_marked_at_several_places_of_a_review_are_looked_for_one_by_one():
+  passage = "It is, I must say, great. Do not buy another."
+  scattered = Question(
+    "extractive", "How?", passage, answers=("It great",), info={"scattered": True}
+  )
+  report, _ = look(scattered)
+  assert found(report) == {}
+  lost = dataclasses.replace(scattered, answers=("It awful",))
+  alone = dataclasses.replace(scattered, question="How then?", info={})
+  report, _ = look(lost, alone)
+  assert found(report) == {"answer not in passage": ["file:1: 'It awful'", "file:2: 'It great'"]}
+
+
+def test_no_spans_of_files_as_published_are_reported_as_missing(tmp_path):
+  """A file like Quoref's contrast set, with two spans, and one like DROP's, which is no extract."""
+  passage = "Ida, 9, sang. A dog barked and Tom laughed."
+  asked = {"id": "1", "question": "Who?", "answers": [{"text": t} for t in ("Tom", "Ida, 9")]}
+  quoref = {"data": [{"title": "t", "paragraphs": [{"context": passage, "qas": [asked]}]}]}
+  (tmp_path / "quoref.json").write_text(json.dumps(quoref))
+  spans = {"number": "", "date": {}, "spans": ["Tom", "Ida"]}
+  pair = {"query_id": "1", "question": "Who?", "answer": spans}
+  (tmp_path / "drop.json").write_text(json.dumps({"p": {"passage": passage, "qa_pairs": [pair]}}))
+  for reader in ("quoref", "drop"):
+    questions = QASet(reader, reader, str(tmp_path), test=(f"{reader}.json",)).load("test")
+    assert len(questions) == 1
+    report, _ = look(*questions.items)
+    assert "answer not in passage" not in found(report), reader
 
 
 def test_cut_and_left_out_questions_are_named():

@@ -8,7 +8,14 @@ from scipy import optimize
 
 from compmod_jax.data.qa import overlap
 from compmod_jax.data.qa.example import Question
-from compmod_jax.data.qa.overlap import Regression, chosen, overlap_answers, sliding_window
+from compmod_jax.data.qa.overlap import (
+  STOP_WORDS,
+  Regression,
+  chosen,
+  overlap_answers,
+  sliding_window,
+  window_and_distance,
+)
 from compmod_jax.errors import UserError
 
 
@@ -36,9 +43,54 @@ def test_equal_windows_go_to_the_first_option():
   assert sliding_window(choice("", "x", ("b", "c"))) == "(1)"
 
 
+def test_of_equal_windows_the_nearest_words_win():
+  # Each option has one word of the passage once; sw is log 2 for "dog" and one of the options, as
+  # no window of two words has both. Distances from "dog": 5 of 5 places, and 3.
+  asked = choice("dog saw no cat or bird", "dog", ("bird", "cat"))
+  assert overlap._distances(asked) == pytest.approx([5 / 5, 3 / 5])
+  assert sliding_window(asked) == "(1)"
+  assert window_and_distance(asked) == "(2)"
+
+
+def test_words_that_the_passage_or_an_option_lacks_are_as_far_as_can_be():
+  # "fish" is not there, "the" is a stop word, "dog" is the question's; "cat" is 2 of 3 places away.
+  asked = choice("the dog likes cat", "dog", ("fish", "the", "dog", "cat"))
+  assert overlap._distances(asked) == pytest.approx([1, 1, 1, 2 / 3])
+  assert overlap._distances(choice("cat", "who", ("cat", "dog"))).tolist() == [1, 1]
+  assert overlap._distances(choice("", "who", ("cat", "dog"))).tolist() == [1, 1]
+
+
+def test_window_and_distance_are_those_of_a_plain_search():
+  rng = np.random.default_rng(0)
+  words = [*"abcdefgh", "the", "of"]
+
+  def text(most):
+    return " ".join(rng.choice(words, size=rng.integers(1, most)))
+
+  for _ in range(300):
+    asked = choice(text(30), text(5), (text(4), text(4), text(4)))
+    passage, wanted = asked.passage.split(), set(asked.question.split())
+    scores, distances = [], []
+    for option in (set(text.split()) for text in asked.options):
+      both = wanted | option
+      windows = [passage[j : j + len(both)] for j in range(len(passage))]
+      weight = {word: math.log(1 + 1 / passage.count(word)) for word in passage}
+      scores.append(max(sum(weight[w] for w in window if w in both) for window in windows))
+      apart = [
+        abs(i - j)
+        for i, one in enumerate(passage)
+        for j, other in enumerate(passage)
+        if one in wanted - STOP_WORDS and other in option - wanted - STOP_WORDS
+      ]
+      distances.append(min(apart) / (len(passage) - 1) if apart else 1.0)
+    assert overlap._window_scores(asked) == pytest.approx(scores)
+    assert overlap._distances(asked) == pytest.approx(distances)
+
+
 def test_other_formats_have_no_options_to_slide_over():
-  with pytest.raises(UserError, match="format is 'yes_no'"):
-    sliding_window(Question("yes_no", "Is it?", "It is.", answers=("yes",)))
+  for baseline in (sliding_window, window_and_distance):
+    with pytest.raises(UserError, match="format is 'yes_no'"):
+      baseline(Question("yes_no", "Is it?", "It is.", answers=("yes",)))
 
 
 def test_the_regression_is_the_minimum_of_its_closed_form(monkeypatch):
@@ -67,8 +119,9 @@ def test_shared_words_are_learnt_and_the_penalty_is_chosen_on_validation():
   assert fitted.strength in overlap.STRENGTHS
   assert [fitted.answer(q) for q in questions[18:]] == [q.answer for q in questions[18:]]
   found = list(overlap_answers(questions[:12], questions[12:18], questions[18:]))
-  assert {name for name, _, _ in found} == {"sliding window", "logistic regression"}
-  assert len(found) == 12
+  names = {"sliding window", "window and distance", "logistic regression"}
+  assert {name for name, _, _ in found} == names
+  assert len(found) == 18
 
 
 def test_what_training_has_none_of_is_answered_by_the_first_candidate():

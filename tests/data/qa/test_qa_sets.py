@@ -2,6 +2,7 @@
 
 import collections
 import json
+import re
 import zipfile
 
 import pytest
@@ -106,6 +107,31 @@ def test_a_file_that_is_training_and_another_split_is_named_with_the_remedy(tmp_
   with pytest.raises(UserError, match=r"train of a has no file of its own: all\.jsonl is in valid"):
     data.load("train")
   assert len(data.load(split)) == 3
+
+
+@pytest.mark.parametrize(("train", "valid"), [("link", "all"), ("all", "link"), ("all", "./all")])
+def test_a_file_under_another_name_is_the_same_file(tmp_path, train, valid):
+  lines(tmp_path / "all.jsonl", [1])
+  (tmp_path / "link.jsonl").symlink_to(tmp_path / "all.jsonl")
+  data = QASet("a", "jsonl", str(tmp_path), train=(f"{train}.jsonl",), valid=(f"{valid}.jsonl",))
+  with pytest.raises(UserError, match="train of a has no file of its own"):
+    data.load("train")
+
+
+def test_a_cut_that_leaves_a_split_without_questions_says_so(tmp_path):
+  lines(tmp_path / "all.jsonl", [1])  # one passage, which has one place among three splits
+  data = QASet("a", "jsonl", str(tmp_path), train=("all.jsonl",))
+  failed = []
+  for split in data.splits():
+    try:
+      assert len(data.load(split)) == 3
+    except DataError as error:
+      failed.append(str(error))
+  assert len(failed) == 2
+  for message in failed:
+    assert re.search(r"all 3 questions that can be used fall into other splits", message)
+    assert "raise held_out" in message
+    assert "Nothing was left out" not in message
 
 
 def test_files_may_lie_in_an_archive(tmp_path):

@@ -172,6 +172,9 @@ def test_subjqa_annotators_of_one_question_give_one_question(tmp_path):
     "annotators": 2,
     "found_none": 1,
   }
+  assert [question.info.get("scattered", False) for question in questions] == [
+    *(False, False, True, False, False)
+  ]
   assert places == [f"dev.csv:{line}" for line in (2, 3, 6, 7, 9)]
   assert not notes
 

@@ -29,8 +29,8 @@ def subjqa(path: Path, reading: Reading) -> Iterator[tuple[str, Question]]:
   spans are answers that count as equally right. It has no answer if most annotators found none.
   Answers are the words of the review at the given indices; where those hold much more than was
   marked, the words that were marked, as the file has them (split, as tokens). Info has `id`,
-  `domain`, `subjective`, the number of `annotators` and of those who `found_none`. Checked on real
-  files.
+  `domain`, `subjective`, the number of `annotators` and of those who `found_none`, and `scattered`
+  if an answer's words stand at several places of the review. Checked on real files.
 
   Raises:
     DataError: the file has another format.
@@ -41,7 +41,7 @@ def subjqa(path: Path, reading: Reading) -> Iterator[tuple[str, Question]]:
   for name, rows in groups.items():
     row = rows[0]
     marked = [_answer(row) for row in rows]
-    nothing = sum(not answer for answer in marked)
+    nothing = sum(not answer for answer, _ in marked)
     impossible = 2 * nothing > len(rows)
     info = {
       "id": name,
@@ -51,7 +51,9 @@ def subjqa(path: Path, reading: Reading) -> Iterator[tuple[str, Question]]:
       "found_none": nothing,
     }
     text, passage = row.text("question"), _review(row)
-    answers = [] if impossible else marked
+    answers = [] if impossible else [answer for answer, _ in marked]
+    if answers and any(scattered for _, scattered in marked):
+      info["scattered"] = True
     yield from reading.written(
       row, "extractive", text, answers, passage, info, may_be_none=impossible
     )
@@ -62,8 +64,8 @@ def _review(row: Row) -> str:
   return row.text("review").rstrip().removesuffix(_NONE)
 
 
-def _answer(row: Row) -> str:
-  """What one annotator marked; empty where that is nothing."""
+def _answer(row: Row) -> tuple[str, bool]:
+  """What one annotator marked, empty where that is nothing; whether at several places."""
   span = row.text("human_ans_spans").replace(_NONE, "").strip()
   match = re.fullmatch(r"\((\d{1,9}), (\d{1,9})\)", row.text("human_ans_indices").strip())
   if not match:
@@ -73,4 +75,6 @@ def _answer(row: Row) -> str:
     )
   words = _review(row)[int(match[1]) : int(match[2])].strip()
   close = len("".join(words.split())) <= _STRETCH * len("".join(span.split()))
-  return words if span and words and close else span
+  if span and words and close:
+    return words, False
+  return span, len(span.split()) > 1

@@ -1,0 +1,271 @@
+"""Continues texts with a language model: batching, jitted search after a prompt, stop strings."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.decoding import DecodeConfig, decode, stop_table, stopping
+from compmod_jax.errors import check
+from compmod_jax.sharding import fetch
+from compmod_jax.tasks import recoded_step
+from compmod_jax.tasks.base import Batch, Sharing, Status, silent
+from compmod_jax.tasks.recoded_step import Searched
+
+_SHORTEST = 8  # padded length of the shortest prompts
+_ROWS = 32  # most prompts of a batch
+_MOST = 4096  # tokens of a prompt, where the model has no positions: they are read one by one
+_LENGTH = 50  # most tokens of a continuation, unless another number is given
+
+
+class Generated(NamedTuple):
+  """How a text may go on.
+
+  Attributes:
+    prompt: the text that was given.
+    text: what follows it, up to the end or a stop string; begins with a space where a word begins.
+    score: log-probability in nats of all that was generated, what stopped it included, over
+      length ** length_penalty.
+    tokens: token numbers, int32: the end token included, and those of the stop string.
+    reason: `end`: the end token came; `stop`: a stop string; `length`: neither did in time.
+    entropy: of the distributions of all its steps together in nats, before and after recoding, if
+      steps of a decoder are recoded.
+  """
+
+  prompt: str
+  text: str
+  score: float
+  tokens: np.ndarray
+  reason: Literal["end", "stop", "length"]
+  entropy: np.ndarray | None = None
+
+  @property
+  def whole(self) -> str:
+    """The prompt and what follows it."""
+    double = self.prompt[-1:].isspace() and self.text.startswith(" ")
+    return self.prompt + (self.text[1:] if double else self.text)
+
+
+class Prompts(NamedTuple):
+  """A batch of prompts: an end token, which starts every text, and the text.
+
+  Attributes:
+    tokens: all but the last token of each, padded at the end.
+    lengths: how many these are.
+    last: the last tokens.
+  """
+
+  tokens: Int[Array, "batch time"]
+  lengths: Int[Array, " batch"]
+  last: Int[Array, " batch"]
+
+
+class Prepare(Protocol):
+  """From parameters and prompts to what a search of so many steps takes."""
+
+  def __call__(self, params: Any, prompts: Prompts, config: DecodeConfig, length: int) -> Searched:
+    """The step, the cache after the prompts, and what is recorded."""
+    ...
+
+
+class Generator:
+  """Continues texts; keeps one compiled search for each shape of a batch.
+
+  Control tokens other than the end, and rows that pad the vocabulary, are never generated.
+
+  Attributes:
+    tokenizer: from text to tokens and back.
+    prepare: the model's part.
+    longest: the model's positions; None where there are none.
+  """
+
+  def __init__(self, tokenizer: Tokenizer, prepare: Prepare, longest: int | None = None):
+    self.tokenizer, self.prepare, self.longest = tokenizer, prepare, longest
+    self._tables = dict[str, np.ndarray]()
+    self._pieces: list[str] = []
+    self._search_for = jax.jit(self._search, static_argnames=("config", "length"))
+
+  def __call__(
+    self,
+    params: Any,
+    prompts: Sequence[str],
+    config: DecodeConfig,
+    *,
+    length: int | None = None,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    sharing: Sharing = Sharing(),
+    status: Status = silent,
+  ) -> list[list[Generated]]:
+    """The n best continuations of every prompt, in the prompts' order.
+
+    Of a prompt that leaves no room for `length` tokens, the newest tokens are kept; `too_long` says
+    of which. What is drawn depends on the seed and the prompt alone: equal prompts get equal draws.
+
+    Args:
+      params: the model's parameters.
+      prompts: raw text, each read from the start; a blank one starts a text.
+      config: how to search.
+      length: most tokens of a continuation, at least 1; None: 50, or half the model's positions
+        if these are fewer.
+      stop: a continuation ends before the first of these strings.
+      seed: of the method `sample`.
+      sharing: how batches are laid over devices.
+      status: shows progress.
+
+    Raises:
+      UserError: `length` is not positive or leaves no position for a prompt, a stop string is
+        empty, or the model cannot recode as the configuration says.
+    """
+    length = self.usual_length if length is None else length
+    self._room(length)
+    ids = [self._cut(one, length) for one in self.encode(prompts)]
+    tables = tuple(self._table(string) for string in dict.fromkeys(stop))
+    found: dict[int, list[Generated]] = {}
+    for batch in self._batches(ids, length, sharing.multiple):
+      key = jax.random.key(seed)
+      given = params, sharing.place(batch), key, tables
+      out = fetch(self._search_for(*given, config=config, length=length))
+      for row in np.flatnonzero(batch["index"] >= 0).tolist():
+        number = int(batch["index"][row])
+        found[number] = self._continuations(prompts[number], ids[number], out, row, stop)
+      status("generated texts", len(found), len(prompts))
+    return [found[number] for number in range(len(prompts))]
+
+  @property
+  def usual_length(self) -> int:
+    """Most tokens of a continuation where nothing is said about it."""
+    return _LENGTH if self.longest is None else max(1, min(_LENGTH, self.longest // 2))
+
+  def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+    """Token numbers of every prompt behind an end token."""
+    return [[self.tokenizer.eos, *ids] for ids in self.tokenizer.encode_batch(list(prompts))]
+
+  def too_long(self, prompts: Sequence[str], length: int | None = None) -> list[int]:
+    """Numbers of the prompts of which the first tokens are left out, from 0."""
+    most = self.most(length)
+    return [number for number, one in enumerate(self.encode(prompts)) if len(one) > most + 1]
+
+  def most(self, length: int | None = None) -> int:
+    """Most tokens of a prompt that are read, where `length` are to follow."""
+    return self._room(self.usual_length if length is None else length) - 1
+
+  def _room(self, length: int) -> int:
+    """Most tokens of a prompt, the end token at its start included."""
+    check(length >= 1, f"length is {length}; it must be at least 1.")
+    if self.longest is None:
+      return _MOST + 1
+    # What is generated last is never read.
+    room = self.longest - length + 1
+    check(
+      room >= 2,
+      f"length is {length}, but the model has positions for {self.longest} tokens of prompt and"
+      f" continuation together; give at most {self.longest - 1}.",
+    )
+    return room
+
+  def _cut(self, ids: list[int], length: int) -> list[int]:
+    room = self._room(length)
+    return ids if len(ids) <= room else [ids[0], *ids[len(ids) - room + 1 :]]
+
+  def _table(self, stop: str) -> np.ndarray:
+    """The automaton of a stop string over the tokens."""
+    if stop not in self._tables:
+      if not self._pieces:
+        numbers = range(self.tokenizer.vocab_size)
+        self._pieces = [self.tokenizer.added_text(number) for number in numbers]
+      self._tables[stop] = stop_table(stop, self._pieces)
+    return self._tables[stop]
+
+  def _batches(self, ids: list[list[int]], length: int, multiple: int) -> Iterator[Batch]:
+    """Prompts of about the same length together, longest first; rows of filler have index -1."""
+    room = self._room(length)
+    groups: dict[int, list[int]] = {}
+    for number, one in enumerate(ids):
+      edge = _SHORTEST
+      while edge < len(one) - 1:
+        edge *= 2
+      groups.setdefault(min(edge, room - 1), []).append(number)
+    for edge in sorted(groups, reverse=True):
+      numbers = groups[edge]
+      for start in range(0, len(numbers), _ROWS):
+        yield self._batch(ids, numbers[start : start + _ROWS], edge, multiple)
+
+  def _batch(self, ids: list[list[int]], numbers: list[int], edge: int, multiple: int) -> Batch:
+    rows = 1 << (len(numbers) - 1).bit_length()
+    rows = -(-rows // multiple) * multiple
+    batch = {
+      "tokens": np.full((rows, edge), self.tokenizer.pad, np.int32),
+      "lengths": np.zeros(rows, np.int32),
+      "last": np.full(rows, self.tokenizer.eos, np.int32),
+      "index": np.full(rows, -1, np.int32),
+      "draw": np.zeros((rows, 2), np.int32),
+    }
+    for row, number in enumerate(numbers):
+      *first, last = ids[number]
+      batch["tokens"][row, : len(first)] = first
+      batch["lengths"][row], batch["last"][row], batch["index"][row] = len(first), last, number
+      digest = hashlib.sha256(np.asarray(ids[number], "<i4").tobytes()).digest()
+      batch["draw"][row] = np.frombuffer(digest[:8], "<i4") & 0x7FFFFFFF
+    return batch
+
+  def _search(
+    self,
+    params: Any,
+    batch: Batch,
+    key: jax.Array,
+    tables: tuple[jax.Array, ...],
+    *,
+    config: DecodeConfig,
+    length: int,
+  ) -> Any:
+    prompts = Prompts(batch["tokens"], batch["lengths"], batch["last"])
+    one, tokenizer = self.prepare(params, prompts, config, length), self.tokenizer
+    rows = len(batch["index"])
+    step, cache = stopping(
+      one.step, one.cache, tables, batch=rows, beams=config.width, eos=tokenizer.eos
+    )
+    fold = jax.random.fold_in
+    keys = jax.vmap(lambda draw: fold(fold(key, draw[0]), draw[1]))(batch["draw"])
+    return decode(
+      step,
+      cache,
+      config,
+      batch=rows,
+      max_length=length,
+      limit=jnp.where(batch["index"] >= 0, length, 0),
+      bos=prompts.last,
+      eos=tokenizer.eos,
+      pad=tokenizer.pad,
+      forbidden=tokenizer.never_produced,
+      cut=True,
+      rng=keys,
+      record=(lambda c: {name: c["model"][name] for name in one.kept}) if one.kept else None,
+    )
+
+  def _continuations(
+    self, prompt: str, ids: list[int], found: Any, row: int, stop: Sequence[str]
+  ) -> list[Generated]:
+    """The continuations of one row of a decoded batch."""
+    entropy, result = (found.records or {}).get(recoded_step.ENTROPY), []
+    before = self.tokenizer.decode(ids[1:])
+    for n, length in enumerate(found.lengths[row]):
+      tokens = found.tokens[row, n, :length]
+      whole = self.tokenizer.decode([*ids[1:], *tokens])
+      text = whole[len(before) :]
+      if not whole.startswith(before):  # the end of one character and its beginning
+        text = self.tokenizer.decode(tokens)
+      ended = bool(length) and tokens[-1] == self.tokenizer.eos
+      reason = "end" if ended else "length"
+      places = [text.find(string) for string in stop if string in text]
+      if places:
+        text, reason = text[: min(places)], "stop"
+        tokens = tokens[:-1] if ended else tokens  # the search's own end
+      own = None if entropy is None else entropy[row, n]
+      result.append(Generated(prompt, text, float(found.scores[row, n]), tokens, reason, own))
+    return result

@@ -1,0 +1,393 @@
+"""Language models generate: what the cache gives is what whole passes give, and what ends it."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_masked
+import tiny_recurrent
+
+from compmod_jax.api import CausalModel, RecurrentModel
+from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.decoding import DecodeConfig, for_generation, restricted, sample, stop_table
+from compmod_jax.errors import UserError
+from compmod_jax.interop.gpt2_tokenizer import Gpt2Tokenizer
+from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.models.decoder_lm import DecoderConfig
+from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+
+PROMPTS = ["bat 0 cow 1 dog 2 emu 3 fox 4 bat", "", "dog", "emu 3 fox"]
+SHORT = PROMPTS[1:]  # of one padded length
+LENGTH = 6
+SIZES = {"dim": 16, "heads": 2, "ffn_dim": 24, "max_length": 24, "dropout": 0.0}
+MODELS = {
+  "decoder": DecoderConfig(decoder_layers=1, compete=("decoder_self",), **SIZES),
+  "nemot": NemotConfig(
+    vanilla_layers=1, modulatory_layers=1, output_layers=1, convolution=3, **SIZES
+  ),
+  **{
+    signal: tiny_recurrent.make_model(
+      recoding=RecodingConfig(signal=signal, samples=2, size=2.0, share=share), dropout=0.0
+    )
+    for signal, share in (
+      ("none", 1.0),
+      ("surprisal", 0.5),
+      ("argmax", 1.0),
+      ("mc_dropout", 1.0),
+      ("variational_rnn", 1.0),
+    )
+  },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  counts = {"train": 60, "valid": 9, "test": 12}
+  return tiny_masked.write_text(tmp_path_factory.mktemp("generator") / "text", counts)
+
+
+@pytest.fixture(scope="module")
+def models(folder):
+  """From the name of a model to the trained model, with random parameters."""
+
+  @functools.cache
+  def make(name):
+    config = MODELS[name]
+    data = tiny_masked.make_task(folder).data
+    tokenizer = TokenizerConfig(kind="words", vocab_size=24)
+    if isinstance(config, DecoderConfig | NemotConfig):
+      task = CausalLMConfig(data=data, tokenizer=tokenizer, length=17, batch_tokens=68)
+      kind = CausalModel
+    else:
+      task, kind = tiny_recurrent.make_task(folder), RecurrentModel
+    built = task.build(config)
+    shapes = jax.eval_shape(lambda: nn.unbox(built.init(jax.random.key(0))))
+    random = np.random.default_rng(3)
+    params = jax.tree.map(lambda s: jnp.asarray(random.normal(0, 0.6, s.shape), s.dtype), shapes)
+    return kind(built, params, {}, folder)
+
+  return make
+
+
+def whole_pass(model):
+  """From tokens behind a start token to the log-probabilities of what follows all of them."""
+  tokenizer = model.tokenizer
+
+  @jax.jit
+  def run(tokens):
+    if isinstance(model, RecurrentModel):
+      targets = jnp.roll(tokens, -1, axis=1)
+      batch = {"tokens": tokens, "targets": targets}
+      states = model.task.model.initial_states(1)
+      return model.task._run(model.params, states, batch, None, train=False, logits=True).logits[0]
+    return jax.nn.log_softmax(model.task._logits(model.params, tokens))[0]
+
+  def next_tokens(past):
+    padded = np.full((1, 24), tokenizer.pad, np.int32)
+    padded[0, : len(past)] = past
+    found = np.array(run(jnp.asarray(padded))[len(past) - 1], np.float64)
+    return found
+
+  return next_tokens
+
+
+def greedy_by_hand(model, prompt):
+  """The most probable token again and again, each from a pass over the whole text."""
+  next_tokens, tokenizer = whole_pass(model), model.tokenizer
+  past, total, made = [tokenizer.eos, *tokenizer.encode(prompt)], 0.0, []
+  while len(made) < LENGTH and (not made or made[-1] != tokenizer.eos):
+    log_probs = next_tokens(past)
+    allowed = log_probs.copy()
+    allowed[list(tokenizer.never_produced)] = -np.inf
+    made.append(int(allowed.argmax()))
+    total += log_probs[made[-1]]
+    past.append(made[-1])
+  return made, total / len(made)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "decoder",
+    "nemot",
+    "surprisal",
+    "mc_dropout",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("none", "argmax", "variational_rnn")),
+  ],
+)
+def test_greedy_generation_with_a_cache_is_the_argmax_of_whole_passes(models, name):
+  model = models(name)
+  for found, prompt in zip(model.generations(PROMPTS, length=LENGTH), PROMPTS, strict=True):
+    tokens, score = greedy_by_hand(model, prompt)
+    assert found[0].tokens.tolist() == tokens
+    assert found[0].score == pytest.approx(score, abs=1e-4)
+    assert not set(tokens) & set(model.tokenizer.never_produced)
+
+
+def test_a_prompt_goes_on_alone_as_it_does_among_others(models):
+  model, options = models("nemot"), {"length": LENGTH, "beams": 3, "n_best": 2}
+  among = model.generations(PROMPTS[::-1], **options)[-1]
+  (alone,) = model.generations(PROMPTS[:1], **options)
+  assert [one.text for one in alone] == [one.text for one in among]
+  np.testing.assert_allclose([a.score for a in alone], [b.score for b in among], atol=1e-5)
+
+
+def test_one_beam_and_one_candidate_are_greedy_search(models):
+  model = models("decoder")
+  greedy = model.generate(SHORT, length=LENGTH)
+  assert model.generate(SHORT, length=LENGTH, beams=1) == greedy
+  assert model.generate(SHORT, length=LENGTH, top_k=1, seed=3) == greedy
+  assert all(text.startswith(prompt) for text, prompt in zip(greedy, SHORT, strict=True))
+
+
+def test_beam_search_finds_the_best_of_all_short_continuations(models):
+  model = models("surprisal")
+  next_tokens, tokenizer = whole_pass(model), model.tokenizer
+  allowed = [v for v in range(tokenizer.vocab_size) if v not in tokenizer.never_produced]
+  past = [tokenizer.eos, *tokenizer.encode("dog")]
+  first, scores = next_tokens(past), {}
+  for one in allowed:
+    if one == tokenizer.eos:
+      scores[(one,)] = first[one]
+      continue
+    second = next_tokens([*past, one])
+    scores |= {(one, two): (first[one] + second[two]) / 2 for two in allowed}
+  best = sorted(scores, key=lambda tokens: -scores[tokens])[:3]
+  (found,) = model.generations(["dog"], length=2, beams=len(allowed), n_best=3)
+  assert [tuple(one.tokens.tolist()) for one in found] == best
+  np.testing.assert_allclose([one.score for one in found], [scores[b] for b in best], atol=1e-4)
+
+
+def test_draws_depend_on_the_seed_and_the_prompt_not_on_its_place(models):
+  model = models("decoder")
+  options = {"length": LENGTH, "temperature": 3.0}
+  first = model.generate(SHORT, seed=1, **options)
+  assert model.generate(SHORT, seed=1, **options) == first
+  assert model.generate([SHORT[1], *SHORT], seed=1, **options) == [first[1], *first]
+  assert model.generate(SHORT, seed=2, **options) != first
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(0.7, 0, 1), (2, 4, 1), (1, 5, 0.6)])
+def test_what_may_be_drawn_has_the_probabilities_of_the_definition(temperature, top_k, top_p):
+  logits = np.random.default_rng(0).normal(size=(2, 1, 8)) * 2
+  forbidden = (0, 5)
+  expected = np.exp(logits / temperature)
+  expected[..., list(forbidden)] = 0
+  expected /= expected.sum(-1, keepdims=True)
+  for row in expected.reshape(-1, 8):
+    order = np.argsort(-row)
+    if top_k:
+      row[order[top_k:]] = 0
+      row /= row.sum()
+    kept = np.cumsum(row[order]) - row[order] < top_p
+    row[order[~kept]] = 0
+    row /= row.sum()
+  found, types = restricted(
+    jnp.asarray(logits, jnp.float32),
+    temperature=temperature,
+    top_k=top_k,
+    top_p=top_p,
+    forbidden=forbidden,
+  )
+  probabilities = np.asarray(jax.nn.softmax(found))
+  if types is not None:
+    inner = np.zeros(logits.shape)
+    np.put_along_axis(inner, np.asarray(types), probabilities, axis=-1)
+    probabilities = inner
+  np.testing.assert_allclose(probabilities, expected, atol=1e-6)
+  # And `sample` draws what a draw from these gives.
+  keys = jax.random.split(jax.random.key(4), 2)
+  drawn = sample(
+    lambda cache, tokens: (jnp.asarray(logits, jnp.float32), cache),
+    (),
+    rng=keys,
+    batch=2,
+    max_length=1,
+    limit=jnp.ones(2),
+    bos=0,
+    eos=1,
+    temperature=temperature,
+    top_k=top_k,
+    top_p=top_p,
+    forbidden=forbidden,
+    cut=True,
+  ).tokens[:, 0, 0]
+  fold = jax.vmap(jax.random.fold_in, (0, None))
+  place = jax.vmap(jax.random.categorical)(fold(keys, 0), found)
+  exact = place if types is None else jnp.take_along_axis(types, place[..., None], -1)[..., 0]
+  np.testing.assert_array_equal(drawn, np.asarray(exact)[:, 0])
+
+
+def test_a_stop_string_ends_a_text_wherever_it_begins(models):
+  model = models("decoder")
+  options = {"length": 12, "temperature": 2.0}
+  free = model.generations(SHORT, seed=1, **options)
+  texts = [one[0].text for one in free]
+  text = max(texts, key=len)
+  for stop in (text[3:8], text.split()[1]):
+    for found, one in zip(
+      model.generations(SHORT, stop=stop, seed=1, **options), free, strict=True
+    ):
+      before, stopped, _ = one[0].text.partition(stop)
+      assert found[0].text == before
+      assert (found[0].reason == "stop") == bool(stopped)
+      # Nothing is generated after the token that completes the string.
+      count = len(found[0].tokens)
+      assert found[0].tokens.tolist() == one[0].tokens[:count].tolist()
+      whole = "".join(map(model.tokenizer.added_text, found[0].tokens.tolist()))
+      if stopped:
+        last = model.tokenizer.added_text(int(found[0].tokens[-1]))
+        assert stop in whole
+        assert stop not in whole.removesuffix(last)
+
+
+def test_a_stop_string_that_spans_tokens_stops_beams_too(models):
+  model = models("decoder")
+  model = model.edit({"logits": lambda x: x.at[..., model.tokenizer.eos].add(-9.0)})
+  options = {"length": 6, "beams": 3, "n_best": 3}
+  text = model.generations(["dog"], **options)[0][0].text
+  stop = " ".join(text.split()[:2])
+  found = model.generations(["dog"], stop=[stop], **options)[0]
+  assert any(one.reason == "stop" for one in found)
+  for one in found:
+    assert stop not in one.text
+    assert len(one.tokens) == 6 or one.reason != "length"
+    whole = "".join(map(model.tokenizer.added_text, one.tokens.tolist()))
+    last = model.tokenizer.added_text(int(one.tokens[-1]))
+    assert (stop in whole) == (one.reason == "stop")
+    assert stop not in whole.removesuffix(last)
+
+
+def test_the_automaton_of_a_stop_string_agrees_with_searching_the_text():
+  pieces = ["a", "b", "ab", "aab", "ba", "", "c"]
+  table, random = stop_table("aaba", pieces), np.random.default_rng(0)
+  for _ in range(200):
+    text, state = "", 0
+    for token in random.integers(0, len(pieces), 8):
+      text, state = text + pieces[token], table[state, token]
+      assert (state == 4) == ("aaba" in text)
+  with pytest.raises(UserError, match="stop string is empty"):
+    stop_table("", pieces)
+
+
+def test_the_end_token_or_the_length_ends_a_text(models):
+  model = models("decoder")
+  eos = model.tokenizer.eos
+  likely = model.edit({"logits": lambda x: x.at[..., eos].add(50.0)})
+  (one,) = likely.generations(["dog"])[0]
+  assert (one.text, one.reason, one.tokens.tolist()) == ("", "end", [eos])
+  never = model.edit({"logits": lambda x: x.at[..., eos].add(-50.0)})
+  for options in ({}, {"beams": 2}, {"temperature": 1.0}):
+    (one,) = never.generations(["dog"], length=5, **options)[0]
+    assert (len(one.tokens), one.reason) == (5, "length")
+    assert eos not in one.tokens
+
+
+def test_rows_that_pad_a_vocabulary_and_controls_are_never_generated(models):
+  model = models("decoder")
+  never = list(model.tokenizer.never_produced)
+  loud = model.edit({"logits": lambda x: x.at[..., jnp.asarray(never)].add(99.0)})
+  for options in ({}, {"beams": 3}, {"top_p": 0.9}, {"temperature": 5.0, "n_best": 3}):
+    for some in loud.generations(SHORT, length=LENGTH, **options):
+      assert not {int(t) for one in some for t in one.tokens} & set(never)
+
+
+def test_of_a_long_prompt_the_newest_tokens_are_read(models):
+  model = models("nemot")
+  long = " ".join(["bat 0"] * 30)
+  generator = model.task.generator
+  assert generator.too_long(["dog", long], 10) == [1]
+  short = " ".join(long.split()[-14:])
+  assert generator.too_long([short], 10) == []
+  (one,), (other,) = model.generations([long, short], length=10)
+  assert one.text == other.text
+  assert model.generate([long], length=10)[0].startswith(long)
+  with pytest.raises(UserError, match="length is 24, but the model has positions for 24"):
+    model.generate(["dog"], length=24)
+  assert len(models("none").generations([long], length=30)[0][0].tokens) <= 30
+
+
+def test_edits_and_recoding_of_decoders_are_part_of_generation(models):
+  model = models("decoder")
+  silenced = model.edit({"decoder/layer_0/self/heads": lambda x: 0 * x})
+  assert silenced.generate(SHORT, length=LENGTH) != model.generate(SHORT, length=LENGTH)
+  (one,) = model.generations(["dog"], length=LENGTH, recode_layer=-1, recode_size=0.01)[0]
+  assert one.entropy[1] < one.entropy[0]
+  recurrent = models("surprisal")
+  with pytest.raises(UserError, match="recode_layer is 0, but it is of decoders"):
+    recurrent.generate(["dog"], recode_layer=0)
+  edited = recurrent.edit({"layer_0/hidden": lambda h: 0 * h})
+  found = edited.generations(["dog bat 1"], length=LENGTH)[0][0]
+  assert found.tokens.tolist() == greedy_by_hand(edited, "dog bat 1")[0]
+
+
+def test_capture_gives_the_tokens_that_are_read_and_predicted(models):
+  texts = ["dog bat 1", "cow"]
+  nemot = models("nemot")
+  found = nemot.capture(texts, ["gate", "modulatory/layer_0/self/attention"])
+  assert found.words("gate") == [["</s>", "dog", "bat", "1"], ["</s>", "cow", "</s>", ""]]
+  assert found.words("gate", predicted=True)[1] == ["cow", "</s>", "", ""]
+  keys = found.words("modulatory/layer_0/self/attention", keys=True)[0]
+  assert keys == ["<cls>", "<dec>", "<lm>", "</s>", "dog", "bat", "1"]
+  for site in ("gate", "modulatory/layer_0/self/attention"):
+    assert len(found.words(site)[0]) == found[site].shape[-2]
+  recurrent = models("surprisal").capture(texts, ["layer_1/hidden"])
+  assert recurrent.words("layer_1/hidden")[1] == ["</s>", "cow", "", ""]
+  assert recurrent.words("layer_1/hidden", predicted=True)[1] == ["cow", "</s>", "", ""]
+  assert recurrent.valid("layer_1/hidden").tolist() == [[True] * 4, [True, True, False, False]]
+
+
+def test_edits_of_language_models_get_the_valid_mask_too(models):
+  def last(value, valid):  # a step of a recurrent model, or a text
+    return jnp.where(valid[..., None], value, 1e6)
+
+  for name, site in (("surprisal", "layer_0/hidden"), ("nemot", "vanilla/layer_0/output")):
+    model = models(name)
+    edited = model.edit({site: last})
+    for texts in (["dog bat 1", "cow"],):
+      plain, found = model.score(texts), edited.score(texts)
+      for one, other in zip(plain, found, strict=True):
+        np.testing.assert_allclose(one.nll, other.nll, atol=1e-4)
+    captured = edited.capture(["dog bat 1 cow", "cow"], [site])
+    assert (captured[site][~captured.valid(site)] == 1e6).all()
+    assert (np.abs(captured[site][captured.valid(site)]) < 1e5).all()
+  assert edited.generate(["dog"], length=4) == model.generate(["dog"], length=4)
+
+
+def test_options_of_generation_say_their_method(models):
+  assert for_generation({}).method == "greedy"
+  assert for_generation({"beams": 3}).method == "beam"
+  assert for_generation({"top_p": 0.5}).method == "sample"
+  assert for_generation({"method": "sample", "n_best": 3}) == DecodeConfig("sample", n_best=3)
+  with pytest.raises(UserError, match=r"top_p is given, .* method is 'beam' by beams"):
+    for_generation({"beams": 3, "top_p": 0.5})
+  with pytest.raises(UserError, match=r"temperature is given, .* the method is 'greedy'"):
+    for_generation({"method": "greedy", "temperature": 0.5})
+  with pytest.raises(UserError, match="bounded by length"):
+    for_generation({"max_ratio": 2})
+  model = models("decoder")
+  with pytest.raises(UserError, match="length is 0"):
+    model.generate(["dog"], length=0)
+  with pytest.raises(UserError, match="is one string"):
+    model.generate("dog")
+
+
+def test_the_words_of_gpt_2_continue_bytes_of_a_character(models):
+  package = pytest.importorskip("tokenizers")
+  alphabet = sorted(package.pre_tokenizers.ByteLevel.alphabet())
+  tokenizer = Gpt2Tokenizer([*alphabet, "<|endoftext|>"], [])
+  model = models("decoder")
+  generator = dataclasses.replace(model).task.generator
+  other = type(generator)(tokenizer, generator.prepare)
+  first, *rest = tokenizer.encode("é")
+  found = type("Found", (), {})()
+  found.records, found.lengths = None, np.array([[len(rest)]])
+  found.tokens, found.scores = np.array([[rest]]), np.array([[-1.0]])
+  # A prompt that ends within a character cannot be subtracted from the whole text.
+  (one,) = other._continuations("?", [tokenizer.eos, first], found, 0, ())
+  assert one.text == tokenizer.decode(rest)

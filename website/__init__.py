@@ -1,0 +1,1 @@
+"""The documentation site: what MkDocs needs besides the Markdown in docs/."""

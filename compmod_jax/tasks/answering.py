@@ -240,6 +240,7 @@ class Answering(OfQuestions):
       "truncated": coded.truncated,
       "loss": nll / tokens,
       "accuracy": correct / tokens,
+      "unknown": self.asked.unknown(split),
     }
     questions, sets = self.asked.chosen(split, decode)
     if not questions:

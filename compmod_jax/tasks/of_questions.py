@@ -17,7 +17,7 @@ from compmod_jax.tasks.answer_tokens import MULTIPLE_CHOICE
 from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.base import Batch, OfSplits
 from compmod_jax.tasks.question_batches import QuestionBatches
-from compmod_jax.tasks.text_tokenizer import FILE
+from compmod_jax.tasks.text_tokenizer import FILE, UNKNOWN
 
 
 class OfQuestions(OfSplits):
@@ -66,7 +66,7 @@ class OfQuestions(OfSplits):
       "Score: per cent, the mean over questions (and then over sets) of accuracy in multiple choice"
       " and yes/no, SQuAD's F1 in extractive and ROUGE-L in abstractive questions, all of answers"
       " that were generated; malformed: per cent of labels and yes/no answers that are none. Loss:"
-      " nats per token of the gold answers, given the tokens before."
+      " nats per token of the gold answers, given the tokens before." + UNKNOWN
     )
 
   # Data.

@@ -64,6 +64,12 @@ class QuestionBatches:
     longest = self.config.length
     return tuple(sorted({-(-longest * part // 32) * 8 for part in (1, 2, 3)} | {longest}))
 
+  def unknown(self, split: str) -> float:
+    """Per cent of the tokens of a split's questions, passages included, that are unknown words."""
+    rows = self[split].tokens
+    found = sum(int(np.sum(tokens == self.coder.tokenizer.unk)) for tokens in rows)
+    return 100 * found / max(1, int(np.sum(rows.lengths)))
+
   def fingerprints(self) -> Fingerprints:
     """Of the training rows of every set: questions, or passages with several of them."""
     found = {}

@@ -9,7 +9,7 @@ from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig, cached_tokeni
 from compmod_jax.data.unseen import WithUnseen
 from compmod_jax.errors import check
 
-UNKNOWN = " Unknown: per cent of the text's tokens that are unknown words."
+UNKNOWN = " Unknown: per cent of the tokens, ends included, that are unknown words."
 DocumentData = GrammarDocuments | TextDocuments | TfdsDocuments | WithUnseen
 FILE = "text.tokenizer"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from compmod_jax import errors, metrics
 from compmod_jax.data import pipeline
@@ -34,6 +35,7 @@ from compmod_jax.tasks.base import (
   total_losses,
 )
 from compmod_jax.tasks.scorer import PairScorer
+from compmod_jax.tasks.text_tokenizer import UNKNOWN
 from compmod_jax.tasks.translation_config import SOURCE_FILE, TARGET_FILE, TranslationConfig
 from compmod_jax.tasks.translator import Translator, mean_entropy
 
@@ -103,7 +105,7 @@ class Translation(OfSplits):
     """What loss and perplexity are per."""
     return (
       "Loss: nats per target token, end of sentence included, without label smoothing. Perplexity:"
-      " per token of the model's vocabulary, and per word of the raw reference."
+      " per token of the model's vocabulary, and per word of the raw reference." + UNKNOWN
     )
 
   @property
@@ -281,6 +283,7 @@ class Translation(OfSplits):
       "perplexity": perplexity.per_token,
       "word_perplexity": perplexity.per_word,
       "accuracy": correct / tokens,
+      "unknown": self._unknown(examples),
     }
     count = len(pairs) if decode is True else min(int(decode), len(pairs))
     sources, references = list(pairs.source[:count]), list(pairs.target[:count])
@@ -293,6 +296,16 @@ class Translation(OfSplits):
     values |= {"decoded": len(outputs), "search": self.decode.describe()}
     values |= metrics.score_outputs(outputs, references) | mean_entropy(hypotheses)
     return Evaluation(values, outputs, references, sources)
+
+  def _unknown(self, examples: Examples) -> float:
+    """Per cent of the tokens of both sides, ends included, that are unknown words."""
+    sides = (("source", self.source_tokenizer), ("target", self.target_tokenizer))
+    found = sum(
+      int(np.sum(tokens == tokenizer.unk))
+      for side, tokenizer in sides
+      for tokens in examples.columns[side]
+    )
+    return 100 * found / max(1, sum(examples.tokens.values()))
 
   def _eval_sums(self, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
     target = batch["target"]

@@ -11,7 +11,6 @@ from compmod_jax.tasks import answering, translation
 from compmod_jax.tasks.answering_config import AnsweringConfig
 
 
-
 def scores(module, task, split, monkeypatch):
   """What evaluation says of a split, but for the loss, which is not computed."""
   monkeypatch.setattr(module, "total_losses", lambda *_: [1.0, 1.0, 1.0])

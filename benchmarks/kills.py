@@ -4,10 +4,11 @@
 
 Each of the four kinds of run of benchmarks/tiny_runs.py is first trained twice without a kill; the
 two must agree, or the comparison would show nothing. Then runs are started, killed by SIGKILL at a
-moment drawn uniformly from the time that a whole run takes, and started again by the same command,
-until each ends by itself. A kill counts as lost if the command does not go on after it, or goes on
-before the last complete checkpoint. A run that ends must be as those without a kill, bit for bit:
-parameters, optimizer, average and position in the data; models; lines of the log; results.
+moment drawn uniformly from the time that training takes (of every fifth kill: the whole run), and
+started again by the same command, until each ends by itself. A kill counts as lost if the command
+does not go on after it, or goes on before the last complete checkpoint. A run that ends must be as
+those without a kill, bit for bit: parameters, optimizer, average and position in the data; models;
+lines of the log; results.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Kind:
     runs: runs that ended by themselves after one or more kills.
     identical: those of them that ended with the same bits as the run without a kill.
     seconds: what a run without a kill takes, with a filled compile cache.
+    trained: after how many of them its training is over.
     notes: what went wrong.
   """
 
@@ -71,6 +73,7 @@ class Kind:
   runs: int = 0
   identical: int = 0
   seconds: float = 0.0
+  trained: float = 0.0
   notes: list[str] = dataclasses.field(default_factory=list)
 
   @property
@@ -202,43 +205,58 @@ def differences(one: Path, two: Path) -> list[str]:
   return sorted(k for k in first.keys() | second.keys() if first.get(k) != second.get(k))
 
 
-def whole(kind: str, workdir: Path, cache: Path) -> float:
-  """Trains without a kill; seconds."""
-  began = time.monotonic()
+def whole(kind: str, workdir: Path, cache: Path) -> tuple[float, float]:
+  """Trains without a kill; seconds until training was over, and until the end."""
+  began, trained = time.monotonic(), 0.0
   with Attempt(kind, workdir, cache) as attempt:
-    if attempt.killed(_PATIENCE) or attempt.process.returncode:
+    while attempt.process.poll() is None and time.monotonic() - began < _PATIENCE:
+      if not trained and STEPS in steps_saved(workdir):
+        trained = time.monotonic() - began
+      time.sleep(0.02)
+    if attempt.killed(0) or attempt.process.returncode:
       raise RuntimeError(f"{kind} does not train:\n" + "\n".join(attempt.lines[-20:]))
-  return time.monotonic() - began
+  return trained, time.monotonic() - began
 
 
-def torment(kind: str, count: Kind, wanted: int, folder: Path, rng: random.Random, over: Any):
-  """Kills runs of a kind `wanted` times, or until `over()`; all that were begun are ended."""
-  cache, reference = folder / "cache", folder / kind / "reference"
+def prepare(kind: str, count: Kind, folder: Path) -> None:
+  """Makes the reference and the control."""
   (folder / kind).mkdir()
-  whole(kind, reference, cache)
-  count.seconds = whole(kind, folder / kind / "control", cache)
-  if different := differences(reference, folder / kind / "control"):
+  reference, control = folder / kind / "reference", folder / kind / "control"
+  whole(kind, reference, folder / "cache")
+  count.trained, count.seconds = whole(kind, control, folder / "cache")
+  if different := differences(reference, control):
     count.notes.append(f"two runs without a kill differ: {different[:8]}")
+
+
+def torment(
+  kind: str, count: Kind, wanted: int, folder: Path, rng: random.Random, over: Callable[[], bool]
+) -> None:
+  """Starts one run, kills it until it ends, and compares it with the reference."""
+  workdir = folder / kind / f"run{count.runs}"
+  if not ends(kind, count, wanted, workdir, folder / "cache", rng, over):
     return
-  while count.kills < wanted and not over():
-    workdir = folder / kind / f"run{count.runs}"
-    if not ends(kind, count, wanted, workdir, cache, rng, over):
-      break
-    count.runs += 1
-    different = differences(reference, workdir)
-    count.identical += not different
-    if different:
-      count.notes.append(f"{workdir.name} differs from the reference: {different[:8]}")
+  count.runs += 1
+  different = differences(folder / kind / "reference", workdir)
+  count.identical += not different
+  if different:
+    count.notes.append(f"{workdir.name} differs from the reference: {different[:8]}")
 
 
 def ends(
-  kind: str, count: Kind, wanted: int, workdir: Path, cache: Path, rng: random.Random, over: Any
+  kind: str,
+  count: Kind,
+  wanted: int,
+  workdir: Path,
+  cache: Path,
+  rng: random.Random,
+  over: Callable[[], bool],
 ) -> bool:
   """Starts a run again after each kill until it ends by itself; False where it cannot."""
   while True:
     patience = _PATIENCE
-    if count.kills < wanted and not over():
-      patience = rng.uniform(0.2, count.seconds)
+    # Once a run is trained only its report is left, where one kill tells as much as many.
+    if count.kills < wanted and not over() and STEPS not in steps_saved(workdir):
+      patience = rng.uniform(0.2, count.seconds if rng.random() < 0.2 else count.trained)
     with Attempt(kind, workdir, cache) as attempt:
       killed = attempt.killed(patience)
       if complaint := attempt.complaint():
@@ -307,27 +325,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     tempfile.TemporaryDirectory() as folder,
     concurrent.futures.ThreadPoolExecutor(options.jobs) as pool,
   ):
-    jobs = [
-      pool.submit(
-        torment,
-        name,
-        kind,
-        options.kills,
-        Path(folder),
-        random.Random(f"{options.seed} {name}"),
-        over,
-      )
-      for name, kind in kinds.items()
-    ]
-    left: set[Any] = set(jobs)
-    while left:
-      _, left = concurrent.futures.wait(left, timeout=20)
-      passed, done = time.monotonic() - began, sum(kind.kills for kind in kinds.values())
+    place, randoms = Path(folder), {name: random.Random(f"{options.seed} {name}") for name in kinds}
+    busy = {pool.submit(prepare, name, kind, place): name for name, kind in kinds.items()}
+    while busy:
+      done, _ = concurrent.futures.wait(busy, timeout=20, return_when="FIRST_COMPLETED")
+      for job in done:
+        busy.pop(job)
+        job.result()
+      # Those with the fewest kills come first, so that an early end finds all kinds alike.
+      for name, kind in sorted(kinds.items(), key=lambda item: item[1].kills):
+        free = len(busy) < options.jobs and name not in busy.values()
+        if free and kind.kills < options.kills and not kind.failed and not over():
+          busy[pool.submit(torment, name, kind, options.kills, place, randoms[name], over)] = name
+      passed, killed = time.monotonic() - began, sum(kind.kills for kind in kinds.values())
       total = options.kills * len(kinds)
-      eta = f", about {passed / done * (total - done) / 60:.0f} min left" if done else ""
-      print(f"[{passed:5.0f} s] {done} of {total} kills{eta}", file=sys.stderr, flush=True)
-    for job in jobs:
-      job.result()
+      eta = f", about {passed / killed * (total - killed) / 60:.0f} min left" if killed else ""
+      print(f"[{passed:5.0f} s] {killed} of {total} kills{eta}", file=sys.stderr, flush=True)
   print(table(kinds))
   if options.json is not None:
     kept = {name: getattr(options, name) for name in ("kills", "minutes", "jobs", "seed")}

@@ -30,8 +30,10 @@ def write(path: Path, chunks: Iterable[bytes], *, shared: bool = False) -> None:
       file.flush()
       os.fsync(file.fileno())
     os.replace(temporary, path)
-  except BaseException:
+  except BaseException as error:
     temporary.unlink(missing_ok=True)
+    if isinstance(error, OSError) and error.filename is None:
+      error.filename = str(path)  # a failing write names no file by itself
     raise
   sync(path.parent)
 

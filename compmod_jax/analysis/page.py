@@ -10,7 +10,6 @@ import difflib
 import io
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from compmod_jax import durable
 from compmod_jax.analysis.results import plain
 
 if TYPE_CHECKING:
@@ -159,9 +159,7 @@ def write_text(path: Path, text: str) -> None:
 
   Half of a surrogate pair, which text of others may hold and UTF-8 cannot, becomes `?`.
   """
-  part = path.with_name(path.name + ".part")
-  part.write_text(text, encoding="utf-8", errors="replace")
-  os.replace(part, path)
+  durable.write(path, [text.encode("utf-8", "replace")])
 
 
 def differences(one: str, other: str) -> tuple[Runs, Runs]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from programs import ROOT
 
+from compmod_jax import durable
 from compmod_jax.errors import UserError
 from train import cli, failures
 
@@ -64,6 +65,15 @@ def test_an_error_of_the_system_is_explained_with_its_file(ended, number, file):
   assert shown.startswith("error: " + (f"{file}: " if file else ""))
   assert len(shown.splitlines()) == 1
   assert shown.endswith(".\n")
+
+
+def test_a_full_disk_is_explained_with_the_file_that_was_being_written(ended, tmp_path):
+  (tmp_path / ".report.html.new").symlink_to("/dev/full")
+  (tmp_path / "report.html").write_text("whole")
+  status, shown = ended(lambda: durable.write(tmp_path / "report.html", [b"new"]))
+  assert status == 2
+  assert shown.startswith(f"error: {tmp_path}/report.html: the disk is full. Free some space")
+  assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("report.html", "whole")]
 
 
 def test_debug_adds_the_traceback_of_any_of_them(ended):

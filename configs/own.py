@@ -2,6 +2,7 @@
 
 Run:      python -m train.main --config configs/own.py:pairs --workdir runs/own_pairs
 Variants: pairs      mine/train.tsv and mine/valid.tsv: a source, a tab and its translation a line
+                     (also without a variant)
           text       mine/train.txt and mine/valid.txt: a document a line
           questions  mine/train.jsonl and mine/valid.jsonl: a question a line, as JSON
 Files:    docs/your_own_data.md shows them, and what to do with the trained models
@@ -32,8 +33,8 @@ FOLDER, STEPS = "mine", 300
 
 def get_config(variant: str) -> Experiment:
   variants = {"pairs": pairs, "text": text, "questions": questions}
-  errors.check_choice("variant", variant, variants)
-  return variants[variant]()
+  errors.check_choice("variant", variant, {"", *variants})
+  return variants[variant or "pairs"]()
 
 
 def _experiment(name: str, task, model) -> Experiment:

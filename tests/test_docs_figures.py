@@ -453,6 +453,9 @@ def general():
     {row["split"]: {**row, **row.get("parts", {})} for row in record(path)["splits"]}
     for path in ("nemot-general/small-seed0.json", "nemot-general/small-seed0-last.json")
   )
+  shares = {
+    (row["baseline"], row["split"]): row for row in record("nemot-general/baselines.json")["rows"]
+  }
   rows = []
   for name in names:
     scored = (
@@ -461,8 +464,13 @@ def general():
     found = [scores[scored] for scores in (best, last)]
     counts = [found[0].get(f"{name}/{kind}_questions", 0) for kind in formats]
     shown = [f"{scores[f'{name}/score']:.1f}" for scores in found]
+    overlap = []
+    for baseline in ("sliding window", "window and distance", "logistic regression"):
+      row = shares.get((baseline, f"{scored} {name}"), {})
+      values = [row[f"exact_match/{kind}"] for kind in formats[:2] if f"exact_match/{kind}" in row]
+      overlap.append(f"{values[0]:.1f}" if values else "")
     # No file has what answers that read nothing get.
-    rows.append([None, f"{sum(counts):,.0f}", None, None, None, *shown])
+    rows.append([None, f"{sum(counts):,.0f}", None, None, None, *overlap, *shown])
   return rows
 
 
@@ -507,6 +515,23 @@ def tpu_designs():
   ]  # fmt: skip
 
 
+def router_types():
+  return [
+    [
+      kind,
+      *(
+        ratio(
+          "router-types-cpu",
+          f"CPU {way}, bfloat16 layer, {kind}: router in float32 / in bfloat16",
+          3,
+        )
+        for way in ("forward", "training")
+      ),
+    ]
+    for kind in ("heads", "experts")
+  ]
+
+
 def cpu_layers():
   names = {"fused, the default": "layer with competing heads / plain",
            "step by step": "the same, step by step / plain"}  # fmt: skip
@@ -547,8 +572,9 @@ TABLES = {
   ("docs/kernels.md", "Routing kernels", 0): REFERENCE,
   ("docs/kernels.md", "What moves how many bytes", 0): h100_designs,
   ("docs/kernels.md", "What moves how many bytes", 1): tpu_designs,
-  ("docs/kernels.md", "In the attention layer", 0): cpu_layers,
-  ("docs/kernels.md", "In the attention layer", 1): whole_layers,
+  ("docs/kernels.md", "In the attention layer", 0): router_types,
+  ("docs/kernels.md", "In the attention layer", 1): cpu_layers,
+  ("docs/kernels.md", "In the attention layer", 2): whole_layers,
   ("docs/nemot.md", "A language model of public domain text and C4", 0): pretraining,
   ("docs/nemot.md", "With a gate, without, and a decoder of as many parameters", 0): zero_shot,
   ("docs/nemot.md", "With a gate, without, and a decoder of as many parameters", 1): (

@@ -116,7 +116,7 @@ def greedy_by_hand(model, prompt):
     "decoder",
     "nemot",
     "surprisal",
-    "mc_dropout",
+    pytest.param("mc_dropout", marks=pytest.mark.slow),
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("none", "argmax", "variational_rnn")),
   ],
 )

@@ -128,9 +128,13 @@ def test_an_input_output_error_below_a_message_of_ours_has_the_status_of_the_mac
 def _end(code, *, when=b"ready", pause=0.0, times=1, options=()):
   """Sends Ctrl-C to a program once it has said that it is ready; (status, seconds, errors)."""
   command = [sys.executable, "-c", code, *options]
-  with subprocess.Popen(
-    command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-  ) as process:
+  # Programs that are started in the background of a shell ignore Ctrl-C, and so would this one.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  finally:
+    signal.signal(signal.SIGINT, before)
+  with process:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert when in line

@@ -18,7 +18,7 @@ QUESTIONS = [
   Question("extractive", "Who meowed?", "The dog barked."),
   Question("multiple_choice", "What barks?", options=("a cat", "", "a dog"), label=3),
   Question("yes_no", "does a dog bark", "Grüße \u2028 \x85", answers=("yes",)),
-  Question("abstractive", "Why?", answers=("because",), info={"id": "a", "facts": [1, 2.5, None]}),
+  Question("abstractive", "Why?", answers=("because",), info={"id": "a", "list": [1, 2.5, None]}),
 ]
 
 

@@ -234,7 +234,9 @@ def _checkout(revision: str, folder: Path) -> Iterator[Path]:
 def _compare(case: Case, base: Path, folder: Path, opening: bool) -> dict[str, list[str]]:
   """Differences by what they were found in; empty lists where there are none."""
   runs = {"base": base, "this": ROOT}
-  left, right = ({"train": _train(case, tree, folder / name)} for name, tree in runs.items())
+  left, right = (
+    dict[str, Any](train=_train(case, tree, folder / name)) for name, tree in runs.items()
+  )
   for found, (name, tree) in zip((left, right), runs.items(), strict=True):
     for number, use in enumerate(case.uses):
       found[f"{use.program} {number}"] = _use(use, tree, folder / name)

@@ -81,7 +81,7 @@ wheel: $(VENV)/.run
 # Writes requirements/ again, after constraints.txt or pyproject.toml has changed; needs uv.
 lock:
 	echo 'setuptools>=77' | $(LOCK) - --output-file requirements/build.txt
-	$(LOCK) pyproject.toml --output-file requirements/run.txt
+	$(LOCK) pyproject.toml --extra train --output-file requirements/run.txt
 	$(LOCK) pyproject.toml --extra test --output-file requirements/test.txt
 	echo 'jax[tpu]' | $(LOCK) - --output-file requirements/tpu.txt
 	echo 'jax[cuda12]' | $(LOCK) - --output-file requirements/cuda12.txt

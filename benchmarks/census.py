@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from train import hlo
+from compmod_jax.tools import hlo
 
 _PALLAS = ("tpu_custom_call", "xla.gpu.triton")
 

@@ -162,8 +162,8 @@ def start(title: str, options: argparse.Namespace) -> Report:
   """
   import jax
 
-  from train.memory import keep_freed_memory
-  from train.run import use_compile_cache
+  from compmod_jax.training.memory import keep_freed_memory
+  from compmod_jax.training.run import use_compile_cache
 
   keep_freed_memory()
   jax.config.update("jax_platforms", "cpu" if options.device == "cpu" else None)

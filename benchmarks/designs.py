@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from compmod_jax.kernels import routing_softmax as kernels
+from compmod_jax.kernels import routing as kernels
 
 Args = dict[str, jax.ShapeDtypeStruct]
 

@@ -21,8 +21,8 @@ from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
 
 from benchmarks.census import Census, take_census
-from train import products
-from train.devices import BANDWIDTH, PEAK_FLOPS, TPUS
+from compmod_jax.tools import products
+from compmod_jax.tools.devices import BANDWIDTH, PEAK_FLOPS, TPUS
 
 # No device is opened, so that programs may share the TPU compiler.
 _TPU = {
@@ -221,7 +221,7 @@ def attached() -> Device:
   kind = jax.devices()[0].device_kind
   if kind not in BANDWIDTH:
     known = ", ".join(sorted(BANDWIDTH))
-    sys.exit(f"no figures of {kind!r} are known; train/devices.py has those of {known}")
+    sys.exit(f"no figures of {kind!r} are known; compmod_jax/tools/devices.py has those of {known}")
   # float32 products are one bfloat16 pass on TPUs by default, TF32 at half the rate on GPUs.
   narrow = 1.0 if kind.startswith("TPU") else 0.5
   peaks = {"bfloat16": PEAK_FLOPS[kind], "float32": narrow * PEAK_FLOPS[kind]}

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import common
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.feedforward import FeedForward
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 ROUNDS = 20
 TOP_2 = CompetitionConfig(rule="top_k", keep=2)

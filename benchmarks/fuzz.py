@@ -28,9 +28,9 @@ from typing import Any
 from benchmarks.common import describe, machine
 from benchmarks.fuzz_inputs import Hostile
 from benchmarks.fuzz_readers import Reader, readers
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.typed import typed_question
-from compmod_jax.data.scan import interpret
-from compmod_jax.errors import UserError
+from compmod_jax.data.synthetic.scan import interpret
 
 KEPT = 3  # tracebacks and messages that are kept of each reader
 _LONGEST = 1200  # characters of a message

@@ -6,29 +6,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from compmod_jax.commands import predict
+from compmod_jax.commands.options import open_model
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.documents import GrammarDocuments
-from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.data.worlds import WorldsData
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.worlds import WorldsData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from compmod_jax.tasks.modulated import matching_decoder
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
 from compmod_jax.tasks.translation_config import TranslationConfig
-from train import predict
-from train.experiment import Experiment, Phase
-from train.loop import Loop
-from train.optimizer import OptimizerConfig
-from train.preemption import Preemption
-from train.progress import Progress
-from train.run import set_up
-from train.trained import open_model
-from train.writer import Writer
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.loop import Loop
+from compmod_jax.training.optimizer import OptimizerConfig
+from compmod_jax.training.preemption import Preemption
+from compmod_jax.training.progress import Progress
+from compmod_jax.training.run import set_up
+from compmod_jax.training.writer import Writer
 
 _STEPS = 20
 _GRAMMAR = GrammarData(train=200, valid=20, test=20, shifted=20)

@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 from compmod_jax.data.check import Limits, check_pairs
 from compmod_jax.data.check_documents import check_documents
-from compmod_jax.data.documents import TextDocuments
 from compmod_jax.data.minimal_pairs import read_minimal_pairs, treebank_style
 from compmod_jax.data.qa.check import check_questions
-from compmod_jax.data.qa.coded import TRAINED_TOKENS, Coder
 from compmod_jax.data.qa.readers import ReaderName
 from compmod_jax.data.qa.sets import QASet
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
-from compmod_jax.data.vocabulary import Tokenizer
+from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, Coder
+from compmod_jax.data.sources.documents import TextDocuments
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
+from compmod_jax.data.tokenizers.vocabulary import Tokenizer
 
 Damage = Literal["lines", "json", "bytes"]
 LINES = 10  # of a file

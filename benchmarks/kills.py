@@ -35,7 +35,7 @@ import numpy as np
 
 from benchmarks.common import describe, machine
 from benchmarks.tiny_runs import KINDS, STEPS
-from train.checkpoint import Checkpointer
+from compmod_jax.training.checkpoint import Checkpointer
 
 ROOT = Path(__file__).parents[1]
 STAGES = (

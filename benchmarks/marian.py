@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from compmod_jax.data.tokenizer import BOS, EOS, PAD
+from compmod_jax.data.tokenizers import BOS, EOS, PAD
 from compmod_jax.layers.embedding import sinusoids
 from compmod_jax.models.transformer import TransformerConfig
 

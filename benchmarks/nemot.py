@@ -8,7 +8,7 @@ weights; NeMoT has it as vanilla set, as many neuromodulatory layers and 2 outpu
 
 The gate is compared with a model that runs the same layers, forward and backward, on the same
 tokens: the neuromodulatory stream is added to the vanilla set's output where it would gate it. That
-is an edit of the sites `gated` and `gate` (see `compmod_jax.sites`); no sigmoid is computed then.
+is an edit of `gated` and `gate` (`compmod_jax.core.intermediates`); no sigmoid is computed then.
 
 Training: the training program's whole step, with its metrics (the gate's health among them) and
 checks for non-finite values; PyTorch at its best: fused AdamW, fused attention and GELU, the faster
@@ -30,16 +30,16 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.peer_gpt2 import Theirs, random_gpt2
+from compmod_jax.checkpoints.gpt2 import read_gpt2, vanilla_sizes
+from compmod_jax.core.intermediates import Edit
 from compmod_jax.decoding import greedy
-from compmod_jax.interop.gpt2 import read_gpt2, vanilla_sizes
 from compmod_jax.models.nemot_config import MODULATORY, NemotConfig
 from compmod_jax.models.text import Text
-from compmod_jax.sites import Edit
 from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.modulated import LM
-from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from train.step import init_state, make_step, trainable_mask
+from compmod_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from compmod_jax.training.step import init_state, make_step, trainable_mask
 
 ROUNDS = 20
 BATCHES = (1, 16)  # of generation

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.optimizer import OptimizerConfig
 
 if TYPE_CHECKING:
   from benchmarks.nemot import Case

@@ -37,7 +37,7 @@ from benchmarks.census import take_census
 from benchmarks.designs import Sizes, designs
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.experts import Experts, ExpertsConfig
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 ROUNDS = 100
 REPEATS = 50

@@ -16,18 +16,18 @@ Case = Callable[[], Callable[[], object]]
 def _trained(name: str) -> tuple[Any, Path]:
   """A model of one of the cases of `benchmarks.identical`, and its workdir."""
   import compmod_jax
-  from train import main
+  from compmod_jax.commands import train
 
   workdir = Path(tempfile.mkdtemp()) / "run"
   with contextlib.redirect_stdout(io.StringIO()):
-    main.main(identical.arguments(identical.CASES[name], workdir, steps=2))
+    train.main(identical.arguments(identical.CASES[name], workdir, steps=2))
   return compmod_jax.load(workdir), workdir
 
 
 def training_step() -> Callable[[], object]:
   """The step of a translation model with competing heads, as JAX traces it."""
-  from train.run import set_up
-  from train.workdir import saved_experiment
+  from compmod_jax.training.run import set_up
+  from compmod_jax.training.workdir import saved_experiment
 
   _, workdir = _trained("translation")
   run = set_up(saved_experiment(workdir), workdir.with_name("again"), command="")

@@ -9,25 +9,25 @@ its own between steps is on: dropout, averages, phases, the plateau's rate, carr
 
 from typing import Any
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.documents import GrammarDocuments
-from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.data.worlds import WorldsData
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.worlds import WorldsData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm_config import LstmConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 STEPS = 48
 EVERY = 24  # steps between evaluations

@@ -22,12 +22,12 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.translation_case import Case
-from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK
+from compmod_jax.data.tokenizers import BOS, EOS, PAD, UNK
 from compmod_jax.decoding import DecodeConfig, decode
 from compmod_jax.models.transformer import PLACES, TransformerConfig
 from compmod_jax.tasks.translation import Translation
-from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from train.step import init_state, make_step, trainable_mask
+from compmod_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from compmod_jax.training.step import init_state, make_step, trainable_mask
 
 ROUNDS = 20
 RECIPE = TransformerConfig()

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.tokenizer import EOS, PAD
+from compmod_jax.data.tokenizers import EOS, PAD
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import Translation, TranslationConfig
 

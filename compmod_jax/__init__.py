@@ -6,23 +6,27 @@
     model.translate(["Der Hund schläft."])
 
 `load` opens what `python -m train.main` trained; see `compmod_jax.api`. Everything else is imported
-from its module, such as `compmod_jax.mechanisms.competition`.
+from its module, such as `compmod_jax.mechanisms.competition.router`.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from compmod_jax import _renamed
+
 if TYPE_CHECKING:
   from compmod_jax.api import load
-  from compmod_jax.errors import UserError
-  from compmod_jax.sites import zero_units
+  from compmod_jax.core.errors import UserError
+  from compmod_jax.core.intermediates import zero_units
   from compmod_jax.trained import TrainedModel
 
 _HOMES = {
   "TrainedModel": "trained",
-  "UserError": "errors",
+  "UserError": "core.errors",
   "load": "api",
-  "zero_units": "sites",
+  "zero_units": "core.intermediates",
 }
+
+_renamed.install()
 
 __all__ = ["TrainedModel", "UserError", "load", "zero_units"]
 

@@ -25,18 +25,18 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from compmod_jax import errors
-from compmod_jax.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from compmod_jax.checkpoints.model_folder import MODEL, check_sizes, find_model, load_model_folder
+from compmod_jax.core import errors
+from compmod_jax.core.config import from_json
+from compmod_jax.data.tokenizers import BOS, EOS, PAD, Tokenizer
 from compmod_jax.decoding import override
-from compmod_jax.interop.model_folder import MODEL, check_sizes, find_model, load_model_folder
 from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
-from compmod_jax.serialise import from_json
-from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.base import Status, Task, silent
 from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.language_model import LanguageModel
 from compmod_jax.tasks.masked_lm import MaskedLM
+from compmod_jax.tasks.question_answering import Answering
 from compmod_jax.tasks.scorer import Scored
 from compmod_jax.tasks.translation import Translation, TranslationConfig
 from compmod_jax.tasks.translator import Hypothesis

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.example import Question
-from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import for_generation, override
 from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.encoder import Encoder
@@ -19,13 +19,13 @@ from compmod_jax.models.nemot import Nemot
 from compmod_jax.models.nemot_config import MODULATORY
 from compmod_jax.tasks import modulated
 from compmod_jax.tasks.answerer import Answer
-from compmod_jax.tasks.answering import Answering
 from compmod_jax.tasks.base import Status, silent
 from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.filler import Filled
 from compmod_jax.tasks.generator import Generated
 from compmod_jax.tasks.language_model import LanguageModel
 from compmod_jax.tasks.masked_lm import MaskedLM
+from compmod_jax.tasks.question_answering import Answering
 from compmod_jax.tasks.scorer import Scored
 from compmod_jax.trained import Axis, TrainedModel
 

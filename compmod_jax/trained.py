@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax import errors
-from compmod_jax.data.tokenizer import Tokenizer
-from compmod_jax.sites import Edit, Taps, run
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import Edit, Taps, run
+from compmod_jax.data.tokenizers import Tokenizer
 
 
 class Axis(NamedTuple):

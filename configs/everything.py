@@ -10,10 +10,11 @@ Variants: (none)     the model of configs/nemot_qa.py on its worlds with competi
 
 import dataclasses
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.tasks.answering_config import AnsweringConfig
-from train.experiment import Experiment, load_config
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.training.config_files import load_config
+from compmod_jax.training.experiment import Experiment
 
 MECHANISMS: tuple[str, ...] = ("heads", "experts", "gate", "recoding")
 

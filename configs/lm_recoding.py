@@ -12,15 +12,15 @@ Signal:   add --config.model.recoding.signal=none (nll, argmax, entropy, mc_drop
 
 import dataclasses
 
-from compmod_jax import errors
-from compmod_jax.data.documents import GrammarDocuments, TextDocuments
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.core import errors
+from compmod_jax.data.sources.documents import GrammarDocuments, TextDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import TokenizerConfig
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.lstm_lm_config import LstmConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 # Gulordava et al. 2018: the rate is divided by 4 after an epoch that is not the best so far.
 RECIPE = OptimizerConfig(

@@ -14,16 +14,16 @@ Plain:    add --config.model.compete (nothing after it): no heads compete
 import dataclasses
 import os
 
-from compmod_jax import errors
-from compmod_jax.data.documents import GrammarDocuments, TextDocuments, TfdsDocuments
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.core import errors
+from compmod_jax.data.sources.documents import GrammarDocuments, TextDocuments, TfdsDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 
 def get_config(variant: str) -> Experiment:

@@ -16,18 +16,18 @@ The tokenizer has the special tokens of questions, so that configs/nemot_qa.py c
 import dataclasses
 import os
 
-from compmod_jax import errors
-from compmod_jax.data.documents import GrammarDocuments, TextDocuments
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.qa.coded import TRAINED_TOKENS
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.data.unseen import Unseen, WithUnseen
+from compmod_jax.core import errors
+from compmod_jax.data.qa.tokenized import TRAINED_TOKENS
+from compmod_jax.data.sources.documents import GrammarDocuments, TextDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import TokenizerConfig
+from compmod_jax.data.zero_shot import Unseen, WithUnseen
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
 from compmod_jax.tasks.modulated import matching_decoder
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 
 def get_config(variant: str) -> Experiment:

@@ -11,15 +11,15 @@ Baseline: NAME-decoder: a decoder shaped as GPT-2 with as many parameters;
 
 import dataclasses
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.sets import DEVELOPMENT_SETS, QASet
-from compmod_jax.data.worlds import FEW_KINDS, WorldsData
+from compmod_jax.data.synthetic.worlds import FEW_KINDS, WorldsData
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.modulated import matching_decoder
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 
 def get_config(variant: str) -> Experiment:

@@ -15,17 +15,17 @@ Measured: tatoeba, test BLEU 50.2 (plain 50.1; seed 0, 57 and 47 minutes of trai
 
 import dataclasses
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tfds import TfdsData
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.sources.tfds import TfdsData
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
-from train.ways import WAYS
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
+from compmod_jax.training.regimes import WAYS
 
 
 def get_config(variant: str) -> Experiment:

@@ -10,23 +10,23 @@ Files:    docs/your_own_data.md shows them, and what to do with the trained mode
 The sizes are for a handful of lines; that page says what to change for more.
 """
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.documents import TextDocuments
-from compmod_jax.data.qa.coded import TRAINED_TOKENS
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.sets import QASet
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.qa.tokenized import TRAINED_TOKENS
+from compmod_jax.data.sources.documents import TextDocuments
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.transformer_config import TransformerConfig
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
 from compmod_jax.tasks.translation_config import TranslationConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 FOLDER, STEPS = "mine", 300
 

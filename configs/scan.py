@@ -9,15 +9,15 @@ Measured: exact match simple 99.7 %, addprim_jump 0.6 %, length 0.0 % (seed 0; 2
 
 from typing import cast, get_args
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.scan import ScanData, SplitName
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.synthetic.scan import ScanData, SplitName
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 
 def get_config(variant: str) -> Experiment:

@@ -15,10 +15,10 @@ from jaxtyping import install_import_hook
 # Shape annotations of the library are checked while its tests run, and only then.
 install_import_hook(
   [
-    "compmod_jax.kernels.routing_softmax",
+    "compmod_jax.kernels.routing",
     "compmod_jax.mechanisms",
     "compmod_jax.layers",
-    "compmod_jax.losses",
+    "compmod_jax.core.losses",
     "compmod_jax.models",
   ],
   "beartype.beartype",

@@ -12,10 +12,10 @@ import pytest
 import tiny_model
 
 import compmod_jax
-from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK
-from compmod_jax.errors import UserError
-from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
-from compmod_jax.sites import takes_valid
+from compmod_jax.checkpoints.model_folder import load_model_folder, save_model_folder
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import takes_valid
+from compmod_jax.data.tokenizers import BOS, EOS, PAD, UNK
 
 SENTENCES = ["der hund schläft", "", "die katze sieht einen vogel und ein fisch", " \t", "vogel"]
 PAIRS = [("der hund schläft", "the dog sleeps"), ("die katze sieht", "A cat sees One bird")]

@@ -6,12 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from compmod_jax.analysis.baselines import (
-  learn_dictionary,
-  nearest_training_sentence,
-  word_by_word,
-)
-from compmod_jax.errors import UserError
+from compmod_jax.analysis.baselines import learn_dictionary, nearest_training_sentence, word_by_word
+from compmod_jax.core.errors import UserError
 
 
 def test_every_word_is_replaced_and_the_order_and_punctuation_stay():

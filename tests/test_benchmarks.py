@@ -111,7 +111,9 @@ def test_a_device_that_is_not_here_is_refused_by_name():
 
 
 def test_an_accelerator_of_which_nothing_is_known_is_refused():
-  with pytest.raises(SystemExit, match=r"no figures of 'cpu' are known; train/devices.py has"):
+  with pytest.raises(
+    SystemExit, match=r"no figures of 'cpu' are known; compmod_jax/tools/devices.py has"
+  ):
     devices.attached()
 
 

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from compmod_jax import sharding
-from compmod_jax.bounds import numbers
-from compmod_jax.errors import UserError
+from compmod_jax.core import sharding
+from compmod_jax.core.bounds import numbers
+from compmod_jax.core.errors import UserError
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.transformer_config import TransformerConfig
-from train import memory
-from train.experiment import load_config
+from compmod_jax.training import memory
+from compmod_jax.training.config_files import load_config
 
 VARIANTS = {
   "benchmarks/tiny_runs.py": ("translation", "masked", "recurrent", "questions"),

@@ -16,9 +16,9 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from compmod_jax.errors import UserError
-from train import checkpoint_files
-from train.checkpoint import Checkpointer
+from compmod_jax.core.errors import UserError
+from compmod_jax.training import checkpoint_files
+from compmod_jax.training.checkpoint import Checkpointer
 
 ROOT = Path(__file__).parents[1]
 
@@ -216,7 +216,7 @@ def test_no_file_of_a_checkpoint_is_a_pickle_and_none_is_unpickled(saved, monkey
 
 
 def test_importing_orbax_here_warns_of_nothing():
-  code = "from train.checkpoint import Checkpointer; Checkpointer('x')"
+  code = "from compmod_jax.training.checkpoint import Checkpointer; Checkpointer('x')"
   command = [sys.executable, "-W", "error", "-c", code]
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
   assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.errors import UserError
-from train import checkpoint_files
-from train.checkpoint import Checkpointer
+from compmod_jax.core.errors import UserError
+from compmod_jax.training import checkpoint_files
+from compmod_jax.training.checkpoint import Checkpointer
 
 ROOT = Path(__file__).parents[1]
 
@@ -144,7 +144,7 @@ _WRITER = """
 import sys
 from pathlib import Path
 import jax.numpy as jnp
-from train.checkpoint import Checkpointer
+from compmod_jax.training.checkpoint import Checkpointer
 writer = Checkpointer(Path(sys.argv[1]), keep_last=2, asynchronous=True)
 restored = writer.restore({"x": jnp.zeros((300, 300)), "step": jnp.int32(0)})
 step = restored[2] if restored else 0
@@ -202,7 +202,7 @@ def test_an_error_while_saving_is_raised_late_but_hides_no_other(tmp_path, monke
 def test_a_program_that_ends_while_saving_completes_the_checkpoint(tmp_path, end):
   code = (
     "import sys; from pathlib import Path; import jax.numpy as jnp\n"
-    "from train.checkpoint import Checkpointer\n"
+    "from compmod_jax.training.checkpoint import Checkpointer\n"
     "with Checkpointer(Path(sys.argv[1]), asynchronous=True) as writer:\n"
     f"  writer.save(1, {{'x': jnp.ones((1000, 2000))}}, {{}}); {end}"
   )

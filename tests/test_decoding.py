@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from scipy import stats
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.decoding import DecodeConfig, beam_search, decode, greedy, sample
 from compmod_jax.decoding.top import block_size, top_candidates
-from compmod_jax.errors import UserError
 
 PAD, BOS, EOS, VOCAB = 0, 1, 2, 7
 NEVER = (PAD, BOS)

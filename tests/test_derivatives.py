@@ -16,17 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax import rows
+from compmod_jax.core import linear as rows
 from compmod_jax.kernels import grouped
-from compmod_jax.kernels.routing_softmax import (
+from compmod_jax.kernels.routing import (
   Choice,
   Readout,
   routing_softmax,
   routing_weights,
   scaled_projection,
 )
-from compmod_jax.layers import deferred, recurrent, word_decoder
-from compmod_jax.mechanisms import dispatch, error_signals
+from compmod_jax.layers import deferred_scan, lm_head, lstm
+from compmod_jax.mechanisms import dispatch
+from compmod_jax.mechanisms.recoding import signals
 
 ROOT = Path(__file__).parents[1]
 PROMISE = "Reverse mode, any order."
@@ -54,7 +55,7 @@ def scan() -> Rule:
     return lambda w, b, c, xs: function(_scan_body, {"w": w}, b, c, xs)
 
   args = tuple(numbers(*s, seed=i) for i, s in enumerate([(4, 4), (4,), (3, 4), (5, 3, 4)]))
-  return Rule(run(deferred.scan), run(deferred.plain), args)
+  return Rule(run(deferred_scan.scan), run(deferred_scan.plain), args)
 
 
 def plus_zeros() -> Rule:
@@ -62,30 +63,30 @@ def plus_zeros() -> Rule:
   zeros = np.zeros((3, 4))
 
   def ours(out: Any) -> Any:
-    return deferred._plus_zeros(out, jnp.asarray(zeros))
+    return deferred_scan._plus_zeros(out, jnp.asarray(zeros))
 
   return Rule(ours, lambda out: out + zeros, (numbers(3, 4, seed=0),))
 
 
 def cell() -> Rule:
   def plain(activations: Any, before: Any) -> Any:
-    found = recurrent.gates(activations)
-    return found, recurrent.advance(found, before)
+    found = lstm.gates(activations)
+    return found, lstm.advance(found, before)
 
-  return Rule(recurrent.cell, plain, (numbers(2, 12, seed=0), numbers(2, 3, seed=1)))
+  return Rule(lstm.cell, plain, (numbers(2, 12, seed=0), numbers(2, 3, seed=1)))
 
 
 def layer() -> Rule:
   def plain(inputs: Any, weight: Any, h: Any, c: Any) -> Any:
-    def step(state: recurrent.State, given: Any) -> tuple[recurrent.State, Any]:
-      state = recurrent.advance(recurrent.gates(given + state.h @ weight), state.c)
+    def step(state: lstm.State, given: Any) -> tuple[lstm.State, Any]:
+      state = lstm.advance(lstm.gates(given + state.h @ weight), state.c)
       return state, state.h
 
-    last, hidden = jax.lax.scan(step, recurrent.State(h, c), inputs)
+    last, hidden = jax.lax.scan(step, lstm.State(h, c), inputs)
     return hidden, last
 
   def ours(inputs: Any, weight: Any, h: Any, c: Any) -> Any:
-    return recurrent.layer(inputs, weight, recurrent.State(h, c))
+    return lstm.layer(inputs, weight, lstm.State(h, c))
 
   args = tuple(numbers(*s, seed=i) for i, s in enumerate([(4, 2, 12), (3, 12), (2, 3), (2, 3)]))
   return Rule(ours, plain, args)
@@ -98,11 +99,11 @@ def known_losses() -> Rule:
     return hidden @ table.T + bias[None, None]
 
   def ours(hidden: Any, table: Any, bias: Any) -> Any:
-    known = jax.vmap(error_signals.likelihood)(logits(hidden, table, bias), targets)
-    vector = jax.vmap(error_signals.surprise)(known.powers, known.total, targets) @ table
+    known = jax.vmap(signals.likelihood)(logits(hidden, table, bias), targets)
+    vector = jax.vmap(signals.surprise)(known.powers, known.total, targets) @ table
     # As recoding that does not learn through its step gives them.
     given = jax.lax.stop_gradient((known.nll, known.powers, known.total, vector))
-    return word_decoder.known_losses(hidden, table, bias, targets, *given)
+    return lm_head.known_losses(hidden, table, bias, targets, *given)
 
   def plain(hidden: Any, table: Any, bias: Any) -> Any:
     found = jax.nn.log_softmax(logits(hidden, table, bias))
@@ -194,15 +195,15 @@ def project() -> Rule:
   return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
 
 
-ROUTING = "compmod_jax.kernels.routing_softmax"
+ROUTING = "compmod_jax.kernels.routing"
 RULES: dict[str, Callable[[], Rule]] = {
-  "compmod_jax.layers.deferred.scan.run": scan,
-  "compmod_jax.layers.deferred._plus_zeros": plus_zeros,
-  "compmod_jax.layers.recurrent.cell": cell,
-  "compmod_jax.layers.recurrent.layer": layer,
-  "compmod_jax.layers.word_decoder.known_losses": known_losses,
-  "compmod_jax.layers.word_decoder._known_gradients": known_losses,
-  "compmod_jax.rows.narrow_product": narrow_product,
+  "compmod_jax.layers.deferred_scan.scan.run": scan,
+  "compmod_jax.layers.deferred_scan._plus_zeros": plus_zeros,
+  "compmod_jax.layers.lstm.cell": cell,
+  "compmod_jax.layers.lstm.layer": layer,
+  "compmod_jax.layers.lm_head.known_losses": known_losses,
+  "compmod_jax.layers.lm_head._known_gradients": known_losses,
+  "compmod_jax.core.linear.narrow_product": narrow_product,
   "compmod_jax.kernels.grouped._product": grouped_product,
   "compmod_jax.kernels.grouped._outer": grouped_outer,
   "compmod_jax.mechanisms.dispatch._spread": spread,

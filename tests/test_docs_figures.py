@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from compmod_jax.analysis.statistics import holm, mean_interval, paired_test
+from compmod_jax.metrics.significance import holm, mean_interval, paired_test
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.losses import Term, cross_entropy, objective, ratio
+from compmod_jax.core.losses import Term, cross_entropy, objective, ratio
 
 entropy = jax.jit(
   lambda *args, label_smoothing=0.0: vars(cross_entropy(*args, label_smoothing=label_smoothing)),

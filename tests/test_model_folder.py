@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from compmod_jax.errors import UserError
-from compmod_jax.interop.model_folder import (
+from compmod_jax.checkpoints.model_folder import (
   check_sizes,
   load_model_folder,
   read_tensors,
   save_model_folder,
 )
+from compmod_jax.core.errors import UserError
 
 
 class Killed(BaseException):

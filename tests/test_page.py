@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from phone import assert_fits_a_phone
 
-from compmod_jax.analysis import page, panels, style
+from compmod_jax.analysis.report import page, panels, style
 
 HOSTILE = '"><script>alert(1)</script>{{ 7 * 7 }}&amp;'
 

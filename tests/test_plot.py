@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from compmod_jax.analysis import plot, style
-from compmod_jax.errors import UserError
+from compmod_jax.analysis.report import plot, style
+from compmod_jax.core.errors import UserError
 
 SITES = ("encoder/layer_0/self", "encoder/layer_1/self")
 HEADS = 4

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.checkpoint import Checkpointer
-from train.preemption import Preemption
+from compmod_jax.training.checkpoint import Checkpointer
+from compmod_jax.training.preemption import Preemption
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[1]
 _TRAIN = """
 import sys, threading, time
 from pathlib import Path
-from train.preemption import Preemption
+from compmod_jax.training.preemption import Preemption
 preemption = Preemption()
 import jax, jax.numpy as jnp
-from train.checkpoint import Checkpointer
+from compmod_jax.training.checkpoint import Checkpointer
 phase, directory = sys.argv[1:]
 checkpointer = Checkpointer(Path(directory), asynchronous=True)
 
@@ -132,7 +132,7 @@ def test_sigterm_saves_the_last_completed_step_in_every_phase(phase, tmp_path):
 
 _LIGHT = """
 import os, signal, subprocess, sys, threading, time
-from train.preemption import Preemption
+from compmod_jax.training.preemption import Preemption
 preemption = Preemption()
 def save(step, held):
   os.write(1, f"saving {step} {held}\\n".encode())

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.example import Question
-from compmod_jax.errors import UserError
-from compmod_jax.qa_scores import (
+from compmod_jax.metrics.qa import (
   exact_match,
   f1,
   is_malformed,

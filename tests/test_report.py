@@ -11,8 +11,8 @@ import subprocess
 import pytest
 from phone import WIDTH, assert_fits_a_phone
 
-from compmod_jax.analysis import report, results, style
-from compmod_jax.errors import UserError
+from compmod_jax.analysis.report import results, style, training
+from compmod_jax.core.errors import UserError
 
 SITE = "encoder/layer_0/self"
 HOSTILE = '"><script>alert(1)</script>{{ 7 * 7 }}&amp;$\\frac'
@@ -70,7 +70,7 @@ def written(tmp_path_factory):
   folder = tmp_path_factory.mktemp("run")
   lines = "".join(json.dumps(record) + "\n" for record in records())
   (folder / "metrics.jsonl").write_text(lines + '{"kind": "train", "st')
-  return report.write_report(folder, full_results())
+  return training.write_report(folder, full_results())
 
 
 class Page(html.parser.HTMLParser):
@@ -118,7 +118,7 @@ def test_the_page_and_the_table_tell_every_number(written):
   signatures = ["nrefs:1|case:mixed|tok:13a", "nrefs:1|case:mixed|nc:6"]
   for number in numbers + signatures:
     assert number in shown
-    assert number in report.table(full_results())
+    assert number in training.table(full_results())
   for text in ("97.83", "at step 40", "1,030,000", "+3.00 %", "4 min 47 s", "CPU, 2 cores"):
     assert text in shown
   for text in ("model.heads", "phases[0].steps", "6000", "versions.jax", "0.10.2", "3f2c1ab"):
@@ -126,7 +126,7 @@ def test_the_page_and_the_table_tell_every_number(written):
 
 
 def test_page_and_table_say_why_training_ended_and_what_each_score_was_measured_on(written):
-  shown, table = " ".join(Page(written.html.read_text()).text), report.table(full_results())
+  shown, table = " ".join(Page(written.html.read_text()).text), training.table(full_results())
   for text in (
     "Training ended: time limit (5 minutes) at step 1,484 of 1,900.",
     "Best validation BLEU 97.83 at step 40: the best of 4 evaluations, on 200 of 1,000 sentences,"
@@ -177,7 +177,7 @@ def test_a_browser_lays_the_report_out_without_scrolling_the_page(tmp_path):
   long = full_results()
   long["splits"][0]["signature"] = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0" * 3
   long["name"], long["provenance"]["path"] = "x" * 300, "/".join(["folder"] * 60)
-  written = report.write_report(tmp_path, long, records=records())
+  written = training.write_report(tmp_path, long, records=records())
   frame = tmp_path / "frame.html"
   frame.write_text(
     f'<iframe id="page" src="{written.html.name}" width="{WIDTH}" height="2000"></iframe><script>'
@@ -228,7 +228,7 @@ def test_the_pictures_follow_the_theme_of_the_page(written):
 
 
 def test_missing_values_are_dashes(written):
-  last = report.table(full_results()).splitlines()[3].split()
+  last = training.table(full_results()).splitlines()[3].split()
   assert last == ["depth", "10", *["-"] * 7]
   assert written.html.read_text().count("<td>–</td>") == 7
   with written.csv.open(newline="") as file:
@@ -238,7 +238,7 @@ def test_missing_values_are_dashes(written):
 
 
 def test_the_columns_of_the_table_are_aligned():
-  lines = report.table(full_results()).splitlines()[:4]
+  lines = training.table(full_results()).splitlines()[:4]
   assert len({len(line) for line in lines}) == 1
   assert lines[0].index("sentences") + len("sentences") == lines[2].index("2,345") + len("2,345")
 
@@ -255,7 +255,7 @@ def test_hostile_text_stays_text(tmp_path):
   hostile["configuration"] = {HOSTILE: [HOSTILE]}
   hostile["provenance"] = {"device": HOSTILE}
   log = records(HOSTILE)
-  text = report.write_report(tmp_path, hostile, title=HOSTILE, records=log).html.read_text()
+  text = training.write_report(tmp_path, hostile, title=HOSTILE, records=log).html.read_text()
   page = Page(text)
   assert "script" not in page.tags
   assert "<script" not in text
@@ -266,14 +266,14 @@ def test_hostile_text_stays_text(tmp_path):
 def test_a_model_without_a_router_has_a_report_without_its_pictures(tmp_path):
   plain = full_results()
   del plain["head_weights"]
-  written = report.write_report(tmp_path, plain, records=records(site=None))
+  written = training.write_report(tmp_path, plain, records=records(site=None))
   page = Page(written.html.read_text())
   assert page.tags.count("svg") == 1
   assert "router" not in written.html.read_text()
 
 
 def test_the_least_results_make_a_report(tmp_path):
-  written = report.write_report(tmp_path / "new", {"name": "bare", "splits": []})
+  written = training.write_report(tmp_path / "new", {"name": "bare", "splits": []})
   text = written.html.read_text()
   assert "No training records yet." in text
   assert "Samples" not in text
@@ -282,13 +282,13 @@ def test_the_least_results_make_a_report(tmp_path):
 def test_results_survive_their_file_and_infinity_is_strict_json(tmp_path):
   given = full_results()
   given["splits"][1] |= {"perplexity": math.inf, "loss": math.nan}
-  written = report.write_report(tmp_path, given, records=[])
+  written = training.write_report(tmp_path, given, records=[])
   read = json.loads(written.json.read_text(), parse_constant=pytest.fail)
   assert read["splits"][1]["perplexity"] is None
   assert read["splits"][0] == given["splits"][0]
-  assert "inf" in report.table(given)
+  assert "inf" in training.table(given)
   assert (
-    report.write_report(tmp_path, read, records=[]).json.read_text() == written.json.read_text()
+    training.write_report(tmp_path, read, records=[]).json.read_text() == written.json.read_text()
   )
 
 
@@ -314,4 +314,4 @@ def test_a_field_outside_the_schema_is_an_error(change, message, tmp_path):
   wrong = full_results()
   change(wrong)
   with pytest.raises(UserError, match=message):
-    report.write_report(tmp_path, wrong, records=[])
+    training.write_report(tmp_path, wrong, records=[])

@@ -4,7 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from compmod_jax.rows import narrow_product, over_rows
+from compmod_jax.core.linear import narrow_product, over_rows
 
 ROWS = jax.random.normal(jax.random.key(0), (6, 9))
 KERNEL = jax.random.normal(jax.random.key(1), (9, 2))

@@ -7,18 +7,18 @@ from typing import Any, Literal
 
 import pytest
 
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.scan import ScanData
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tfds import TfdsData
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.core.config import from_json, to_json
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.sharding import MeshConfig
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.sources.tfds import TfdsData
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.scan import ScanData
+from compmod_jax.data.tokenizers import TokenizerConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.serialise import from_json, to_json
-from compmod_jax.sharding import MeshConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train.experiment import Experiment, Phase
+from compmod_jax.training.experiment import Experiment, Phase
 
 
 def experiment(**fields: Any) -> Experiment:

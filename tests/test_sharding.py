@@ -13,20 +13,20 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec
 
-from compmod_jax import sharding
+from compmod_jax.core import sharding
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
-from compmod_jax.errors import UserError
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import PLACES, TransformerConfig
-from compmod_jax.sharding import MeshConfig, make_mesh
 from compmod_jax.tasks.translation import Splits, Translation, TranslationConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
-from train.run import Run, sharing_of
-from train.step import TrainState, make_step, trainable_mask
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
+from compmod_jax.training.run import Run, sharing_of
+from compmod_jax.training.step import TrainState, make_step, trainable_mask
 
 LAYOUTS = [
   MeshConfig(data=8),

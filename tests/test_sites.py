@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import OFF, Taps, after, run, zero_units
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
-from compmod_jax.sites import OFF, Taps, after, run, zero_units
 
 CONFIG = TransformerConfig(
   encoder_layers=1,

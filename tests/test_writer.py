@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.errors import UserError
-from compmod_jax.records import read_records
-from train import progress
-from train.provenance import git_revision, provenance
-from train.writer import Writer
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.metric_lines import read_records
+from compmod_jax.training import progress
+from compmod_jax.training.provenance import git_revision, provenance
+from compmod_jax.training.writer import Writer
 
 ROOT = Path(__file__).parents[1]
 
@@ -182,7 +182,7 @@ def test_tensorboard_gets_the_finite_floats(tmp_path):
 
 def test_tensorboard_needs_no_tensorflow_and_warns_of_nothing(tmp_path):
   code = (
-    "import sys; from pathlib import Path; from train.writer import Writer\n"
+    "import sys; from pathlib import Path; from compmod_jax.training.writer import Writer\n"
     "assert 'tensorboardX' not in sys.modules and 'rich' not in sys.modules\n"
     "with Writer(Path(sys.argv[1]), total_steps=3, quiet=True) as w: w.write('a', 1, {'b': 1.0})\n"
     "assert 'tensorboardX' in sys.modules and 'tensorflow' not in sys.modules"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from compmod_jax.commands import analyse, cli, generate, predict, score
+from compmod_jax.commands import train as main_program
+from compmod_jax.commands.config_option import parse
 from configs.own import get_config
-from train import analyse, cli, experiment, generate, predict, score
-from train import main as main_program
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your_own_data.md").read_text()
@@ -62,7 +63,7 @@ def test_the_options_of_its_commands_exist(place):
     options = [option.strip('"') for option in options]
     seen.add(name)
     if name == "main":
-      assert experiment.parse(main_program.Args, options).workdir.parts[0] == "runs"
+      assert parse(main_program.Args, options).workdir.parts[0] == "runs"
     elif name == "analyse":
       kind = analyse.ANALYSES[options[0]]
       cli.options(analyse._arguments(kind), options[1:])

@@ -3,13 +3,13 @@
 import random
 from pathlib import Path
 
-from compmod_jax.data.documents import TextDocuments
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.mechanisms.masking import MaskingConfig
+from compmod_jax.data.corruption import MaskingConfig
+from compmod_jax.data.sources.documents import TextDocuments
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 STEPS, EVERY = 12, 4
 

@@ -7,15 +7,15 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from compmod_jax.checkpoints.model_folder import save_model_folder
+from compmod_jax.core.config import to_json
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.serialise import to_json
 from compmod_jax.tasks.translation import Translation, TranslationConfig
-from train.experiment import Experiment
+from compmod_jax.training.experiment import Experiment
 
 STEPS = (10, 20, 30)
 GERMAN = (

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import tiny_masked
 
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.data.tokenizers import TokenizerConfig
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.lstm_lm_config import LstmConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 
 def make_task(folder: Path, **fields) -> LanguageModelConfig:

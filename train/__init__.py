@@ -2,8 +2,12 @@
 
 import sys
 
+from compmod_jax import _renamed
+
+_renamed.install()
+
 if sys.argv[:1] == ["-m"]:  # python -m train.PROGRAM, of which nothing is imported yet
-  from train import interrupt
+  from compmod_jax.commands import interrupt
 
   interrupt.install(importing=True)
   interrupt.hook()

@@ -1,87 +1,10 @@
 """Looks through an experiment's data and says what is wrong with it, and where.
 
-    python -m train.check_data --config configs/nmt_cah.py:tatoeba [--export FOLDER]
-
-Exit status: 0 if there are no errors (warnings are fine), 1 if there are, 2 if the data could not
-be looked at.
+The program is `compmod_jax.commands.check_data`.
 """
 
-import dataclasses
-from pathlib import Path
-from typing import Any
-
-from compmod_jax import errors
-from compmod_jax.data import check, check_documents, export
-from compmod_jax.data.pairs import Pairs
-from compmod_jax.data.qa import check as check_questions
-from compmod_jax.data.qa.coded import Coder
-from compmod_jax.data.tokenizer import pair_tokenizers
-from compmod_jax.tasks.answering_config import AnsweringConfig
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.language_model_config import LanguageModelConfig
-from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
-from train import cli
-from train.experiment import Experiment, parse, translation_task
-
-
-@dataclasses.dataclass(frozen=True)
-class Args:
-  """Arguments of the data check."""
-
-  config: Experiment
-  """The experiment whose data are looked at."""
-  export: Path | None = None
-  """Also write every split to this folder as plain parallel text: SPLIT.LANGUAGE."""
-  max_ratio: float = 3.0
-  """Warn where a side has more than so many times the tokens of the other."""
-  first: int = 5
-  """Places that are listed for each kind of finding."""
-  cache: Path | None = None
-  """Folder in which trained tokenizers are kept; none: train them for this check."""
-
-
-def main(argv: list[str]) -> int:
-  """Checks, prints a summary and every finding, and exports if asked to."""
-  args = parse(Args, argv)
-  task = args.config.task
-  if isinstance(task, MaskedLMConfig | LanguageModelConfig | CausalLMConfig):
-    errors.check(args.export is None, "--export is for parallel text, not for documents.")
-    reports = check_documents.check_splits(
-      task.data.load, task.data.splits(), lambda: task.make_tokenizer(cache=args.cache), args.first
-    )
-  elif isinstance(task, AnsweringConfig):
-    errors.check(args.export is None, "--export is for parallel text, not for questions.")
-    coder = Coder(task.make_tokenizer(cache=args.cache), task.length, task.truncate)
-    reports = check_questions.check_sets(task.data, coder, args.first)
-  else:
-    reports = _check_pairs(args)
-  print("\n".join(check.summary(reports)))
-  findings = check.details(reports)
-  print("\n".join(["", *findings] if findings else ["", "Nothing remarkable was found."]))
-  if args.export is not None:
-    _export(task.data, args.export, reports)
-  return int(any(report.failed for report in reports))
-
-
-def _check_pairs(args: Args) -> list[check.SplitReport]:
-  task = translation_task(args.config)
-
-  def tokenizers(train: Pairs) -> check.Tokenizers:
-    return pair_tokenizers(
-      train.source, train.target, task.tokenizer, task.target_tokenizer, args.cache
-    )
-
-  limits = check.Limits(longest=task.batch.longest, max_ratio=args.max_ratio, first=args.first)
-  return check.check_splits(task.data.load, task.data.splits(), tokenizers, limits)
-
-
-def _export(data: Any, folder: Path, reports: list[check.SplitReport]) -> None:
-  if any("unreadable" in report.findings for report in reports):
-    print(f"Nothing was written to {folder}: some splits cannot be read.")
-    return
-  for split, count in export.export(data, folder).items():
-    print(f"{count} pairs of {split} are in {folder}")
-
+from compmod_jax.commands import cli
+from compmod_jax.commands.check_data import main
 
 if __name__ == "__main__":
   cli.run(main)

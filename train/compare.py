@@ -1,92 +1,10 @@
 """Compares two trained models on the same sentences.
 
-    python -m train.compare runs/plain runs/competition --split test
-
-Paired bootstrap on loss, BLEU and chrF, by source length and by what gold annotations tell (depth,
-for example), and the sentences that changed most, with the routing differences where both models
-route. Writes one HTML report, its pictures (PNG, SVG), tables (CSV) and numbers (JSON) into
-`--output`, by default `analysis/compare` in the second workdir.
+The program is `compmod_jax.commands.compare`.
 """
 
-import dataclasses
-import shlex
-from pathlib import Path
-from typing import Any, Literal
-
-import tyro
-
-from compmod_jax import errors
-from compmod_jax.analysis.compare import Compare, compare
-from train import cli
-from train.progress import Progress
-from train.trained import ModelArgs, Opened, open_model
-
-
-@dataclasses.dataclass(frozen=True)
-class Args(Compare):
-  """Compares two trained models on the same sentences."""
-
-  workdirs: tyro.conf.Positional[tuple[Path, Path]] = (Path(), Path())
-  """Workdirs of two training runs, or two model folders."""
-  split: str = "test"
-  """Name of the split."""
-  model: str | None = None
-  """Which of the workdirs' models: best (the default), average or step-NUMBER."""
-  method: Literal["beam", "greedy", "sample"] | None = None
-  """How both decode; by default each as in its training."""
-  beams: int | None = None
-  """Hypotheses that beam search follows."""
-  output: Path | None = None
-  """Folder for the report."""
-  quiet: bool = False
-  """Show no progress."""
-
-
-def main(argv: list[str]) -> None:
-  """Compares, writes the report and prints what it shows."""
-  args = cli.options(Args, argv)
-  errors.check(
-    args.workdirs != (Path(), Path()),
-    "Two workdirs are missing: python -m train.compare WORKDIR WORKDIR --split test.",
-  )
-  command = shlex.join(["python", "-m", "train.compare", *argv])
-  progress = Progress(0, quiet=args.quiet)
-  try:
-    _compare(args, command, progress)
-  finally:
-    progress.close()
-
-
-def _compare(args: Args, command: str, progress: Progress) -> None:
-  from compmod_jax.analysis import page
-  from compmod_jax.analysis.subject import Subject
-  from train.provenance import provenance
-
-  def status(text: str, done: int | None = None, total: int | None = None) -> None:
-    progress.status(text, done, total)
-
-  opened: list[Opened] = [
-    open_model(ModelArgs(workdir, model=args.model, method=args.method, beams=args.beams))
-    for workdir in args.workdirs
-  ]
-  first, second = (
-    Subject(
-      one.model.task,
-      one.params,
-      args.split,
-      seed=args.seed,
-      sharing=one.sharing,
-      status=status,
-    )
-    for one in opened
-  )
-  names: Any = tuple(str(one.model.folder) for one in opened)
-  found = compare(first, second, names, args)
-  folder = args.output or args.workdirs[1] / "analysis" / "compare"
-  written = page.write(found, folder, command=command, provenance=provenance())
-  print("\n".join(f"- {sentence}" for sentence in found.summary))
-  print(f"\nreport: {written.html}")
-
+from compmod_jax.commands import cli
+from compmod_jax.commands.compare import main
 
 if __name__ == "__main__":
   cli.run(main)

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax import errors
-from compmod_jax.analysis import style
-from compmod_jax.analysis.page import Page, Picture, Section, Table
+from compmod_jax.analysis.report import style
+from compmod_jax.analysis.report.page import Page, Picture, Section, Table
 from compmod_jax.analysis.subject import Subject
-from compmod_jax.sharding import fetch
+from compmod_jax.core import errors
+from compmod_jax.core.sharding import fetch
 from compmod_jax.trained import TrainedModel
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import sparse
 
-from compmod_jax.errors import check
+from compmod_jax.core.errors import check
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 _WORD_OR_MARK = re.compile(rf"{_WORD.pattern}|[^\w\s]")

@@ -6,14 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from compmod_jax.analysis.reading import (
-  NOTHING,
-  Reader,
-  Sentence,
-  read_sentence,
-  tags_of,
-  word_key,
-)
+from compmod_jax.analysis.reading import NOTHING, Reader, Sentence, read_sentence, tags_of, word_key
 from compmod_jax.analysis.subject import Subject
 
 POSITION, WORD, TAG = "position", "word", "part of speech"

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax.data.tokenizer import PAD, Tokenizer
-from compmod_jax.errors import UserError, check
+from compmod_jax.core.errors import UserError, check
+from compmod_jax.data.tokenizers import PAD, Tokenizer
 from compmod_jax.tasks.base import Batch, Task
 from compmod_jax.tasks.masked_lm import MaskedLM
 from compmod_jax.tasks.translation import Translation

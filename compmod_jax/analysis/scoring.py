@@ -9,8 +9,8 @@ import numpy as np
 
 from compmod_jax.analysis.reading import Reader
 from compmod_jax.analysis.subject import Subject
-from compmod_jax.losses import cross_entropy
-from compmod_jax.sites import Edit, Taps
+from compmod_jax.core.intermediates import Edit, Taps
+from compmod_jax.core.losses import cross_entropy
 from compmod_jax.tasks.base import Batch
 
 Losses = Callable[..., tuple[np.ndarray, np.ndarray]]

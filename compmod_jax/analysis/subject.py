@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from compmod_jax.analysis.style import site_order, site_title
-from compmod_jax.errors import check
-from compmod_jax.sites import Taps
+from compmod_jax.analysis.report.style import site_order, site_title
+from compmod_jax.core.errors import check
+from compmod_jax.core.intermediates import Taps
 from compmod_jax.tasks.base import Sharing, Status, Task, silent
 
 Batch = dict[str, np.ndarray]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from compmod_jax import durable
-from compmod_jax.data.documents import Documents
+from compmod_jax.core import durable
+from compmod_jax.core.errors import UserError, check
 from compmod_jax.data.examples import Column, Examples
-from compmod_jax.data.vocabulary import Tokenizer
-from compmod_jax.errors import UserError, check
+from compmod_jax.data.sources.documents import Documents
+from compmod_jax.data.tokenizers.vocabulary import Tokenizer
 
 _CHUNK = 1024
 _PIECE = 1 << 24

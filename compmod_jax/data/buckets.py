@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compmod_jax.errors import check
+from compmod_jax.core.errors import check
 
 if TYPE_CHECKING:
   from compmod_jax.data.examples import Examples

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from compmod_jax.data.pairs import DataError, Pairs
-from compmod_jax.data.vocabulary import Tokenizer
-from compmod_jax.errors import check
+from compmod_jax.core.errors import check
+from compmod_jax.data.base import DataError, Pairs
+from compmod_jax.data.tokenizers.vocabulary import Tokenizer
 
 Tokenizers = tuple[Tokenizer, Tokenizer]
 

@@ -4,10 +4,10 @@ import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 
+from compmod_jax.data.base import DataError
 from compmod_jax.data.check import Finding, Notes, SplitReport, listing
-from compmod_jax.data.documents import Documents
-from compmod_jax.data.pairs import DataError
-from compmod_jax.data.vocabulary import Tokenizer
+from compmod_jax.data.sources.documents import Documents
+from compmod_jax.data.tokenizers.vocabulary import Tokenizer
 
 _CHUNK = 1024
 

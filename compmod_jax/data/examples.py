@@ -8,10 +8,10 @@ from typing import overload
 
 import numpy as np
 
+from compmod_jax.data.base import Pairs
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.fingerprint import Fingerprint, fingerprint
-from compmod_jax.data.pairs import Pairs
-from compmod_jax.data.vocabulary import EOS, PAD, Tokenizer
+from compmod_jax.data.tokenizers.vocabulary import EOS, PAD, Tokenizer
 
 _CHUNK = 8192
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from compmod_jax.errors import UserError, check
+from compmod_jax.core.errors import UserError, check
 
 
 def export(data: Any, folder: Path) -> dict[str, int]:

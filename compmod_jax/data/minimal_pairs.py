@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compmod_jax.data.bounded import parse_json
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.pairs import DataError
-from compmod_jax.data.text import expand_folder, read_lines
-from compmod_jax.data.tokenizer import Tokenizer
-from compmod_jax.data.vocabulary import NUMBER, NUMBER_WORD
-from compmod_jax.errors import check_choice
+from compmod_jax.core.errors import check_choice
+from compmod_jax.core.untrusted import parse_json
+from compmod_jax.data.base import DataError
+from compmod_jax.data.sources.text import expand_folder, read_lines
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import Tokenizer
+from compmod_jax.data.tokenizers.vocabulary import NUMBER, NUMBER_WORD
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from compmod_jax.core.errors import UserError, check
 from compmod_jax.data.buckets import BatchConfig, auto_buckets, edges_for
 from compmod_jax.data.examples import Examples, Ragged, tokenise
-from compmod_jax.errors import UserError, check
 
 __all__ = [
   "Batch",

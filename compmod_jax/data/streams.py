@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from compmod_jax.errors import check
+from compmod_jax.core.errors import check
 
 Batch = dict[str, np.ndarray]
 _ENDLESS = 1 << 62

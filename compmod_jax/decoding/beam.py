@@ -8,6 +8,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from compmod_jax.core.errors import check, check_choice
 from compmod_jax.decoding.top import top_candidates, top_k
 from compmod_jax.decoding.types import (
   Cache,
@@ -22,7 +23,6 @@ from compmod_jax.decoding.types import (
   start_records,
   take_beams,
 )
-from compmod_jax.errors import check, check_choice
 
 Stop = Literal["filled", "bound", "limit"]
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from compmod_jax.core.errors import check
 from compmod_jax.decoding.types import Cache, Step
-from compmod_jax.errors import check
 
 
 def stop_table(stop: str, pieces: Sequence[str]) -> Int[np.ndarray, "states vocab"]:

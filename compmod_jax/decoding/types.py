@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from compmod_jax.errors import check
+from compmod_jax.core.errors import check
 
 Cache = Any
 Step = Callable[[Cache, Array], tuple[Array, Cache]]

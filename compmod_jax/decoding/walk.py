@@ -9,6 +9,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from compmod_jax.core.errors import check
 from compmod_jax.decoding import top
 from compmod_jax.decoding.types import (
   Cache,
@@ -22,7 +23,6 @@ from compmod_jax.decoding.types import (
   start_records,
   take_beams,
 )
-from compmod_jax.errors import check
 
 _Choose = Callable[[Array, Array], Array]  # (logits, position) -> tokens [batch, beams]
 

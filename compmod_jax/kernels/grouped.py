@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 
 Grouped = Literal["auto", "blocked", "batched", "ragged"]
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.sharding import platform_of
 from compmod_jax.layers.cached_attention import (
   Cache,
   add_to_cache,
@@ -18,10 +20,8 @@ from compmod_jax.layers.cached_attention import (
   empty_cache,
 )
 from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.heads import IntoHeads, OutOfHeads
-from compmod_jax.mechanisms.competition import CompetitionConfig, Router, scale_heads
-from compmod_jax.sharding import platform_of
-from compmod_jax.sites import OFF, Taps
+from compmod_jax.layers.head_projections import IntoHeads, OutOfHeads
+from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router, scale_heads
 
 
 def attend(

@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from compmod_jax.sites import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Taps
 
 Cache = dict[str, Any]
 

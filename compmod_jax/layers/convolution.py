@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from compmod_jax.sharding import logical
+from compmod_jax.core.sharding import logical
 
 
 def neighbours(segments: Int[Array, "batch time"], width: int) -> Bool[Array, "batch time before"]:

@@ -10,8 +10,8 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from compmod_jax.rows import over_rows
-from compmod_jax.sharding import logical
+from compmod_jax.core.linear import over_rows
+from compmod_jax.core.sharding import logical
 
 Positions = Literal["sinusoidal", "learned"]
 _STDDEV = 0.02  # of a fresh table of learned positions

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from compmod_jax import errors
+from compmod_jax.core import errors
+from compmod_jax.core.config import completed
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.sharding import logical
 from compmod_jax.kernels.grouped import Grouped
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
 from compmod_jax.mechanisms import dispatch
-from compmod_jax.mechanisms.competition import CompetitionConfig, Router
+from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
 from compmod_jax.mechanisms.dispatch import ExpertWeights, Implementation
-from compmod_jax.serialise import completed
-from compmod_jax.sharding import logical
-from compmod_jax.sites import OFF, Taps
 
 
 def _with_keep(competition: Any, experts: Mapping[str, Any]) -> Any:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.linear import over_rows
+from compmod_jax.core.sharding import logical
 from compmod_jax.layers.dropout import Dropout
-from compmod_jax.rows import over_rows
-from compmod_jax.sharding import logical
-from compmod_jax.sites import OFF, Taps
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from compmod_jax.layers.deferred import Product
+from compmod_jax.layers.deferred_scan import Product
 from compmod_jax.layers.dropout import random_bits, threefry
+from compmod_jax.layers.lstm import State
 from compmod_jax.layers.recoded_lstm import Inputs, Signal, States, StepSize
-from compmod_jax.layers.recurrent import State
-from compmod_jax.mechanisms import error_signals
-from compmod_jax.mechanisms.error_signals import Supervised
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.mechanisms.recoding import signals
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
+from compmod_jax.mechanisms.recoding.signals import Supervised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +37,13 @@ class OfToken:
   def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
     """The signal, [batch]."""
     logits = self._logits(product, others, top, x)
-    found = error_signals.likelihood(logits, self._token(logits, x))
-    return error_signals.value(self.kind, found.nll)
+    found = signals.likelihood(logits, self._token(logits, x))
+    return signals.value(self.kind, found.nll)
 
   def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
     """`nll` of the right token."""
     logits = self._logits(product, others, top, x)
-    return {"nll": error_signals.likelihood(logits, x["target"]).nll}
+    return {"nll": signals.likelihood(logits, x["target"]).nll}
 
   def closed(
     self, product: Product, others: Any, top: jax.Array, x: Inputs, through: bool
@@ -51,9 +51,9 @@ class OfToken:
     """See `Signal`; keeps `nll`, and for its gradient the likelihood and `vector` W^T (o - e_y)."""
     times = product if through else product.fixed
     logits = self._logits(product, others, top, x, times)
-    gold = error_signals.likelihood(logits, x["target"])
+    gold = signals.likelihood(logits, x["target"])
     token = self._token(logits, x)
-    looked = gold if self.kind != "argmax" else error_signals.likelihood(logits, token)
+    looked = gold if self.kind != "argmax" else signals.likelihood(logits, token)
     kept = {"nll": gold.nll}
     if through:
       vector = times("decoder", looked.error, transposed=True)
@@ -64,11 +64,11 @@ class OfToken:
       # Where no gradient is taken, nothing reads these, and compilers drop them.
       kept |= {"powers": gold.powers, "total": gold.total, "vector": mean - rows[x["target"]]}
       vector = mean - rows[token]
-    slope = error_signals.slope(self.kind, looked.nll)
+    slope = signals.slope(self.kind, looked.nll)
     gradient = slope[:, None] * vector
     if "out" in x:
       gradient = gradient * x["out"]
-    error = error_signals.value(self.kind, looked.nll)
+    error = signals.value(self.kind, looked.nll)
     # Without the stop, the reverse pass would carry zeros as large as the logits to their bias.
     return (gradient, error, kept) if through else lax.stop_gradient((gradient, error, kept))
 
@@ -102,7 +102,7 @@ class OfEntropy:
   def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
     """The signal, [batch]."""
     rows, _ = self._rows(top, x)
-    return error_signals.predictive_entropy(self._logits(product, others, rows, x))
+    return signals.predictive_entropy(self._logits(product, others, rows, x))
 
   def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
     """Nothing: the prediction is made from the recoded state."""
@@ -114,7 +114,7 @@ class OfEntropy:
     """See `Signal`."""
     times = product if through else product.fixed
     rows, factors = self._rows(top, x)
-    error, logit_gradients = error_signals.predictive_entropy_error(
+    error, logit_gradients = signals.predictive_entropy_error(
       self._logits(product, others, rows, x, times)
     )
     if self.kind == "ensemble":
@@ -159,7 +159,7 @@ class OfLabel:
 
   def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
     """The signal, [batch]."""
-    return error_signals.label_loss(self._logit(others, top), x["label"])
+    return signals.label_loss(self._logit(others, top), x["label"])
 
   def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
     """Nothing."""
@@ -172,7 +172,7 @@ class OfLabel:
     logit = self._logit(others, top)
     slope = jax.nn.sigmoid(logit) - x["label"]
     gradient = slope[:, None] * others["classifier"]["weight"][None]
-    return gradient, error_signals.label_loss(logit, x["label"]), {}
+    return gradient, signals.label_loss(logit, x["label"]), {}
 
   def _logit(self, others: Any, top: jax.Array) -> jax.Array:
     return top @ others["classifier"]["weight"] + others["classifier"]["bias"]

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from compmod_jax import sharding
+from compmod_jax.core import sharding
+from compmod_jax.core.linear import over_rows
 from compmod_jax.kernels import grouped
-from compmod_jax.rows import over_rows
 
 Implementation = Literal["auto", "dense", "blocked", "batched", "ragged"]
 

@@ -7,8 +7,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from compmod_jax import errors
-from compmod_jax.bounds import check_numbers
+from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.linear import over_rows
+from compmod_jax.core.sharding import logical
+from compmod_jax.layers.block import layer_norm
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding, Positions, PositionTable
 from compmod_jax.layers.feedforward import Activation
@@ -16,10 +20,6 @@ from compmod_jax.models.runs import Newest, Prompt, Run, Whole, advance, empty_c
 from compmod_jax.models.stack import Stack
 from compmod_jax.models.stack_config import TextStackConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
-from compmod_jax.models.transformer_layer import layer_norm
-from compmod_jax.rows import over_rows
-from compmod_jax.sharding import logical
-from compmod_jax.sites import OFF, Taps
 
 DECODER = "decoder"
 _STDDEV = 0.02  # of fresh embeddings

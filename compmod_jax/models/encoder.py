@@ -5,15 +5,15 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from compmod_jax import errors
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.linear import over_rows
+from compmod_jax.core.sharding import logical
+from compmod_jax.layers.block import Layer, layer_norm, run_layer
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.layers.feedforward import ACTIVATIONS
 from compmod_jax.models.encoder_config import EncoderConfig
-from compmod_jax.models.transformer_layer import Layer, layer_norm, run_layer
-from compmod_jax.rows import over_rows
-from compmod_jax.sharding import logical
-from compmod_jax.sites import OFF, Taps
 
 __all__ = ["Encoder", "EncoderConfig"]
 

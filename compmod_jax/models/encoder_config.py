@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from compmod_jax import errors
-from compmod_jax.bounds import check_numbers
+from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.feedforward import Activation
 from compmod_jax.models.stack_config import Norm, StackConfig
 

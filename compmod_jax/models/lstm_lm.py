@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from compmod_jax.errors import UserError
-from compmod_jax.layers import recoded_lstm, recurrent, word_decoder
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.linear import copies_of_rows, over_rows, rows_of_copies
+from compmod_jax.core.sharding import logical
+from compmod_jax.layers import lm_head, lstm, recoded_lstm
+from compmod_jax.layers.lstm import State
 from compmod_jax.layers.recoding_signals import dropout_factors, signal_of, size_of, word_factors
-from compmod_jax.layers.recurrent import State
-from compmod_jax.mechanisms.recoding_config import COPIED, RecodingConfig
+from compmod_jax.mechanisms.recoding.config import COPIED, RecodingConfig
 from compmod_jax.models.lstm_lm_config import LstmConfig
 from compmod_jax.models.step_sizes import step_size_parameters
-from compmod_jax.rows import copies_of_rows, over_rows, rows_of_copies
-from compmod_jax.sharding import logical
-from compmod_jax.sites import OFF, Taps
 
 __all__ = ["Given", "LstmConfig", "LstmLM", "Output"]
 
@@ -164,16 +164,16 @@ class LstmLM(nn.Module):
     if nll is None:
       read = tables, biases
       if train and self.config.recoding.anchor.independent:
-        read = word_decoder.with_own_gradients(tables, biases)
-      nll = word_decoder.losses(hidden, *read, targets, separately=train)
+        read = lm_head.with_own_gradients(tables, biases)
+      nll = lm_head.losses(hidden, *read, targets, separately=train)
     steps = {name: out[name] for name in ("error", "error_after", "sizes") if name in out}
     if measure and steps:
       after = out["recoded"]
       after = after * factors["out"] if "out" in factors else after
-      steps["nll_after"] = word_decoder.losses(after, tables, biases, targets)
+      steps["nll_after"] = lm_head.losses(after, tables, biases, targets)
     found = None
     if logits:
-      found = word_decoder.log_probabilities(hidden, tables, biases, len(tokens)).swapaxes(0, 1)
+      found = lm_head.log_probabilities(hidden, tables, biases, len(tokens)).swapaxes(0, 1)
     steps = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
     return Output(nll.T, last, steps, hidden.swapaxes(0, 1), found)
 
@@ -185,7 +185,7 @@ class LstmLM(nn.Module):
     x = jnp.tile(x, (1, self.config.recoding.copies, 1))
     for number, state in enumerate(jax.tree.map(rows_of_copies, states)):
       first = self._first(number, x)
-      x, state = recurrent.layer(first, self.recurrent[number], state)
+      x, state = lstm.layer(first, self.recurrent[number], state)
       last.append(jax.tree.map(lambda leaf: copies_of_rows(leaf, batch), state))
       name = "out" if number + 1 == len(states) else f"between_{number + 1}"
       x = x * factors[name] if name in factors else x
@@ -238,7 +238,7 @@ class LstmLM(nn.Module):
     """Losses that the signal has computed already; None where it has not."""
     if "vector" in out:
       known = (targets, out["nll"], out["powers"], out["total"], out["vector"])
-      return word_decoder.known_losses(hidden, self._tables()[0], self.decoder_bias[0], *known)
+      return lm_head.known_losses(hidden, self._tables()[0], self.decoder_bias[0], *known)
     return out.get("nll")
 
   def _factors(

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from compmod_jax.bounds import check_numbers
-from compmod_jax.errors import check
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.errors import check
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 
 # What recoding lowers, in words; {} is the number of samples.
 _SIGNALS = {

@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from compmod_jax import errors
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.linear import over_rows
+from compmod_jax.core.sharding import logical
+from compmod_jax.layers.block import layer_norm
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding, PositionTable
-from compmod_jax.layers.reading import Highlighting, OptionInteraction
+from compmod_jax.layers.reading_strategies import Highlighting, OptionInteraction
 from compmod_jax.mechanisms.modulation import Gates, modulate
 from compmod_jax.models.nemot_config import MODULATORY, OUTPUT, VANILLA, NemotConfig
 from compmod_jax.models.runs import Newest, Prompt, Run, Whole, advance, empty_cache
 from compmod_jax.models.stack import Stack
 from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
-from compmod_jax.models.transformer_layer import layer_norm
-from compmod_jax.rows import over_rows
-from compmod_jax.sharding import logical
-from compmod_jax.sites import OFF, Taps
 
 __all__ = ["Nemot", "NemotConfig"]
 

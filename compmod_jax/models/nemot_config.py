@@ -4,8 +4,8 @@ import dataclasses
 import re
 from typing import Literal
 
-from compmod_jax import errors
-from compmod_jax.bounds import check_numbers
+from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.embedding import Positions
 from compmod_jax.layers.feedforward import Activation
 from compmod_jax.mechanisms.modulation import KINDS

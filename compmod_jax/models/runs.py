@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compmod_jax.core.intermediates import Taps
 from compmod_jax.layers.cached_attention import ancestor_mask
 from compmod_jax.layers.convolution import Near, neighbours
 from compmod_jax.mechanisms.modulation import Gates
 from compmod_jax.models.stack import Stack, visible
 from compmod_jax.models.text import Text
-from compmod_jax.sites import Taps
 
 Cache = dict[str, Any]
 

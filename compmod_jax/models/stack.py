@@ -7,11 +7,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.layers.block import Layer, run_layer
 from compmod_jax.layers.convolution import Near
 from compmod_jax.mechanisms.modulation import UNGATED, Gates
 from compmod_jax.models.stack_config import Norm, TextStackConfig
-from compmod_jax.models.transformer_layer import Layer, run_layer
-from compmod_jax.sites import OFF, Taps
 
 StackCache = dict[str, dict[str, Any]]
 

@@ -3,13 +3,13 @@
 import dataclasses
 from typing import Literal, TypeVar
 
-from compmod_jax import errors
-from compmod_jax.bounds import check_numbers
+from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
-from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.mechanisms.drophead import DropHeadConfig
-from compmod_jax.mechanisms.router_losses import Routers
+from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
+from compmod_jax.mechanisms.competition.losses import Routers
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 C = TypeVar("C", bound="StackConfig")
 Norm = Literal["pre", "post"]

@@ -5,8 +5,8 @@ from typing import Any
 import flax.linen as nn
 import numpy as np
 
+from compmod_jax.core.sharding import logical
 from compmod_jax.models.lstm_lm_config import LstmConfig
-from compmod_jax.sharding import logical
 
 _UNITS = (300, 100, 1)  # of the layers that predict a step size
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.layers.embedding import Embedding, PositionTable
 
 Blocks = Sequence[tuple[str, int]]

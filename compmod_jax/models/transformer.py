@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from compmod_jax import errors
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.layers.block import Layer, layer_norm, run_layer
 from compmod_jax.layers.cached_attention import ancestor_mask
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.models.transformer_config import PLACES, TransformerConfig
-from compmod_jax.models.transformer_layer import Layer, layer_norm, run_layer
-from compmod_jax.sites import OFF, Taps
 
 __all__ = ["PLACES", "Transformer", "TransformerConfig"]
 

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Literal, get_args
 
-from compmod_jax import errors
-from compmod_jax.bounds import check_numbers
+from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.embedding import Positions
 from compmod_jax.models.stack_config import Norm, StackConfig
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compmod_jax import qa_scores
 from compmod_jax.data.qa.example import Question
+from compmod_jax.metrics import qa
 
 LABELLED = ("multiple_choice", "yes_no")
 """Formats whose answers are labels, right or wrong."""
@@ -21,19 +21,19 @@ def scores(
     `SET/...`; and where questions tell how many facts they need, `exact_match/FORMAT/FACTS`. All 0
     to 100.
   """
-  found, means = qa_scores.score(questions, outputs), list[float]()
+  found, means = qa.score(questions, outputs), list[float]()
   names = list(dict.fromkeys(sets))
   for name in names:
     mine = [i for i, one in enumerate(sets) if one == name]
     its, made = [questions[i] for i in mine], [outputs[i] for i in mine]
-    means.append(100 * float(np.mean(qa_scores.question_scores(its, made))))
+    means.append(100 * float(np.mean(qa.question_scores(its, made))))
     if len(names) > 1:
-      own = {"score": means[-1], **qa_scores.score(its, made)}
+      own = {"score": means[-1], **qa.score(its, made)}
       found |= {f"{name}/{key}": value for key, value in own.items()}
   found["score"] = float(np.mean(means))
   labelled = [(q, o) for q, o in zip(questions, outputs, strict=True) if q.format in LABELLED]
   if labelled:
-    found["malformed"] = 100 * float(np.mean([qa_scores.is_malformed(q, o) for q, o in labelled]))
+    found["malformed"] = 100 * float(np.mean([qa.is_malformed(q, o) for q, o in labelled]))
   return found | by_facts(questions, outputs)
 
 
@@ -45,7 +45,7 @@ def by_facts(questions: Sequence[Question], outputs: Sequence[str]) -> dict[str,
       right = (
         float(output == question.answer)
         if question.format in LABELLED
-        else qa_scores.exact_match(output, question.answers)
+        else qa.exact_match(output, question.answers)
       )
       cells.setdefault(f"exact_match/{question.format}/{question.info['facts']}", []).append(right)
   return {name: 100 * float(np.mean(values)) for name, values in sorted(cells.items())}

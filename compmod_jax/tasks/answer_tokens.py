@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.tasks.base import Batch
 
 MULTIPLE_CHOICE = "mqa"

@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compmod_jax.core.errors import check
+from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.sharding import fetch
 from compmod_jax.data.qa.batches import blocks_of, eval_batches
-from compmod_jax.data.qa.coded import Coder, code
 from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.tokenized import Coder, code
 from compmod_jax.data.qa.unified import SEPARATOR, segments, task_token
 from compmod_jax.decoding import DecodeConfig, decode
-from compmod_jax.errors import check
-from compmod_jax.layers.reading import PARTS
+from compmod_jax.layers.reading_strategies import PARTS
 from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.nemot import Nemot
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text
-from compmod_jax.sharding import fetch
-from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import recoded_step
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 from compmod_jax.tasks.modulated import with_auxiliary

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Protocol, Self
 import jax
 import numpy as np
 
+from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.losses import Term
+from compmod_jax.core.sharding import fetch
 from compmod_jax.data.fingerprint import Fingerprints
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.losses import Term
-from compmod_jax.sharding import fetch
-from compmod_jax.sites import OFF, Edit, Taps
 
 Batch = Mapping[str, Any]
 Metrics = dict[str, tuple[jax.Array, jax.Array]]

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from compmod_jax.errors import check
+from compmod_jax.core.errors import check
 
 
 class BlockSettings(Protocol):

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from compmod_jax import errors
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.losses import Term, cross_entropy, token_nll
 from compmod_jax.data import pipeline
-from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.losses import Term, cross_entropy, token_nll
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text, TextOutput
-from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import modulated, recoded_step
 from compmod_jax.tasks.base import (
   Batch,

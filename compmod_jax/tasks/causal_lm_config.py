@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compmod_jax import errors
-from compmod_jax.data.documents import GrammarDocuments
-from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig
+from compmod_jax.core import errors
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.block_settings import check_blocks

@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import jax
 
-from compmod_jax.losses import Term
-from compmod_jax.mechanisms import drophead, router_losses
-from compmod_jax.mechanisms.health import routers_captured, routers_statistics
+from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.losses import Term
+from compmod_jax.mechanisms.competition import drophead, losses
+from compmod_jax.mechanisms.competition.statistics import routers_captured, routers_statistics
 from compmod_jax.models.stack_config import StackConfig
-from compmod_jax.sites import Taps
 from compmod_jax.tasks.base import Context, Metrics
 
 
 def objective(config: StackConfig) -> dict[str, float]:
   """The active losses of routers and their weights."""
-  return router_losses.objective(config.routers())
+  return losses.objective(config.routers())
 
 
 def loss_taps(config: StackConfig, context: Context) -> Taps:
@@ -25,7 +25,7 @@ def loss_taps(config: StackConfig, context: Context) -> Taps:
       config.drophead, config.dropped_sites(), rng=context.rng, progress=context.progress
     )
   wanted = routers_captured(config.routing_sites())
-  return Taps(capture=wanted | router_losses.captured_sites(config.routers()), edits=edits)
+  return Taps(capture=wanted | losses.captured_sites(config.routers()), edits=edits)
 
 
 def read(
@@ -39,6 +39,6 @@ def read(
     rows: from a site to the positions [batch, time] at which it holds real tokens.
   """
   return (
-    router_losses.terms(config.routers(), taps.captured, rows),
+    losses.terms(config.routers(), taps.captured, rows),
     routers_statistics(config.routing_sites(), taps.captured, rows),
   )

@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import OFF, Edit
+from compmod_jax.core.losses import token_nll
+from compmod_jax.core.sharding import fetch
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.pipeline import eval_batches
-from compmod_jax.data.tokenizer import Tokenizer
-from compmod_jax.data.vocabulary import MASK
-from compmod_jax.errors import UserError
-from compmod_jax.losses import token_nll
+from compmod_jax.data.tokenizers import Tokenizer
+from compmod_jax.data.tokenizers.vocabulary import MASK
 from compmod_jax.models.encoder import Encoder
-from compmod_jax.sharding import fetch
-from compmod_jax.sites import OFF, Edit
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 from compmod_jax.tasks.modulated import EncoderMode, with_auxiliary
 from compmod_jax.tasks.scorer import Scored, scored

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.core.errors import check
+from compmod_jax.core.sharding import fetch
+from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import DecodeConfig, decode, stop_table, stopping
-from compmod_jax.errors import check
-from compmod_jax.sharding import fetch
 from compmod_jax.tasks import recoded_step
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 from compmod_jax.tasks.recoded_step import Searched

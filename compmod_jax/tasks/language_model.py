@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax import errors
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.losses import Term
+from compmod_jax.core.sharding import fetch
 from compmod_jax.data.fingerprint import Fingerprints
-from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.losses import Term
-from compmod_jax.mechanisms.anchors import anchor_loss
+from compmod_jax.mechanisms.recoding.anchors import anchor_loss
 from compmod_jax.models.lstm_lm import LstmConfig, LstmLM
-from compmod_jax.sharding import fetch
-from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks.base import (
   Batch,
   Context,

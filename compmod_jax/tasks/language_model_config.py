@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compmod_jax import errors
-from compmod_jax.data.bounded import MIB, parse_json, read_bounded
-from compmod_jax.data.documents import GrammarDocuments
-from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.core import errors
+from compmod_jax.core.untrusted import MIB, parse_json, read_bounded
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.lstm_lm_config import LstmConfig
 from compmod_jax.tasks.text_tokenizer import DocumentData, text_tokenizer
 

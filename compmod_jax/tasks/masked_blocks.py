@@ -6,11 +6,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.data import pipeline
-from compmod_jax.data.tokenizer import Tokenizer
-from compmod_jax.data.vocabulary import MASK
-from compmod_jax.mechanisms.masking import Masked, mask_tokens
+from compmod_jax.data.corruption import Masked, mask_tokens
+from compmod_jax.data.tokenizers import Tokenizer
+from compmod_jax.data.tokenizers.vocabulary import MASK
 from compmod_jax.tasks.base import Batch
 from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
 from compmod_jax.tasks.text_blocks import TextBlocks

@@ -9,22 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from compmod_jax import errors
-from compmod_jax.losses import Term, cross_entropy
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.losses import Term, cross_entropy
+from compmod_jax.core.sharding import fetch
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.sharding import fetch
-from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import modulated
-from compmod_jax.tasks.base import (
-  Batch,
-  Context,
-  Evaluation,
-  Metrics,
-  Sharing,
-  Status,
-  silent,
-)
+from compmod_jax.tasks.base import Batch, Context, Evaluation, Metrics, Sharing, Status, silent
 from compmod_jax.tasks.filler import Filler
 from compmod_jax.tasks.masked_blocks import MaskedBlocks
 from compmod_jax.tasks.masked_lm_config import MaskedLMConfig

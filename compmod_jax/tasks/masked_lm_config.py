@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compmod_jax import errors
-from compmod_jax.data.documents import GrammarDocuments
-from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig
-from compmod_jax.data.vocabulary import MASK
-from compmod_jax.mechanisms.masking import MaskingConfig
+from compmod_jax.core import errors
+from compmod_jax.data.corruption import MaskingConfig
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
+from compmod_jax.data.tokenizers.vocabulary import MASK
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.block_settings import check_blocks

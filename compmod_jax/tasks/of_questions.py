@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from compmod_jax.data.fingerprint import Fingerprints
-from compmod_jax.data.qa.coded import Coder
-from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.data.qa.tokenized import Coder
+from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.nemot import Nemot
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.answer_tokens import MULTIPLE_CHOICE
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.base import Batch, OfSplits
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
 from compmod_jax.tasks.question_batches import QuestionBatches
 from compmod_jax.tasks.text_tokenizer import FILE, UNKNOWN
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from compmod_jax import errors
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.losses import CrossEntropy, Term
 from compmod_jax.data.fingerprint import Fingerprints
-from compmod_jax.losses import CrossEntropy, Term
-from compmod_jax.sites import Taps
 from compmod_jax.tasks import competing, modulated
 from compmod_jax.tasks.base import Metrics, OfSplits
 from compmod_jax.tasks.text_blocks import TextBlocks

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
-from compmod_jax.data.parts import part_numbers
 from compmod_jax.data.qa.batches import edges_of, eval_batches, train_batches, whole_batch
-from compmod_jax.data.qa.coded import Coded, Coder, code
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import name_of
 from compmod_jax.data.qa.mixing import Mixture
-from compmod_jax.tasks.answering_config import AnsweringConfig
+from compmod_jax.data.qa.tokenized import Coded, Coder, code
+from compmod_jax.data.subsets import part_numbers
 from compmod_jax.tasks.base import Batch
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
 
 
 class QuestionBatches:

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from compmod_jax.core.errors import check
+from compmod_jax.core.intermediates import Edit, Taps
 from compmod_jax.decoding.config import DecodeConfig
 from compmod_jax.decoding.types import Cache, Step
-from compmod_jax.errors import check
-from compmod_jax.mechanisms.error_signals import predictive_entropy
-from compmod_jax.mechanisms.recoding import recode
-from compmod_jax.sites import Edit, Taps
+from compmod_jax.mechanisms.recoding.recode import recode
+from compmod_jax.mechanisms.recoding.signals import predictive_entropy
 
 # From a cache, tokens and taps to logits and the next cache.
 TappedStep = Callable[[Cache, Array, Taps], tuple[Array, Cache]]

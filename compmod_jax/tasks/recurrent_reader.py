@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from compmod_jax import errors
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.lstm_lm import Given, LstmLM, Output
-from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks.base import Batch
 
 # Keep what recoding draws apart from dropout, which is drawn from the same key.

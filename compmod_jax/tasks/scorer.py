@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.sharding import fetch
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.pipeline import eval_batches
-from compmod_jax.data.tokenizer import Tokenizer
-from compmod_jax.errors import UserError
-from compmod_jax.sharding import fetch
+from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 
 _SHORTEST = 8  # padded length of the shortest texts

@@ -6,14 +6,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.data import pipeline
 from compmod_jax.data.blocks import block_examples, token_stream
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Column, Examples
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
-from compmod_jax.data.parts import part_numbers
-from compmod_jax.data.tokenizer import Tokenizer
+from compmod_jax.data.subsets import part_numbers
+from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.tasks.block_settings import BlockSettings
 from compmod_jax.tasks.text_tokenizer import DocumentData
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.data.blocks import token_stream
-from compmod_jax.data.documents import GrammarDocuments
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
+from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.streams import Stretches, eval_stretches, train_stretches
-from compmod_jax.data.tokenizer import Tokenizer
-from compmod_jax.errors import UserError, check, check_choice
+from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.tasks.base import Batch
 from compmod_jax.tasks.language_model_config import LanguageModelConfig
 

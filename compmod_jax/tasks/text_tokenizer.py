@@ -4,10 +4,15 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from compmod_jax.data.documents import Documents, GrammarDocuments, TextDocuments, TfdsDocuments
-from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig, cached_tokenizer
-from compmod_jax.data.unseen import WithUnseen
-from compmod_jax.errors import check
+from compmod_jax.core.errors import check
+from compmod_jax.data.sources.documents import (
+  Documents,
+  GrammarDocuments,
+  TextDocuments,
+  TfdsDocuments,
+)
+from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig, cached_tokenizer
+from compmod_jax.data.zero_shot import WithUnseen
 
 UNKNOWN = " Unknown: per cent of the tokens, ends included, that are unknown words."
 DocumentData = GrammarDocuments | TextDocuments | TfdsDocuments | WithUnseen

@@ -10,18 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax import errors, metrics
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.losses import Term, cross_entropy, token_nll
 from compmod_jax.data import pipeline
+from compmod_jax.data.base import Splits
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, tokenise
 from compmod_jax.data.fingerprint import Fingerprints
-from compmod_jax.data.pairs import Splits
-from compmod_jax.data.parts import part_numbers
-from compmod_jax.data.tokenizer import BOS, PAD, Tokenizer
+from compmod_jax.data.subsets import part_numbers
+from compmod_jax.data.tokenizers import BOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.losses import Term, cross_entropy, token_nll
+from compmod_jax.metrics import text
 from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
-from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import competing
 from compmod_jax.tasks.base import (
   Batch,
@@ -274,8 +275,8 @@ class Translation(OfSplits):
     batches = self.eval_batches(split, multiple=sharing.multiple)
     nll, correct, tokens = total_losses(self._token_losses, params, batches, split, sharing, status)
     scored = [pairs.target[int(i)] for i in examples.index]
-    words = metrics.count_words(scored) + len(scored)
-    perplexity = metrics.perplexity(nll, int(tokens), words)
+    words = text.count_words(scored) + len(scored)
+    perplexity = text.perplexity(nll, int(tokens), words)
     values: dict[str, Any] = {
       "sentences": len(pairs),
       "dropped": len(examples.dropped),
@@ -294,7 +295,7 @@ class Translation(OfSplits):
     )
     outputs = [best[0].text for best in hypotheses]
     values |= {"decoded": len(outputs), "search": self.decode.describe()}
-    values |= metrics.score_outputs(outputs, references) | mean_entropy(hypotheses)
+    values |= text.score_outputs(outputs, references) | mean_entropy(hypotheses)
     return Evaluation(values, outputs, references, sources)
 
   def _unknown(self, examples: Examples) -> float:

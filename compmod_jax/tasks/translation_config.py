@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compmod_jax import errors
+from compmod_jax.core import errors
+from compmod_jax.data.base import Splits
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.pairs import Splits
-from compmod_jax.data.scan import ScanData
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tfds import TfdsData
-from compmod_jax.data.tokenizer import Tokenizer, TokenizerConfig, pair_tokenizers
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.sources.tfds import TfdsData
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.scan import ScanData
+from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig, pair_tokenizers
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer_config import TransformerConfig
 

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.sharding import fetch
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples
 from compmod_jax.data.pipeline import eval_batches
-from compmod_jax.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from compmod_jax.data.tokenizers import BOS, EOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig, decode
 from compmod_jax.models.transformer import Transformer
-from compmod_jax.sharding import fetch
-from compmod_jax.sites import OFF, Edit, Taps
 from compmod_jax.tasks import recoded_step
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
 

@@ -8,8 +8,8 @@ import tiny_model
 
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig

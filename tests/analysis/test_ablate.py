@@ -7,14 +7,20 @@ import jax
 import numpy as np
 import pytest
 
-from compmod_jax.analysis import page
-from compmod_jax.analysis.ablate import Ablate, Effect, chosen_units, keeping, mean_outputs
-from compmod_jax.analysis.ablate_page import heat_maps
+from compmod_jax.analysis.ablation.measure import (
+  Ablate,
+  Effect,
+  chosen_units,
+  keeping,
+  mean_outputs,
+)
+from compmod_jax.analysis.ablation.report import heat_maps
 from compmod_jax.analysis.reading import reader
+from compmod_jax.analysis.report import page
 from compmod_jax.analysis.scoring import decoded, sentence_losses
-from compmod_jax.bootstrap import Comparison, Interval
-from compmod_jax.errors import UserError
-from compmod_jax.sites import run, zero_units
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import run, zero_units
+from compmod_jax.metrics.bootstrap import Comparison, Interval
 
 SELF, CROSS = "encoder/layer_0/self", "decoder/layer_0/cross"
 

@@ -9,8 +9,9 @@ import tiny_model
 
 import compmod_jax
 from compmod_jax.analysis.attention import attention_modules, attention_pictures, read_attention
-from compmod_jax.errors import UserError
-from train import analyse, run
+from compmod_jax.commands import analyse
+from compmod_jax.core.errors import UserError
+from compmod_jax.training import run
 
 TEXT = "der hund schläft"
 CROSS = "decoder/layer_0/cross"

@@ -7,14 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from compmod_jax.analysis import page, routes
-from compmod_jax.analysis.compare import Compare, check_same_data, compare
-from compmod_jax.analysis.groups import parts_of
+from compmod_jax.analysis.compare import routes
+from compmod_jax.analysis.compare.groups import parts_of
+from compmod_jax.analysis.compare.measure import Compare, check_same_data, compare
 from compmod_jax.analysis.reading import TranslationReader, reader
+from compmod_jax.analysis.report import page
 from compmod_jax.analysis.scoring import sentence_losses
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.pairs import Splits
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import Splits
+from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.tasks.translation import Translation
 
 SITE = "encoder/layer_0/self"

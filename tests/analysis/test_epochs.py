@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from compmod_jax.analysis import epochs
-from compmod_jax.analysis.report import write_report
-from compmod_jax.errors import UserError
-from train import curves
+from compmod_jax.analysis import learning_curves
+from compmod_jax.analysis.report.training import write_report
+from compmod_jax.commands import curves
+from compmod_jax.core.errors import UserError
 
 
 def records(phases: tuple[str, ...] = (), batches: tuple[int, ...] = (5, 5)) -> list[dict]:
@@ -40,7 +40,7 @@ def marks(axes) -> list[float]:
 
 
 def test_the_mean_of_an_epoch_weighs_lines_by_their_steps():
-  found, means = epochs.epoch_means(records(), "loss")
+  found, means = learning_curves.epoch_means(records(), "loss")
   np.testing.assert_array_equal(found, [1, 2])
   # Lines at steps 2, 4, 5 are about 2, 2 and 1 steps; then 7, 9, 10.
   np.testing.assert_allclose(means, [(2 * 2 + 2 * 4 + 5) / 5, (2 * 7 + 2 * 9 + 10) / 5])
@@ -48,10 +48,10 @@ def test_the_mean_of_an_epoch_weighs_lines_by_their_steps():
 
 def test_an_epoch_that_was_cut_short_or_shared_ends_where_it_was_left():
   log = [line for line in records() if line["step"] <= 7]
-  np.testing.assert_allclose(epochs.epoch_means(log, "loss")[0], [1, 1.4])
+  np.testing.assert_allclose(learning_curves.epoch_means(log, "loss")[0], [1, 1.4])
   for line in log:
     line["phase"] = "rest" if line["step"] <= 2 else "routing"
-  found, means = epochs.epoch_means(log, "loss")
+  found, means = learning_curves.epoch_means(log, "loss")
   np.testing.assert_allclose(found, [0.4, 1, 1.4])
   np.testing.assert_allclose(means, [2, (2 * 4 + 5) / 3, 7])
 
@@ -59,12 +59,12 @@ def test_an_epoch_that_was_cut_short_or_shared_ends_where_it_was_left():
 def test_a_line_that_lacks_the_quantity_is_left_out():
   log = records()
   del log[1]["loss"]
-  np.testing.assert_allclose(epochs.epoch_means(log, "loss")[1][0], (2 * 2 + 5) / 3)
+  np.testing.assert_allclose(learning_curves.epoch_means(log, "loss")[1][0], (2 * 2 + 5) / 3)
 
 
 def test_every_run_has_a_column_of_its_loss_perplexity_and_score():
   runs = {"joint": records(), "sequential": records(("rest", "routing"), (5, 2))}
-  figure = epochs.learning_curves(runs)
+  figure = learning_curves.learning_curves(runs)
   assert len(figure.axes) == 6
   titles = [axes.get_title(loc="left") for axes in figure.axes]
   assert titles[:2] == ["joint: loss", "sequential: loss"]
@@ -81,11 +81,11 @@ def test_every_run_has_a_column_of_its_loss_perplexity_and_score():
 
 def test_many_turns_are_not_marked():
   turns = records(("rest", "routing") * 4, (3, 2) * 4)
-  assert marks(epochs.learning_curves({"a": turns}).axes[0]) == []
+  assert marks(learning_curves.learning_curves({"a": turns}).axes[0]) == []
 
 
 def test_gradient_norm_and_learning_rate_are_the_logged_numbers_by_step():
-  figure = epochs.gradient_curves({"a": records(("rest", "routing")), "b": records()})
+  figure = learning_curves.gradient_curves({"a": records(("rest", "routing")), "b": records()})
   norm, rate = (next(iter(lines_of(figure.axes[row]).values())) for row in (0, 2))
   np.testing.assert_allclose(norm[1], [1 / step for step in (2, 4, 5, 7, 9, 10)])
   np.testing.assert_allclose(rate[1], [step * 1e-4 for step in (2, 4, 5, 7, 9, 10)])
@@ -97,13 +97,16 @@ def test_no_run_is_cut_off_by_the_scale_of_another():
   for line in large:
     line["bleu"] = 90.0
   runs = {"small": records(), "large": large}
-  norm, score = epochs.gradient_curves(runs).axes[0], epochs.learning_curves(runs).axes[4]
+  norm, score = (
+    learning_curves.gradient_curves(runs).axes[0],
+    learning_curves.learning_curves(runs).axes[4],
+  )
   assert norm.get_ylim()[0] == score.get_ylim()[0] == 0
   assert norm.get_ylim()[1] > 50 / 2
   assert score.get_ylim()[1] > 90
 
 
-@pytest.mark.parametrize("draw", [epochs.learning_curves, epochs.gradient_curves])
+@pytest.mark.parametrize("draw", [learning_curves.learning_curves, learning_curves.gradient_curves])
 def test_a_picture_of_nothing_says_so(draw):
   figure = draw({"a": [{"kind": "start"}]})
   assert not figure.axes

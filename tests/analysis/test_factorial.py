@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compmod_jax.analysis.factorial import analyse
-from compmod_jax.analysis.statistics import paired_test
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.metrics.factorial import analyse
+from compmod_jax.metrics.significance import paired_test
 
 FACTORS = ("a", "b", "c")
 SETTINGS = [frozenset(on) for n in range(4) for on in itertools.combinations(FACTORS, n)]

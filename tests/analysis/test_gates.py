@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import tiny_model
 
-from compmod_jax.analysis import gates_changes as changes
-from compmod_jax.analysis import gates_effects as measured
-from compmod_jax.analysis import gates_tables as tables
-from compmod_jax.analysis import page
-from compmod_jax.analysis.gates import Gates, collect
-from compmod_jax.analysis.gates_maps import of_texts, readable
-from compmod_jax.analysis.gates_page import _about_gates
-from compmod_jax.analysis.gates_reading import (
+from compmod_jax.analysis.gates import edits as changes
+from compmod_jax.analysis.gates import effects as measured
+from compmod_jax.analysis.gates import tables
+from compmod_jax.analysis.gates.maps import of_texts, readable
+from compmod_jax.analysis.gates.measure import Gates, collect
+from compmod_jax.analysis.gates.reading import (
   ALL,
   KIND,
   PART,
@@ -27,24 +25,26 @@ from compmod_jax.analysis.gates_reading import (
   categories,
   read_batch,
 )
+from compmod_jax.analysis.gates.report import _about_gates
+from compmod_jax.analysis.report import page
 from compmod_jax.analysis.subject import Subject
-from compmod_jax.data.documents import TextDocuments
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import Taps
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.coded import without_special
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.tagger import Tagged
+from compmod_jax.data.qa.tokenized import without_special
 from compmod_jax.data.qa.unified import encode, segments
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.data.worlds import WorldsData
-from compmod_jax.errors import UserError
-from compmod_jax.layers.reading import PARTS
+from compmod_jax.data.sources.documents import TextDocuments
+from compmod_jax.data.synthetic.worlds import WorldsData
+from compmod_jax.data.tokenizers import TokenizerConfig
+from compmod_jax.layers.reading_strategies import PARTS
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text
-from compmod_jax.sites import Taps
-from compmod_jax.tasks.answering import Answering
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+from compmod_jax.tasks.question_answering import Answering
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
 
 SIZES = {"vanilla_layers": 1, "modulatory_layers": 1, "output_layers": 1, "dropout": 0.0}
 SIZES |= {"dim": 16, "heads": 2, "ffn_dim": 16}

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.analysis import heads_summary, page
-from compmod_jax.analysis.findings import findings, record
-from compmod_jax.analysis.heads import Heads
+from compmod_jax.analysis.heads import summary
+from compmod_jax.analysis.heads.findings import findings, record
+from compmod_jax.analysis.heads.measure import Heads
+from compmod_jax.analysis.heads.specialisation import mutual_information
+from compmod_jax.analysis.heads.sums import Sampling, collect
 from compmod_jax.analysis.labels import POSITION, Labels, labels_of
 from compmod_jax.analysis.reading import reader
-from compmod_jax.analysis.specialise import mutual_information
-from compmod_jax.analysis.sums import Sampling, collect
-from compmod_jax.errors import UserError
+from compmod_jax.analysis.report import page
+from compmod_jax.core.errors import UserError
 
 SITE = "encoder/layer_0/self"
 
@@ -31,7 +32,7 @@ def measured(subject, weights, *, outputs=None):
   labels = {stream: labels_of(edited, read, stream) for stream in read.streams}
   modules = [module for module in edited.modules if module.routed]
   found = findings(collect(edited, read, labels, Sampling(), modules=modules))
-  said = heads_summary.sentences(found, labels, {SITE: "source"})
+  said = summary.sentences(found, labels, {SITE: "source"})
   return found[0], " ".join(said)
 
 
@@ -168,7 +169,7 @@ def test_a_plain_model_has_norms_and_similarities_alone(subject, planted):
   labels = {stream: labels_of(subject, read, stream) for stream in read.streams}
   plain = [module for module in subject.modules if not module.routed]
   found = findings(collect(subject, read, labels, Sampling(shuffles=1), modules=plain))
-  said = heads_summary.sentences(found, labels, {m.name: "target" for m in plain})
+  said = summary.sentences(found, labels, {m.name: "target" for m in plain})
   assert said[0].startswith("No module of this model has a router")
   assert all(record(finding)["agreement"] is None for finding in found)
   assert all(finding.similarity.shape == (4, 4) for finding in found)

@@ -6,7 +6,7 @@ import pytest
 import tiny_masked
 import tiny_model
 
-from compmod_jax.analysis.ablate import Ablate
+from compmod_jax.analysis.ablation.measure import Ablate
 from compmod_jax.analysis.labels import POSITION, WORD, labels_of
 from compmod_jax.analysis.reading import NOTHING, MaskedReader, reader
 from compmod_jax.analysis.scoring import sentence_losses

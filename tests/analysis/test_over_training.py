@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from compmod_jax.analysis import over_training, plot, style
-from compmod_jax.analysis.report import write_report
-from compmod_jax.errors import UserError
+from compmod_jax.analysis.heads import over_training
+from compmod_jax.analysis.report import plot, style
+from compmod_jax.analysis.report.training import write_report
+from compmod_jax.core.errors import UserError
 
 STEPS, HEADS, POSITIONS = (10, 20, 30), 3, 5
 ROUTED, PLAIN = "encoder/layer_{}/self", "decoder/layer_{}/cross"

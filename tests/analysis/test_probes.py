@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.analysis.minimal_pairs import Judged, accuracies, judge, wilson
-from compmod_jax.analysis.probes import fit
+from compmod_jax.analysis.recoding.probes import fit
 from compmod_jax.data.minimal_pairs import MinimalPair
 from compmod_jax.tasks.scorer import Scored
 

@@ -13,9 +13,9 @@ from compmod_jax.analysis.reading import (
   tags_of,
   word_key,
 )
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.tokenizer import EOS, TokenizerConfig, train_tokenizer
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import EOS, TokenizerConfig, train_tokenizer
 
 SENTENCES = GrammarData(train=200, valid=40, test=40)
 PAIRS = SENTENCES.load("train")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compmod_jax.analysis.statistics import detectable, holm, mean_interval, paired_test
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.metrics.significance import detectable, holm, mean_interval, paired_test
 
 
 def test_the_interval_is_students():

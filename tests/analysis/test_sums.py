@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tiny_model
 
-from compmod_jax.analysis.findings import findings
+from compmod_jax.analysis.heads.findings import findings
+from compmod_jax.analysis.heads.sums import Sampling, collect
 from compmod_jax.analysis.labels import POSITION, TAG, WORD, labels_of
 from compmod_jax.analysis.reading import NOTHING, reader
 from compmod_jax.analysis.subject import modules_of
-from compmod_jax.analysis.sums import Sampling, collect
+from compmod_jax.core.intermediates import run
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.sites import run
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 SITE = "encoder/layer_0/self"
 

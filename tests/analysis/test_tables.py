@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from compmod_jax.analysis import page as pages
-from compmod_jax.analysis import tables
-from compmod_jax.analysis.grid import Column, summarise
-from compmod_jax.analysis.statistics import paired_test
-from compmod_jax.errors import UserError
+from compmod_jax.analysis.report import page as pages
+from compmod_jax.core.errors import UserError
+from compmod_jax.metrics.significance import paired_test
+from compmod_jax.tables import report
+from compmod_jax.tables.grid import Column, summarise
 
 COLUMNS = (Column("BLEU", "test", "bleu"), Column("PPL", "test", "perplexity", lower=True))
 VALUES = {
@@ -64,11 +64,11 @@ def test_rows_that_are_all_settings_of_factors_are_tested_as_such():
   assert effects["enc"].size.mean == pytest.approx(-0.75)
   assert effects["dec"].size.mean == pytest.approx(-1.75)
   assert effects["enc x dec"].size.mean == pytest.approx(0.25)
-  shown = tables.text(found)
+  shown = report.text(found)
   assert "*" not in shown
   assert "-1.75 ± 0.00, p " in shown
   assert "[+1.00]" in shown
-  assert len(tables.effect_numbers(found)) == 3 * len(COLUMNS)
+  assert len(report.effect_numbers(found)) == 3 * len(COLUMNS)
 
 
 def test_a_factorial_of_which_runs_are_missing_has_no_effects():
@@ -82,11 +82,11 @@ def test_a_factorial_of_which_runs_are_missing_has_no_effects():
 
 def test_effects_stand_in_the_report_in_latex_and_as_numbers(tmp_path):
   found = factorial(COMPLETE)
-  written = pages.write(tables.page(found, description="", data={}), tmp_path, command="a command")
+  written = pages.write(report.page(found, description="", data={}), tmp_path, command="a command")
   assert "enc x dec" in written.html.read_text()
   assert (tmp_path / "effects.csv").read_text().count("\n") == 7
   assert {path.stem for path in written.pictures} == {"effects"}
-  assert tables.latex(found).count(r"\begin{tabular}") == 2
+  assert report.latex(found).count(r"\begin{tabular}") == 2
 
 
 def test_no_finished_run_is_an_error():
@@ -95,7 +95,7 @@ def test_no_finished_run_is_an_error():
 
 
 def test_the_text_shows_means_intervals_stars_and_published_figures(table):
-  shown = tables.text(table)
+  shown = report.text(table)
   assert "32.17 ± 0.52 * [33.61]" in shown
   assert "30.50" in shown
   assert "BLEU (+)" in shown
@@ -112,13 +112,13 @@ SETTINGS = {
 def test_every_row_has_its_whole_configuration():
   given = {"reference": "none", "published": PUBLISHED, "settings": SETTINGS}
   table = summarise("A table", VALUES, COLUMNS, **given)
-  common, own = tables.split_settings(table)
+  common, own = report.split_settings(table)
   assert {row: common | settings for row, settings in own.items()} == SETTINGS
   assert common == {"model.dropout": 0.15}
-  shown = tables.text(table)
+  shown = report.text(table)
   assert "Every row: model.dropout = 0.15." in shown
   assert "enc: model.signal = nll, model.size = 0.1." in shown
-  section = tables.page(table, description="", data={}).sections[-1]
+  section = report.page(table, description="", data={}).sections[-1]
   assert section.title == "Configurations"
   (shown,) = section.items
   assert isinstance(shown, pages.Table)
@@ -126,7 +126,7 @@ def test_every_row_has_its_whole_configuration():
 
 
 def test_latex_has_a_cell_for_every_column_and_no_bare_sign(table):
-  body = [line for line in tables.latex(table).splitlines() if not line.startswith("%")]
+  body = [line for line in report.latex(table).splitlines() if not line.startswith("%")]
   rows = [line for line in body if line.endswith(r"\\")]
   assert len(rows) == 4
   assert all(row.count(" & ") == len(COLUMNS) for row in rows)
@@ -135,7 +135,7 @@ def test_latex_has_a_cell_for_every_column_and_no_bare_sign(table):
 
 
 def test_the_report_holds_table_picture_and_numbers(table, tmp_path):
-  found = tables.page(table, description="Two rows.", data={"cells": 7})
+  found = report.page(table, description="Two rows.", data={"cells": 7})
   written = pages.write(found, tmp_path, command="a command")
   html = written.html.read_text()
   assert "32.17 ± 0.52" in html
@@ -147,7 +147,7 @@ def test_the_report_holds_table_picture_and_numbers(table, tmp_path):
 def test_differences_have_the_units_of_their_scores():
   columns = (Column("BLEU", "test", "bleu"), Column("PPL", "test", "perplexity", lower=True))
   values = {row: {s: {"BLEU": 10.0 + s, "PPL": 3.0 + s} for s in (0, 1)} for row in ("plain", "a")}
-  figure = tables.forest(summarise("t", values, columns, reference="plain", published={}))
+  figure = report.forest(summarise("t", values, columns, reference="plain", published={}))
   assert [axes.get_xlabel() for axes in figure.axes] == [
     "difference, points (more is better)",
     "difference, per token (less is better)",
@@ -156,5 +156,5 @@ def test_differences_have_the_units_of_their_scores():
 
 def test_without_the_plain_row_the_picture_says_what_is_missing(tmp_path):
   alone = summarise("A", {"enc": VALUES["enc"]}, COLUMNS, reference="none", published={})
-  written = pages.write(tables.page(alone, description="", data={}), tmp_path)
+  written = pages.write(report.page(alone, description="", data={}), tmp_path)
   assert "No row has a seed in common" in written.html.read_text()

@@ -10,12 +10,12 @@ import pytest
 import tiny_masked
 import tiny_recurrent
 
-from compmod_jax.analysis import page
+from compmod_jax.analysis.recoding.traces import Member, Reading, Traces, _later, differs, rises
+from compmod_jax.analysis.report import page
 from compmod_jax.analysis.subject import Subject
-from compmod_jax.analysis.traces import Member, Reading, Traces, _later, differs, rises
-from compmod_jax.errors import UserError
-from compmod_jax.interop.model_folder import save_model_folder
-from compmod_jax.serialise import to_json
+from compmod_jax.checkpoints.model_folder import save_model_folder
+from compmod_jax.core.config import to_json
+from compmod_jax.core.errors import UserError
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 
 SENTENCES = ["bat 0 cow 1 dog 2", "emu 3"]

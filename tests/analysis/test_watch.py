@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tiny_model import make_experiment, random_parameters, write_data
 
-from compmod_jax.analysis.watch import POSITIONS, HeadWatch, samples
-from compmod_jax.sharding import MeshConfig, make_mesh
-from compmod_jax.sites import run
-from train.run import sharing_of
+from compmod_jax.analysis.heads.watch import POSITIONS, HeadWatch, samples
+from compmod_jax.core.intermediates import run
+from compmod_jax.core.sharding import MeshConfig, make_mesh
+from compmod_jax.training.run import sharing_of
 
 COUNT = 5
 

@@ -10,12 +10,12 @@ from typing import Literal
 
 import pytest
 
-from compmod_jax.data import bounded
-from compmod_jax.data.bounded import OverLimit, archive_files, gunzip, parse_json, read_bounded
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core import untrusted
+from compmod_jax.core.untrusted import OverLimit, archive_files, gunzip, parse_json, read_bounded
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.files import read_text
 from compmod_jax.data.qa.records import json_file, json_lines
-from compmod_jax.data.text import read_lines
+from compmod_jax.data.sources.text import read_lines
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_gzip_is_unpacked_up_to_a_limit(monkeypatch):
   for damaged in (data[:-5], b"no gzip", data[:10] + b"\xff" * 40):
     with pytest.raises(ValueError, match="not a complete gzip file"):
       gunzip(damaged)
-  monkeypatch.setattr(bounded, "FREE", 1000)
+  monkeypatch.setattr(untrusted, "FREE", 1000)
   bomb = gzip.compress(bytes(1 << 20), mtime=0)
   with pytest.raises(OverLimit, match=rf"{len(bomb):,} bytes and expands to over .*gzip -d"):
     gunzip(bomb)
@@ -96,12 +96,12 @@ def test_archives_give_their_files_up_to_a_limit(tmp_path, monkeypatch):
   for path in paths:
     assert dict(archive_files(path)) == files
   with monkeypatch.context() as patched:
-    patched.setattr(bounded, "FREE", 1000)
+    patched.setattr(untrusted, "FREE", 1000)
     for path in paths[:2]:
       with pytest.raises(OverLimit, match=r"expands to over .*unpack it and name"):
         dict(archive_files(path))
     assert dict(archive_files(paths[2])) == files  # not compressed: it is as large as it says
-  monkeypatch.setattr(bounded, "MEMBERS", 2)
+  monkeypatch.setattr(untrusted, "MEMBERS", 2)
   for path in paths:
     with pytest.raises(OverLimit, match="over 2 files"):
       dict(archive_files(path))
@@ -166,7 +166,7 @@ def test_files_that_expand_beyond_reason_are_named_with_the_remedy(tmp_path, mon
   (tmp_path / "a.txt.gz").write_bytes(bomb)
   _tar(tmp_path / "a.tgz", {"q.jsonl": bytes(1 << 20)})
   _tar(tmp_path / "b.tar", {"q.jsonl.gz": bomb}, mode="w")
-  monkeypatch.setattr(bounded, "FREE", 1000)
+  monkeypatch.setattr(untrusted, "FREE", 1000)
   for read, path in (
     (read_lines, tmp_path / "a.txt.gz"),
     (read_text, tmp_path / "a.tgz/q.jsonl"),

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.data import check
+from compmod_jax.data.base import Pairs
 from compmod_jax.data.export import export
-from compmod_jax.data.pairs import Pairs
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig, pair_tokenizers
-from compmod_jax.errors import UserError
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig, pair_tokenizers
 
 LIMITS = check.Limits(longest=12, max_ratio=2.0, min_difference=3, first=2)
 
@@ -190,11 +190,11 @@ def test_line_breaks_inside_a_sentence_do_not_shift_lines(tmp_path):
 
 
 CONFIG = """
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train.experiment import Experiment
+from compmod_jax.training.experiment import Experiment
 
 
 def get_config(variant):
@@ -206,7 +206,7 @@ def get_config(variant):
 @pytest.fixture
 def run(folder, tmp_path_factory, monkeypatch):
   """Runs the program on the files in `folder` and gives its exit status."""
-  from train import check_data
+  from compmod_jax.commands import check_data
 
   config = tmp_path_factory.mktemp("config") / "files.py"
   config.write_text(CONFIG)

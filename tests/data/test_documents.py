@@ -7,20 +7,20 @@ import types
 import numpy as np
 import pytest
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.data import check_documents
+from compmod_jax.data.base import DataError
 from compmod_jax.data.blocks import Blocks, block_examples, token_stream
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.documents import (
+from compmod_jax.data.pipeline import eval_batches, train_batches
+from compmod_jax.data.sources.documents import (
   Documents,
   GrammarDocuments,
   TextDocuments,
   TfdsDocuments,
 )
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.pairs import DataError
-from compmod_jax.data.pipeline import eval_batches, train_batches
-from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
-from compmod_jax.errors import UserError
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
 
 PROSE = "Once  upon\na time.\n\n \nThe end,\tsaid she.\n\n\nOver\n"
 
@@ -141,7 +141,7 @@ def test_tfds_text_is_read_in_blocks_and_cleaned(monkeypatch):
     opened.append((name, split))
     return Records()
 
-  monkeypatch.setattr("compmod_jax.data.documents.open_split", open_split)
+  monkeypatch.setattr("compmod_jax.data.sources.documents.open_split", open_split)
   data = TfdsDocuments(name="toy")
   found = placed(data, "valid")
   assert opened == [("toy", "validation")]

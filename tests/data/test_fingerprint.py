@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from compmod_jax.data import fingerprint as module
-from compmod_jax.data.documents import GrammarDocuments
 from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.fingerprint import combined, fingerprint
-from compmod_jax.data.grammar import GrammarData
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.scan import ScanData
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.data.worlds import WorldsData
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.scan import ScanData
+from compmod_jax.data.synthetic.worlds import WorldsData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.language_model_config import LanguageModelConfig
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
 from compmod_jax.tasks.translation import TranslationConfig
 
 

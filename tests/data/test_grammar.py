@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from compmod_jax.data.grammar import (
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.synthetic.grammar import (
   GrammarData,
   clauses,
   dictionary,
@@ -15,13 +16,12 @@ from compmod_jax.data.grammar import (
   tables,
   translate_words,
 )
-from compmod_jax.data.grammar.clauses import Composer
-from compmod_jax.data.grammar.inflect import CASES, NOUN, verb_group
-from compmod_jax.data.grammar.lexicon import ADJECTIVES, NAMES, NOUNS
-from compmod_jax.data.grammar.splits import held_out_pairs
-from compmod_jax.data.grammar.verbs import VERBS
-from compmod_jax.errors import UserError
-from compmod_jax.metrics import bleu
+from compmod_jax.data.synthetic.grammar.clauses import Composer
+from compmod_jax.data.synthetic.grammar.inflect import CASES, NOUN, verb_group
+from compmod_jax.data.synthetic.grammar.lexicon import ADJECTIVES, NAMES, NOUNS
+from compmod_jax.data.synthetic.grammar.splits import held_out_pairs
+from compmod_jax.data.synthetic.grammar.verbs import VERBS
+from compmod_jax.metrics.text import bleu
 
 # Nouns, verbs and determiners left: many verbs, or next to nothing so that long sentences repeat.
 TINY = [

@@ -12,12 +12,12 @@ import pytest
 from benchmarks import fuzz
 from benchmarks.fuzz_inputs import Hostile
 from benchmarks.fuzz_readers import readers
-from compmod_jax.data.documents import TextDocuments
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.minimal_pairs import read_minimal_pairs
-from compmod_jax.data.pairs import DataError
 from compmod_jax.data.qa.sets import QASet
-from compmod_jax.data.text import matching_files
-from compmod_jax.errors import UserError
+from compmod_jax.data.sources.documents import TextDocuments
+from compmod_jax.data.sources.text import matching_files
 
 READERS = readers()
 NUMBER = "9" * 5000  # more digits than Python turns into an integer

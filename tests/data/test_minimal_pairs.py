@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from compmod_jax.data.grammar import GrammarData
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.minimal_pairs import (
   attractors,
   other_number,
   read_minimal_pairs,
   treebank_style,
 )
-from compmod_jax.data.pairs import DataError
-from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
-from compmod_jax.errors import UserError
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
 
 HEAD = "pattern\tconstr_id\tsent_id\tcorrect_number\tform\tclass\ttype\tprefix\tn_attr\tsent\n"
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from compmod_jax.data.check_documents import check_documents
-from compmod_jax.data.documents import Documents
-from compmod_jax.data.tokenizer import EOS, UNK, Tokenizer, TokenizerConfig, train_tokenizer
-from compmod_jax.data.vocabulary import Words
+from compmod_jax.data.sources.documents import Documents
+from compmod_jax.data.tokenizers import EOS, UNK, Tokenizer, TokenizerConfig, train_tokenizer
+from compmod_jax.data.tokenizers.vocabulary import Words
 
 # As the Penn Treebank set is written.
 TREEBANK = ["the <unk> fell N points", "the horse raced past the <unk> in N", "N 30-year bonds"]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tiny_model import make_experiment, write_data
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.examples import Examples, Ragged
-from compmod_jax.data.parts import part_numbers
-from compmod_jax.errors import UserError
+from compmod_jax.data.subsets import part_numbers
 
 
 def part(name: str, count: int = 1000, share: float = 0.07, seed: int = 3) -> np.ndarray:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compmod_jax.data.pairs import Pairs
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import Pairs
 from compmod_jax.data.pipeline import (
   BatchConfig,
   Examples,
@@ -22,8 +23,7 @@ from compmod_jax.data.pipeline import (
   tokenise,
   train_batches,
 )
-from compmod_jax.data.tokenizer import EOS, PAD, UNK, TokenizerConfig, pair_tokenizers
-from compmod_jax.errors import UserError
+from compmod_jax.data.tokenizers import EOS, PAD, UNK, TokenizerConfig, pair_tokenizers
 
 CONFIG = BatchConfig(tokens=96, buckets=(4, 8, 16))
 

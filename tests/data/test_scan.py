@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from compmod_jax.data.scan import SPLITS, ScanData, interpret, published_lines
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.synthetic.scan import SPLITS, ScanData, interpret, published_lines
 
 COUNTS = {
   "simple": (16_728, 4_182),

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.streams import Stretches, eval_stretches, train_stretches
-from compmod_jax.errors import UserError
 
 START = 99
 

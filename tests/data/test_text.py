@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from compmod_jax.data.pairs import DataError, Pairs
-from compmod_jax.data.text import TextData
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError, Pairs
+from compmod_jax.data.sources.text import TextData
 
 TRAIN = [("Hallo!", "Hi."), ("Ich gehe.", "I am going."), ("Guten Tag.", "Good day.")]
 TEST = [("Hallo!", "Hello!"), ("Bis morgen.", "See you tomorrow."), ("Guten Tag.", "Hello.")]

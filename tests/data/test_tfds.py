@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from compmod_jax.data.pairs import DataError
-from compmod_jax.data.tfds import TfdsData
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
+from compmod_jax.data.sources.tfds import TfdsData
 
 SENTENCES = {
   "train": [("Der Hund bellt.", "The dog barks."), ("Grüße!", "Greetings!"), ("Ja.", "Yes.")] * 500,

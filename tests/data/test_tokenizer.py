@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compmod_jax.data import tokenizer as module
-from compmod_jax.data.tokenizer import (
+from compmod_jax.core.errors import UserError
+from compmod_jax.data import tokenizers as module
+from compmod_jax.data.tokenizers import (
   BOS,
   EOS,
   PAD,
@@ -20,7 +21,6 @@ from compmod_jax.data.tokenizer import (
   pair_tokenizers,
   train_tokenizer,
 )
-from compmod_jax.errors import UserError
 
 TEXTS = [
   "Der große Hund jagt die Katze durch den Garten.",

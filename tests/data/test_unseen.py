@@ -2,10 +2,10 @@
 
 import pytest
 
-from compmod_jax.data.documents import GrammarDocuments, TextDocuments
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.unseen import Unseen, WithUnseen
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.sources.documents import GrammarDocuments, TextDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.zero_shot import Unseen, WithUnseen
 
 
 @pytest.fixture

@@ -27,13 +27,13 @@ KEPT = (
 )
 CONFIG = """
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 def get_config(variant):
   return Experiment(

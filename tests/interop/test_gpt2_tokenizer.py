@@ -18,19 +18,19 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compmod_jax.data.documents import GrammarDocuments
-from compmod_jax.data.grammar import GrammarData
+from compmod_jax.checkpoints.gpt2_tokenizer import MERGES, VOCAB, read_gpt2_tokenizer
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.unified import END, LABELS, SPECIAL_TOKENS, encode
-from compmod_jax.data.tokenizer import (
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import (
   Tokenizer,
   TokenizerConfig,
   cached_tokenizer,
   pair_tokenizers,
   train_tokenizer,
 )
-from compmod_jax.errors import UserError
-from compmod_jax.interop.gpt2_tokenizer import MERGES, VOCAB, read_gpt2_tokenizer
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from compmod_jax.errors import UserError
-from compmod_jax.interop.hf_folder import CONFIG, INDEX, WEIGHTS
-from compmod_jax.interop.hf_tokenizer import read_tokenizer
-from compmod_jax.interop.huggingface import Checkpoint
-from compmod_jax.interop.huggingface import read_checkpoint as read
-from compmod_jax.interop.huggingface import write_checkpoint as write
+from compmod_jax.checkpoints.huggingface import Checkpoint
+from compmod_jax.checkpoints.huggingface import read_checkpoint as read
+from compmod_jax.checkpoints.huggingface import write_checkpoint as write
+from compmod_jax.checkpoints.huggingface_folder import CONFIG, INDEX, WEIGHTS
+from compmod_jax.checkpoints.huggingface_tokenizer import read_tokenizer
+from compmod_jax.commands import convert
+from compmod_jax.core.errors import UserError
 from compmod_jax.models.encoder import Encoder, EncoderConfig
-from train import convert
 
 SIZES = EncoderConfig(encoder_layers=2, dim=8, heads=2, ffn_dim=12, max_length=10)
 VOCAB = 11

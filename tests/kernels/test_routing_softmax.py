@@ -18,8 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from compmod_jax.errors import UserError
-from compmod_jax.kernels.routing_softmax import (
+from compmod_jax.core.errors import UserError
+from compmod_jax.kernels.routing import (
   Blocks,
   Choice,
   Readout,

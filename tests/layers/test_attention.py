@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from compmod_jax.core.intermediates import Taps, run, zero_units
 from compmod_jax.layers.attention import Attention, IntoHeads, OutOfHeads, attend
 from compmod_jax.layers.cached_attention import ancestor_mask
-from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.sites import Taps, run, zero_units
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 BATCH, TIME, KEYS, HEADS, DIM, MEMORY = 2, 5, 7, 4, 8, 8
 SMALL = CompetitionConfig(key_dim=3, hidden_dim=6)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from compmod_jax.core.intermediates import Taps
 from compmod_jax.layers.cached_attention import (
   add_to_cache,
   as_cache,
@@ -14,7 +15,6 @@ from compmod_jax.layers.cached_attention import (
   attend_cached,
   empty_cache,
 )
-from compmod_jax.sites import Taps
 
 BATCH, BEAMS, HEADS, KEYS, DIM = 3, 2, 4, 7, 5
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
 from compmod_jax.layers.convolution import ShortConvolution, neighbours
 from compmod_jax.models.decoder_lm import DecoderConfig
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from compmod_jax import sites
-from compmod_jax.errors import UserError
+from compmod_jax.core import intermediates
+from compmod_jax.core.config import from_json, to_json
+from compmod_jax.core.errors import UserError
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.feedforward import FeedForward
-from compmod_jax.mechanisms.competition import CompetitionConfig, Rule
-from compmod_jax.serialise import from_json, to_json
+from compmod_jax.mechanisms.competition.router import CompetitionConfig, Rule
 
 BATCH, TIME, DIM, MLP, COUNT = 3, 5, 6, 4, 4
 
@@ -182,7 +182,7 @@ def test_one_expert_is_the_plain_network_bit_for_bit(train, rule):
 
 def test_even_weights_times_their_number_are_the_plain_network_of_the_same_total_width():
   layer, plain = experts(competition(rescale=True)), FeedForward(DIM, COUNT * MLP)
-  even = sites.Taps(edits={"router/scores": jnp.zeros_like})
+  even = intermediates.Taps(edits={"router/scores": jnp.zeros_like})
   made, (gradients, slope) = run(layer, params(), taps=even)
   expected, (peers, peer_slope) = run(plain, merged(params()))
   assert_close((made, slope), (expected, peer_slope), rtol=1e-6)
@@ -224,7 +224,7 @@ def captured(rule: CompetitionConfig, names: tuple[str, ...] | None) -> Any:
   layer = experts(rule, "blocked" if rule.rule == "top_k" else "auto")
 
   def apply(p):
-    return sites.run(layer.apply, {"params": p}, jnp.asarray(INPUTS), capture=names)
+    return intermediates.run(layer.apply, {"params": p}, jnp.asarray(INPUTS), capture=names)
 
   return jax.device_get(jax.jit(apply)(params()))
 
@@ -250,7 +250,7 @@ def test_sites_show_every_expert_before_and_after_weighing(rule):
 
 def test_reading_the_weights_leaves_the_chosen_experts_running_alone():
   def program(**kwargs):
-    function = functools.partial(sites.run, experts(TOP_2, "blocked").apply, **kwargs)
+    function = functools.partial(intermediates.run, experts(TOP_2, "blocked").apply, **kwargs)
     return str(jax.make_jaxpr(function)({"params": params()}, jnp.asarray(INPUTS)))
 
   assert "while[" in program(capture=("router/weights", "router/scores"))
@@ -261,10 +261,10 @@ def test_reading_the_weights_leaves_the_chosen_experts_running_alone():
 def test_an_expert_can_be_silenced_at_each_of_its_sites(site):
   layer = experts(TOP_2, "blocked")
   axis = -1 if site == "router/weights" else -2
-  edits = {site: sites.zero_units(2, axis=axis)}
+  edits = {site: intermediates.zero_units(2, axis=axis)}
 
   def apply(p):
-    return sites.run(layer.apply, {"params": p}, jnp.asarray(INPUTS), edits=edits)[0]
+    return intermediates.run(layer.apply, {"params": p}, jnp.asarray(INPUTS), edits=edits)[0]
 
   weights, every = shares(params()["router"], TOP_2), outputs(params()).copy()
   every[:, :, 2] = params()["down"]["bias"][2] if site == "hidden" else 0
@@ -277,7 +277,7 @@ def test_weights_that_an_edit_gives_to_experts_that_lost_count():
   edits = {"router/weights": lambda weights: jnp.full_like(weights, 0.25)}
 
   def apply(p):
-    return sites.run(layer.apply, {"params": p}, jnp.asarray(INPUTS), edits=edits)[0]
+    return intermediates.run(layer.apply, {"params": p}, jnp.asarray(INPUTS), edits=edits)[0]
 
   expected = outputs(params()).mean(axis=2)
   np.testing.assert_allclose(jax.jit(apply)(params()), expected, rtol=2e-5, atol=2e-5)
@@ -311,7 +311,7 @@ def test_bfloat16_is_near_float32_and_weights_stay_float32(implementation):
 
   def apply(p):
     names = ("router/weights", "router/scores")
-    return sites.run(layer.apply, {"params": p}, jnp.asarray(INPUTS), capture=names)
+    return intermediates.run(layer.apply, {"params": p}, jnp.asarray(INPUTS), capture=names)
 
   made, found = jax.jit(apply)(params())
   assert made.dtype == jnp.bfloat16

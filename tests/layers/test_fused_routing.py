@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from compmod_jax import sharding
+from compmod_jax.core import sharding
+from compmod_jax.core.intermediates import run, zero_units
+from compmod_jax.core.sharding import MeshConfig
 from compmod_jax.layers.attention import Attention
-from compmod_jax.mechanisms import drophead
-from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.sharding import MeshConfig
-from compmod_jax.sites import run, zero_units
+from compmod_jax.mechanisms.competition import drophead
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 DIM = 24
 PLAIN = CompetitionConfig(key_dim=3, hidden_dim=6, routing="plain")

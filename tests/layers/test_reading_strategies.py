@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax.layers.reading import PARTS, Highlighting, OptionInteraction
+from compmod_jax.layers.reading_strategies import PARTS, Highlighting, OptionInteraction
 
 BATCH, TIME, DIM = 2, 7, 4
 RANDOM = np.random.default_rng(0)

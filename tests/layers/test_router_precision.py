@@ -13,10 +13,10 @@ import pytest
 from jax.interpreters import partial_eval
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
+from compmod_jax.core.intermediates import Taps, run
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.experts import Experts, ExpertsConfig
-from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.sites import Taps, run
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 DIM, UNITS, BATCH, TIME = 32, 8, 128, 16
 TOP_2 = CompetitionConfig(key_dim=8, hidden_dim=16, rule="top_k", keep=2)

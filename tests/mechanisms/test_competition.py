@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms import competition
-from compmod_jax.mechanisms.competition import (
+from compmod_jax.core.errors import UserError
+from compmod_jax.mechanisms.competition import router as competition
+from compmod_jax.mechanisms.competition.router import (
   CompetitionConfig,
   Router,
   Selection,

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from compmod_jax import sharding
+from compmod_jax.core import sharding
+from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.mechanisms import dispatch
 from compmod_jax.mechanisms.dispatch import ExpertWeights
-from compmod_jax.sharding import MeshConfig, make_mesh
 
 BATCH, TIME, EMBED, EXPERTS, MLP, KEEP = 8, 4, 5, 8, 6, 2
 TOKENS = BATCH * TIME

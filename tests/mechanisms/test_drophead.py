@@ -12,14 +12,14 @@ import pytest
 import scipy.stats
 from tiny_model import make_experiment, write_data
 
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms import drophead
-from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.mechanisms.drophead import DropHeadConfig, probability
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import Taps, run
+from compmod_jax.mechanisms.competition import drophead
+from compmod_jax.mechanisms.competition.drophead import DropHeadConfig, probability
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
-from compmod_jax.sites import Taps, run
 from compmod_jax.tasks.base import Context
-from train.step import gradients
+from compmod_jax.training.step import gradients
 
 draw = jax.jit(drophead.draw, static_argnums=(2, 3))
 

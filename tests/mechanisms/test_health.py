@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax.mechanisms.health import (
+from compmod_jax.mechanisms.competition.statistics import (
   router_statistics,
   routers_captured,
   routers_statistics,

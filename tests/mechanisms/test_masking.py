@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms.masking import MaskingConfig, mask_tokens
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.corruption import MaskingConfig, mask_tokens
 
 VOCAB, MASK, SPECIAL, LENGTH, ROWS = 40, 4, 5, 64, 400
 ORDINARY = np.arange(VOCAB) >= SPECIAL

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms import error_signals
-from compmod_jax.mechanisms.recoding import descend, descend_safely, recode, smoothness
+from compmod_jax.core.errors import UserError
+from compmod_jax.mechanisms.recoding import signals
+from compmod_jax.mechanisms.recoding.recode import descend, descend_safely, recode, smoothness
 
 KEYS = jax.random.split(jax.random.key(0), 8)
 
@@ -78,7 +78,7 @@ def test_a_safe_step_never_raises_the_error_of_any_example(seed):
 
   def error(at):
     logits = jnp.tanh(at @ first) @ second
-    return error_signals.predictive_entropy(logits[None])
+    return signals.predictive_entropy(logits[None])
 
   gradient = jax.grad(lambda at: jnp.sum(error(at)))(at)
   for size in (1e3, 1.0, 1 / smoothness(error, at, gradient)):
@@ -112,7 +112,7 @@ def test_a_safe_step_can_be_part_of_a_loss(tree):
 
 def test_surprisal_is_the_published_function_with_its_maximum_at_one_over_e():
   o = jnp.array([1e-6, 0.1, 1 / np.e, 0.5, 0.999999])
-  found = error_signals.value("surprisal", -jnp.log(o))
+  found = signals.value("surprisal", -jnp.log(o))
   np.testing.assert_allclose(found, o**-o - 1, atol=1e-5)
   np.testing.assert_allclose(found[2], np.e ** (1 / np.e) - 1, rtol=1e-5)
   assert np.argmax(found) == 2
@@ -121,38 +121,38 @@ def test_surprisal_is_the_published_function_with_its_maximum_at_one_over_e():
 @pytest.mark.parametrize("kind", ["surprisal", "argmax", "nll"])
 def test_the_slope_is_the_derivative(kind):
   nll = jnp.linspace(0.01, 12.0, 40)
-  derivative = jax.grad(lambda n: jnp.sum(error_signals.value(kind, n)))(nll)
-  np.testing.assert_allclose(error_signals.slope(kind, nll), derivative, rtol=1e-4, atol=1e-6)
+  derivative = jax.grad(lambda n: jnp.sum(signals.value(kind, n)))(nll)
+  np.testing.assert_allclose(signals.slope(kind, nll), derivative, rtol=1e-4, atol=1e-6)
 
 
 def test_the_closed_form_of_the_likelihood_is_its_gradient():
   logits = 3 * jax.random.normal(KEYS[2], (5, 7))
   token = jnp.array([0, 3, 6, 2, 2])
-  found = error_signals.likelihood(logits, token)
+  found = signals.likelihood(logits, token)
   np.testing.assert_allclose(
     found.nll, -jax.nn.log_softmax(logits)[jnp.arange(5), token], rtol=1e-5
   )
-  gradient = jax.grad(lambda x: jnp.sum(error_signals.likelihood(x, token).nll))(logits)
+  gradient = jax.grad(lambda x: jnp.sum(signals.likelihood(x, token).nll))(logits)
   np.testing.assert_allclose(found.error, gradient, atol=1e-6)
 
 
 @pytest.mark.parametrize("samples", [1, 4])
 def test_the_closed_form_of_the_entropy_is_its_gradient(samples):
   logits = 2 * jax.random.normal(KEYS[3], (samples, 5, 7))
-  entropy, error = error_signals.predictive_entropy_error(logits)
+  entropy, error = signals.predictive_entropy_error(logits)
   mean = jnp.mean(jax.nn.softmax(logits), axis=0)
   np.testing.assert_allclose(entropy, -jnp.sum(mean * jnp.log(mean), axis=-1), rtol=1e-5)
-  gradient = jax.grad(lambda x: jnp.sum(error_signals.predictive_entropy(x)))(logits)
+  gradient = jax.grad(lambda x: jnp.sum(signals.predictive_entropy(x)))(logits)
   np.testing.assert_allclose(error, gradient, atol=1e-6)
 
 
 def test_logits_without_bound_give_finite_signals():
   logits = jnp.array([[1e4, -1e4, 0.0], [0.0, 0.0, 0.0]])
-  found = error_signals.likelihood(logits, jnp.array([1, 0]))
+  found = signals.likelihood(logits, jnp.array([1, 0]))
   for kind in ("surprisal", "nll"):
-    assert np.all(np.isfinite(error_signals.value(kind, found.nll)))
-    assert np.all(np.isfinite(error_signals.slope(kind, found.nll)))
-  entropy, error = error_signals.predictive_entropy_error(logits[None])
+    assert np.all(np.isfinite(signals.value(kind, found.nll)))
+    assert np.all(np.isfinite(signals.slope(kind, found.nll)))
+  entropy, error = signals.predictive_entropy_error(logits[None])
   assert np.all(np.isfinite(entropy))
   assert np.all(np.isfinite(error))
   np.testing.assert_allclose(entropy, [0.0, np.log(3)], atol=1e-6)
@@ -162,4 +162,4 @@ def test_the_label_loss_is_binary_cross_entropy():
   logit, label = jnp.array([-3.0, 0.5, 2.0]), jnp.array([0.0, 1.0, 0.0])
   p = 1 / (1 + np.exp(-logit))
   expected = -(label * np.log(p) + (1 - label) * np.log(1 - p))
-  np.testing.assert_allclose(error_signals.label_loss(logit, label), expected, rtol=1e-5)
+  np.testing.assert_allclose(signals.label_loss(logit, label), expected, rtol=1e-5)

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms.recoding_config import AnchorConfig, RecodingConfig
+from compmod_jax.core.errors import UserError
+from compmod_jax.mechanisms.recoding.config import AnchorConfig, RecodingConfig
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compmod_jax import losses
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms import router_losses
-from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.mechanisms.router_losses import Routers
+from compmod_jax.core import losses
+from compmod_jax.core.errors import UserError
+from compmod_jax.mechanisms.competition import losses as router_losses
+from compmod_jax.mechanisms.competition.losses import Routers
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 UNITS = 4
 SITES = ("encoder/layer_0/ffn/router/weights", "decoder/layer_0/ffn/router/weights")

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import run
 from compmod_jax.layers.embedding import sinusoids
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.encoder import Encoder, EncoderConfig
-from compmod_jax.sites import run
 
 VOCAB, PAD = 13, 1
 CONFIG = EncoderConfig(

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.errors import UserError
-from compmod_jax.layers import deferred, recurrent
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import Taps
+from compmod_jax.layers import deferred_scan, lstm
+from compmod_jax.layers.lstm import State
 from compmod_jax.layers.recoding_signals import word_factors
-from compmod_jax.layers.recurrent import State
-from compmod_jax.mechanisms.recoding_config import COPIED, AnchorConfig, RecodingConfig
+from compmod_jax.mechanisms.recoding.config import COPIED, AnchorConfig, RecodingConfig
 from compmod_jax.models import lstm_lm
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM
-from compmod_jax.sites import Taps
 
 BATCH, TIME, VOCAB, DIM = 3, 4, 11, 5
 SIGNALS = (
@@ -374,7 +374,7 @@ def test_deferred_weight_gradients_are_those_of_the_plain_scan():
   def loss(scan):
     def one(inputs, weight, state):
       def step(product, bias, state, x):
-        after = recurrent.advance(recurrent.gates(x + product("w", state.h) + bias[None]), state.c)
+        after = lstm.advance(lstm.gates(x + product("w", state.h) + bias[None]), state.c)
         return after, product("w", product("w", after.h), transposed=True) + after.h
 
       last, hidden = scan(step, {"w": weight}, jnp.ones(4 * DIM), state, inputs)
@@ -382,7 +382,7 @@ def test_deferred_weight_gradients_are_those_of_the_plain_scan():
 
     return jax.jit(jax.value_and_grad(one, (0, 1, 2)))(inputs, recurrent_weight, state)
 
-  found, expected = loss(deferred.scan), loss(deferred.plain)
+  found, expected = loss(deferred_scan.scan), loss(deferred_scan.plain)
   for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
@@ -402,7 +402,7 @@ def test_second_derivatives_of_the_model_are_those_without_its_shortcuts(
     return loss(jax.tree.map(lambda x, g: x - 0.5 * g, params, jax.grad(loss)(params)))
 
   found = jax.jit(jax.grad(after_a_step))(params)
-  monkeypatch.setattr(deferred, "scan", deferred.plain)
+  monkeypatch.setattr(deferred_scan, "scan", deferred_scan.plain)
   monkeypatch.setattr(LstmLM, "_known", lambda *_: None)
   jax.clear_caches()
   expected = jax.jit(jax.grad(after_a_step))(params)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import Taps, run
+from compmod_jax.layers.block import layer_norm
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.stack import Stack
 from compmod_jax.models.text import Text
-from compmod_jax.models.transformer_layer import layer_norm
-from compmod_jax.sites import Taps, run
 
 TASKS = ("lm", "mqa", "gqa")
 SMALL = NemotConfig(

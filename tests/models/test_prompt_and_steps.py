@@ -20,10 +20,10 @@ import pytest
 
 from compmod_jax.decoding.types import permute_cache
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.layers.reading import PARTS
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.layers.reading_strategies import PARTS
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.modulation import KINDS
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
 from compmod_jax.models.encoder_config import EncoderConfig
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output

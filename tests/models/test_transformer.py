@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import run
 from compmod_jax.decoding.types import permute_cache
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms.competition import CompetitionConfig, routing_parameter
+from compmod_jax.mechanisms.competition.router import CompetitionConfig, routing_parameter
 from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
-from compmod_jax.sites import run
 
 SOURCE_TYPES, TARGET_TYPES = 23, 19
 SMALL = CompetitionConfig(key_dim=6, hidden_dim=8)

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from compmod_jax.data.tokenizer import BOS, EOS, PAD, UNK
+from compmod_jax.core.losses import cross_entropy
+from compmod_jax.data.tokenizers import BOS, EOS, PAD, UNK
 from compmod_jax.decoding import beam_search
-from compmod_jax.losses import cross_entropy
 from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
 
 torch = pytest.importorskip("torch", reason="PyTorch is installed by `make test-peers` only")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from compmod_jax.data.vocabulary import Words
+from compmod_jax.checkpoints.gpt2 import as_vanilla_set, read_gpt2, vanilla_sizes, write_gpt2
+from compmod_jax.data.tokenizers.vocabulary import Words
 from compmod_jax.decoding import for_generation, greedy
-from compmod_jax.interop.gpt2 import as_vanilla_set, read_gpt2, vanilla_sizes, write_gpt2
 from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text

@@ -10,11 +10,11 @@ import pytest
 from flax import linen as nn
 
 import compmod_jax
-from compmod_jax.interop.hf_folder import DEFAULTS, REMOVED_DEFAULTS
-from compmod_jax.interop.hf_tokenizer import TOKENIZER_DEFAULTS, read_tokenizer
-from compmod_jax.interop.huggingface import Checkpoint, read_checkpoint, write_checkpoint
+from compmod_jax.checkpoints.huggingface import Checkpoint, read_checkpoint, write_checkpoint
+from compmod_jax.checkpoints.huggingface_folder import DEFAULTS, REMOVED_DEFAULTS
+from compmod_jax.checkpoints.huggingface_tokenizer import TOKENIZER_DEFAULTS, read_tokenizer
+from compmod_jax.commands import convert
 from compmod_jax.models.encoder import Encoder, EncoderConfig
-from train import convert
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

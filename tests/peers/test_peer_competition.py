@@ -14,7 +14,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from compmod_jax.layers.attention import Attention
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import PLACES
 
 torch = pytest.importorskip("torch", reason="PyTorch is installed by `make test-peers` only")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from compmod_jax.core.intermediates import run
 from compmod_jax.layers.experts import Experts, ExpertsConfig
-from compmod_jax.mechanisms import router_losses
-from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.mechanisms.router_losses import Routers
-from compmod_jax.sites import run
+from compmod_jax.mechanisms.competition import losses
+from compmod_jax.mechanisms.competition.losses import Routers
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 torch = pytest.importorskip("torch", reason="PyTorch is installed by `make test-peers` only")
 
@@ -128,11 +128,11 @@ def test_losses_of_routers_and_their_gradients_equal_pytorch(rule):
   params, inputs = drawn(layer, 3)
   real = np.arange(TIME)[None] < np.array([7, 2, 5])[:, None]
   routers = [Routers("expert", ("router/weights",), config)]
-  wanted = router_losses.captured_sites(routers)
+  wanted = losses.captured_sites(routers)
 
   def loss(params):
     captured = run(layer.apply, {"params": params}, inputs, capture=wanted)[1]
-    found = router_losses.terms(routers, captured, lambda site: jnp.asarray(real))
+    found = losses.terms(routers, captured, lambda site: jnp.asarray(real))
     values = found["expert_balance"].value(), found["expert_z"].value()
     return 0.7 * values[0] + 0.3 * values[1], values
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.lstm_lm import LstmConfig, LstmLM
 
 torch = pytest.importorskip("torch", reason="PyTorch is installed by `make test-peers` only")

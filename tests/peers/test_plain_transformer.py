@@ -7,8 +7,8 @@ import pytest
 from flax import linen as nn
 from torch_transformer import DIM, FFN, HEADS, LAYERS, VOCAB, Peer, to_torch, torch
 
-from compmod_jax.data.tokenizer import BOS
-from compmod_jax.losses import cross_entropy
+from compmod_jax.core.losses import cross_entropy
+from compmod_jax.data.tokenizers import BOS
 from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
 
 pytestmark = pytest.mark.peers

@@ -10,11 +10,11 @@ import pytest
 from torch_transformer import DIM, FFN, HEADS, LAYERS, VOCAB, Peer, to_torch, torch
 
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.tokenizer import BOS
+from compmod_jax.data.tokenizers import BOS
 from compmod_jax.models.transformer import TransformerConfig, shift_right
 from compmod_jax.tasks.translation import Translation, TranslationConfig
-from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from train.step import init_state, make_step, trainable_mask
+from compmod_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from compmod_jax.training.step import init_state, make_step, trainable_mask
 
 pytestmark = pytest.mark.peers
 

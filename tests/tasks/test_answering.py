@@ -9,23 +9,23 @@ import numpy as np
 import optax
 import pytest
 
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import OFF
+from compmod_jax.core.losses import objective
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.coded import Coder, texts_of, without_special
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
+from compmod_jax.data.qa.tokenized import Coder, texts_of, without_special
 from compmod_jax.data.qa.unified import SPECIAL_TOKENS
-from compmod_jax.data.worlds import WorldsData
+from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.errors import UserError
-from compmod_jax.losses import objective
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.sites import OFF
 from compmod_jax.tasks.answer_scores import by_facts, scores
-from compmod_jax.tasks.answering import Answering
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.base import Context
-from train.step import init_state, make_step
+from compmod_jax.tasks.question_answering import Answering
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.training.step import init_state, make_step
 
 WORLDS = WorldsData(train=120, valid=24, test=24, shifted=12)
 CONFIG = AnsweringConfig(data=Mixed((WORLDS,)), batch_questions=8, length=128, answer_length=6)

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.coded import code
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.worlds import WorldsData
-from compmod_jax.errors import UserError
+from compmod_jax.data.qa.tokenized import code
+from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.answer_tokens import places_of
-from compmod_jax.tasks.answering import Answering
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.base import Context
+from compmod_jax.tasks.question_answering import Answering
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
 
 WORLDS = WorldsData(train=96, valid=12, test=12, shifted=12, asked=4)
 CONFIG = AnsweringConfig(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from compmod_jax.data.documents import TextDocuments
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.sources.documents import TextDocuments
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.encoder_config import EncoderConfig
 from compmod_jax.models.nemot_config import NemotConfig

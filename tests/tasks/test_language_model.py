@@ -13,12 +13,12 @@ import tiny_recurrent
 
 import compmod_jax
 from compmod_jax.api import RecurrentModel
-from compmod_jax.data.vocabulary import Words
-from compmod_jax.errors import UserError
-from compmod_jax.interop.model_folder import save_model_folder
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.checkpoints.model_folder import save_model_folder
+from compmod_jax.core.config import to_json
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.tokenizers.vocabulary import Words
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.encoder import EncoderConfig
-from compmod_jax.serialise import to_json
 from compmod_jax.tasks.base import Context, Task, lower_is_better
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig

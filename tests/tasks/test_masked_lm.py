@@ -12,17 +12,17 @@ import pytest
 import tiny_masked
 
 import compmod_jax
-from compmod_jax import sharding
 from compmod_jax.api import MaskedModel
-from compmod_jax.errors import UserError
-from compmod_jax.interop.hf_tokenizer import HuggingFaceTokenizer
-from compmod_jax.interop.model_folder import save_model_folder
-from compmod_jax.mechanisms.masking import MaskingConfig
+from compmod_jax.checkpoints.huggingface_tokenizer import HuggingFaceTokenizer
+from compmod_jax.checkpoints.model_folder import save_model_folder
+from compmod_jax.core import sharding
+from compmod_jax.core.config import to_json
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import zero_units
+from compmod_jax.data.corruption import MaskingConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.serialise import to_json
-from compmod_jax.sites import zero_units
 from compmod_jax.tasks.base import Context, Sharing, Task, lower_is_better
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.masked_lm import MaskedLM, MaskedLMConfig

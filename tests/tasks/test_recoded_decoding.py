@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.errors import UserError
 from compmod_jax.models.transformer import Transformer, TransformerConfig
-from compmod_jax.sites import OFF, Taps
 from compmod_jax.tasks import recoded_step
 from compmod_jax.tasks.translator import Hypothesis, mean_entropy
 

@@ -7,8 +7,8 @@ import tiny_model
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.sets import QASet
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.tasks import answering, translation
-from compmod_jax.tasks.answering_config import AnsweringConfig
+from compmod_jax.tasks import question_answering, translation
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
 
 
 def scores(module, task, split, monkeypatch):
@@ -41,7 +41,7 @@ def test_of_answers_it_counts_the_tokens_of_questions_and_passages(tmp_path, mon
   )
   model = DecoderConfig(decoder_layers=1, dim=8, heads=2, ffn_dim=8, max_length=64)
   task = config.build(model)
-  assert scores(answering, task, "valid", monkeypatch)["unknown"] == 0
-  found = scores(answering, task, "test", monkeypatch)["unknown"]
+  assert scores(question_answering, task, "valid", monkeypatch)["unknown"] == 0
+  found = scores(question_answering, task, "test", monkeypatch)["unknown"]
   # The word stands in the passage and in the answer.
   assert found == 100 * 2 / int(task.asked["test"].tokens.lengths.sum())

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from train.experiment import parse
-from train.main import Args
+from compmod_jax.commands.config_option import parse
+from compmod_jax.commands.train import Args
 
 ROOT = Path(__file__).parents[2]
 

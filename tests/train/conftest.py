@@ -6,8 +6,8 @@ import jax
 import pytest
 from programs import Place, Program
 
-from compmod_jax import sharding
-from train import run
+from compmod_jax.core import sharding
+from compmod_jax.training import run
 
 
 @pytest.fixture(scope="session")

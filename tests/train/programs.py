@@ -21,27 +21,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from train import finish
-from train.checkpoint import Checkpointer
-from train.loop import Loop
-from train.preemption import Preemption
-from train.profiling import Profiler
-from train.run import set_up
-from train.writer import Writer
+from compmod_jax.training import final_evaluation
+from compmod_jax.training.checkpoint import Checkpointer
+from compmod_jax.training.loop import Loop
+from compmod_jax.training.preemption import Preemption
+from compmod_jax.training.profiling import Profiler
+from compmod_jax.training.run import set_up
+from compmod_jax.training.writer import Writer
 
 ROOT = Path(__file__).parents[2]
 STEPS, CHECKPOINT_EVERY, EVALUATE_EVERY, LOG_EVERY = 60, 8, 20, 5
 
 CONFIG = """
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
-from train.ways import iterative
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
+from compmod_jax.training.regimes import iterative
 
 PHASES = {
   "": (Phase(steps=60),),
@@ -351,4 +351,4 @@ def train(
     loop = Loop(made, writer, held, profiler=profiler)
     loop.train()
     if report:
-      finish.report_run(made, loop.history, writer, command="x")
+      final_evaluation.report_run(made, loop.history, writer, command="x")

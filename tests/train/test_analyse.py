@@ -5,8 +5,9 @@ import json
 import pytest
 import tiny_model
 
-from compmod_jax.errors import UserError
-from train import analyse, compare, run
+from compmod_jax.commands import analyse, compare
+from compmod_jax.core.errors import UserError
+from compmod_jax.training import run
 
 
 @pytest.fixture(scope="module")

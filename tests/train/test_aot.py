@@ -14,20 +14,22 @@ import tiny_masked
 import tiny_model
 import tiny_recurrent
 
+from compmod_jax.commands import train
+from compmod_jax.commands.config_option import load_experiment
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.sharding import MeshConfig
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.worlds import WorldsData
-from compmod_jax.errors import UserError
+from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.sharding import MeshConfig
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from train import aot, describe, devices, main, products, shapes
-from train.cost import Cost
-from train.devices import PEAK_FLOPS, TPUS, Topology
-from train.experiment import Experiment, Phase, load_experiment
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tools import aot, describe, devices, products, shapes
+from compmod_jax.tools.cost import Cost
+from compmod_jax.tools.devices import PEAK_FLOPS, TPUS, Topology
+from compmod_jax.training.experiment import Experiment, Phase
 
 ROOT = Path(__file__).parents[2]
 EIGHT = Topology("v5e", (2, 4))
@@ -59,7 +61,7 @@ def test_a_topology_is_a_generation_and_chips_along_each_dimension():
 )
 def test_what_is_no_topology_is_a_mistake_that_is_told_at_once(text, words):
   with pytest.raises(UserError, match=words):
-    main.main(["--config", str(ROOT / "configs/nmt_cah.py"), "--aot", text])
+    train.main(["--config", str(ROOT / "configs/nmt_cah.py"), "--aot", text])
 
 
 def test_figures_of_chips_have_a_source_and_agree_with_those_that_the_log_uses():
@@ -78,7 +80,7 @@ def test_without_libtpu_it_is_told_what_to_install(monkeypatch):
     importlib.util, "find_spec", lambda name: None if name == "libtpu" else find(name)
   )
   with pytest.raises(UserError, match=r"libtpu.*not installed.*pip install 'libtpu"):
-    main.main(["--config", str(ROOT / "configs/nmt_cah.py"), "--aot", "v5e:2x2"])
+    train.main(["--config", str(ROOT / "configs/nmt_cah.py"), "--aot", "v5e:2x2"])
 
 
 # Batches.

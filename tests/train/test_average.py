@@ -10,9 +10,9 @@ import pytest
 import tiny_model
 
 import compmod_jax
-from compmod_jax.errors import UserError
-from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
-from train import average
+from compmod_jax.checkpoints.model_folder import load_model_folder, save_model_folder
+from compmod_jax.commands import average
+from compmod_jax.core.errors import UserError
 
 
 @pytest.fixture(scope="module")

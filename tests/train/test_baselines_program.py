@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from compmod_jax.data.grammar import GrammarData
+from compmod_jax.commands import baselines
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.example import FORMATS
-from compmod_jax.data.text import TextData
-from compmod_jax.errors import UserError
-from train import baselines
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.synthetic.grammar import GrammarData
 
 CONFIG = """
 import dataclasses
 from configs.nmt_cah import get_config as original
-from compmod_jax.data.text import TextData
+from compmod_jax.data.sources.text import TextData
 
 def get_config(variant):
   experiment = original("")
@@ -27,7 +27,7 @@ QUESTIONS = """
 import dataclasses
 from configs.nemot_qa import get_config as original
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.worlds import WorldsData
+from compmod_jax.data.synthetic.worlds import WorldsData
 
 def get_config(variant):
   experiment = original("")

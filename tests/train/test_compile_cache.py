@@ -10,10 +10,10 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jax.monitoring import unregister_event_listener
 
-from compmod_jax.errors import UserError
-from train import compile_cache
-from train.compile_cache import CheckedCache
-from train.run import use_compile_cache
+from compmod_jax.core.errors import UserError
+from compmod_jax.training import compile_cache
+from compmod_jax.training.compile_cache import CheckedCache
+from compmod_jax.training.run import use_compile_cache
 
 
 @pytest.fixture

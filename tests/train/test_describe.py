@@ -12,13 +12,14 @@ import tiny_masked
 import tiny_model
 import tiny_recurrent
 
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.commands import train
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.errors import UserError
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.mechanisms.competition import CompetitionConfig
-from compmod_jax.mechanisms.drophead import DropHeadConfig
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
+from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.lstm_lm_config import LstmConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
@@ -28,9 +29,9 @@ from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.language_model_config import LanguageModelConfig
 from compmod_jax.tasks.question_batches import QuestionBatches
 from compmod_jax.tasks.translation_config import TranslationConfig
-from train import describe, diagram, flops, main
-from train.diagram_parts import shapes_of
-from train.experiment import load_config
+from compmod_jax.tools import describe, diagram, flops
+from compmod_jax.tools.diagram_parts import shapes_of
+from compmod_jax.training.config_files import load_config
 
 ROOT = Path(__file__).parents[2]
 VOCAB = TokenizerConfig(vocab_size=96)
@@ -350,7 +351,7 @@ def test_answering_is_counted_without_its_questions_and_what_is_left_out_is_told
 
 
 def run(capsys, *argv):
-  main.main([*argv, "--describe"])
+  train.main([*argv, "--describe"])
   return capsys.readouterr().out
 
 
@@ -361,7 +362,7 @@ def test_the_program_prints_the_diagram_of_real_data_and_makes_no_workdir(
   monkeypatch.setenv("COMPMOD_CACHE", str(tmp_path / "cache"))
   data = tiny_model.write_data(tmp_path / "data")
   experiment = tiny_model.make_experiment(data)
-  monkeypatch.setattr(main, "parse", lambda *_: main.Args(experiment, describe=True))
+  monkeypatch.setattr(train, "parse", lambda *_: train.Args(experiment, describe=True))
   printed = run(capsys)
   task = experiment.task.build(experiment.model)
   plain = experiment.task.build(experiment.model.plain())

@@ -24,10 +24,10 @@ from programs import (
   write_data,
 )
 
-from compmod_jax.data.vocabulary import Words
-from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
-from train import average, cli, evaluate, main, predict
-from train.workdir import alone
+from compmod_jax.checkpoints.model_folder import load_model_folder, save_model_folder
+from compmod_jax.commands import average, cli, evaluate, predict, train
+from compmod_jax.data.tokenizers.vocabulary import Words
+from compmod_jax.training.workdir import alone
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def _contents(folder: Path) -> dict[str, str]:
 )
 def test_a_wrong_option_is_named_and_the_workdir_stays_free(here, mistake, options, words):
   workdir = here.root / "run"
-  message = mistake(main.main, *here.arguments(workdir, *options))
+  message = mistake(train.main, *here.arguments(workdir, *options))
   assert [word for word in words if word not in message] == []
   # The command can be mended: nothing has claimed the workdir.
   assert not _contents(workdir)
@@ -118,7 +118,7 @@ def _write(data: Path, split: str, text: str) -> None:
 )
 def test_what_is_wrong_with_data_files_is_told(here, mistake, change, words):
   change(here.data)
-  message = mistake(main.main, *here.arguments(here.root / "run"))
+  message = mistake(train.main, *here.arguments(here.root / "run"))
   assert [word for word in words if word not in message] == []
   assert not _contents(here.root / "run")
 
@@ -138,7 +138,7 @@ def test_what_is_wrong_with_data_files_is_told(here, mistake, change, words):
 )
 def test_a_mistake_in_a_configuration_file_is_told_with_its_line(here, mistake, text, words):
   here.config.write_text(text) if text else here.config.unlink()
-  message = mistake(main.main, *here.arguments(here.root / "run"))
+  message = mistake(train.main, *here.arguments(here.root / "run"))
   assert [word for word in words if word not in message] == []
 
 
@@ -146,7 +146,7 @@ def test_debug_adds_the_traceback(here, monkeypatch, capsys):
   arguments = here.arguments(here.root / "run", "--config.task.data.folder=/nowhere", "--debug")
   monkeypatch.setattr(sys, "argv", ["program", *arguments])
   with pytest.raises(SystemExit) as stop:
-    cli.run(main.main)
+    cli.run(train.main)
   err = capsys.readouterr().err
   assert stop.value.code == 2
   assert "Traceback" in err
@@ -157,7 +157,7 @@ def test_debug_adds_the_traceback(here, monkeypatch, capsys):
 def test_a_workdir_that_cannot_be_written_is_told(here, mistake):
   (here.root / "file").write_text("mine")
   for workdir in (here.root / "file", here.root / "file" / "run", Path("/proc/run")):
-    message = mistake(main.main, *here.arguments(workdir))
+    message = mistake(train.main, *here.arguments(workdir))
     assert f"--workdir {workdir} cannot be written" in message
   assert (here.root / "file").read_text() == "mine"
 
@@ -165,7 +165,7 @@ def test_a_workdir_that_cannot_be_written_is_told(here, mistake):
 def test_a_workdir_in_which_another_program_trains_is_told(here, mistake):
   workdir = here.root / "run"
   with alone(workdir):
-    message = mistake(main.main, *here.arguments(workdir))
+    message = mistake(train.main, *here.arguments(workdir))
   assert f"--workdir {workdir} is in use" in message
   assert not _contents(workdir)
 
@@ -189,7 +189,7 @@ class TestWithARun:
   def test_another_configuration_is_refused_and_what_differs_is_listed(self, run, mistake):
     before = _contents(run)
     options = ("--config.model.heads=4", "--config.seed=3", "--config.mesh.fsdp=4")
-    message = mistake(main.main, *self.place.arguments(run, *options))
+    message = mistake(train.main, *self.place.arguments(run, *options))
     assert f"{run} belongs to another configuration" in message
     assert "model.heads: 2 there, 4 here" in message
     assert "seed: 0 there, 3 here" in message
@@ -204,7 +204,7 @@ class TestWithARun:
     files[names[0]] = Words(["other", "words"]).to_bytes()
     save_model_folder(folder, params={}, files=files, meta={})
     before = _contents(run / "checkpoints")
-    message = mistake(main.main, *self.place.arguments(run))
+    message = mistake(train.main, *self.place.arguments(run))
     assert "The checkpoint of step 24 was made with another tokenizer" in message
     assert "Remove that folder" in message
     assert _contents(run / "checkpoints") == before
@@ -213,7 +213,7 @@ class TestWithARun:
     for folder in checkpoint_folders(run):
       (folder / "meta.json").write_text("{}")
     before = _contents(run)
-    message = mistake(main.main, *self.place.arguments(run))
+    message = mistake(train.main, *self.place.arguments(run))
     assert "no checkpoint in" in message
     assert "step_00000024: meta.json was changed" in message
     assert _contents(run) == before
@@ -222,7 +222,7 @@ class TestWithARun:
     for folder in checkpoint_folders(run):
       make_newer(folder)
     before = _contents(run)
-    message = mistake(main.main, *self.place.arguments(run))
+    message = mistake(train.main, *self.place.arguments(run))
     assert "schema version 99" in message
     assert "newer" in message
     assert _contents(run) == before
@@ -231,7 +231,7 @@ class TestWithARun:
     """A full disk that any user can have."""
     (run / ".metrics.jsonl.new").symlink_to("/dev/full")
     before = _contents(run)
-    message = mistake(main.main, *self.place.arguments(run))
+    message = mistake(train.main, *self.place.arguments(run))
     assert f"{run / 'metrics.jsonl'}: cannot be written (No space left on device)" in message
     assert _contents(run) == before
 

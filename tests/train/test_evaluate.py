@@ -10,14 +10,15 @@ import pytest
 import tiny_model
 
 import compmod_jax
-from compmod_jax import sharding
-from compmod_jax.analysis.results import table
+from compmod_jax.analysis.report.results import table
+from compmod_jax.checkpoints.model_folder import load_model_folder
+from compmod_jax.commands import evaluate
+from compmod_jax.core import sharding
+from compmod_jax.core.errors import UserError
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.errors import UserError
-from compmod_jax.interop.model_folder import load_model_folder
 from compmod_jax.tasks.base import Evaluation, silent
-from train import evaluate, finish, run
-from train.workdir import saved_experiment
+from compmod_jax.training import final_evaluation, run
+from compmod_jax.training.workdir import saved_experiment
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +45,8 @@ def test_the_numbers_are_those_of_training_to_the_last_bit(workdir, program):
   files = compmod_jax.load(workdir).task.files()
   config = dataclasses.replace(experiment.task, decode=DecodeConfig("greedy", max_extra=2))
   task = config.build(experiment.model, files=files)
-  params = finish.load_parameters(workdir / "models" / "best", task, mesh)
-  trained = finish.evaluate_splits(
+  params = final_evaluation.load_parameters(workdir / "models" / "best", task, mesh)
+  trained = final_evaluation.evaluate_splits(
     task, params, task.final_splits(), sharing=run.sharing_of(mesh), status=silent
   )
   printed, record = program("--lowercase", "--method", "greedy", "--max_ratio", "1.5")
@@ -55,7 +56,7 @@ def test_the_numbers_are_those_of_training_to_the_last_bit(workdir, program):
       assert row[name] == value, (row["split"], name)
     assert row["sentences_per_second"] > 0
     trained[row["split"]].values["sentences_per_second"] = row["sentences_per_second"]
-  rows = [finish.split_result(split, result) for split, result in trained.items()]
+  rows = [final_evaluation.split_result(split, result) for split, result in trained.items()]
   assert table({"name": "", "splits": rows}) in printed
   assert trained["valid"].values["dropped"] == 1
   # Lower-cased outputs can only agree better.
@@ -72,7 +73,7 @@ def test_one_split_another_model_and_another_way_to_decode_can_be_chosen(program
     seen.append((task.config.decode, params, splits))
     return {split: Evaluation({"bleu": 12.5}, [], [], []) for split in splits}
 
-  monkeypatch.setattr(finish, "evaluate_splits", evaluate_splits)
+  monkeypatch.setattr(final_evaluation, "evaluate_splits", evaluate_splits)
   printed, record = program("--split", "test", "--beams", "7", "--model", "step-00000010")
   ((decode, params, splits),) = seen
   assert decode == DecodeConfig(beams=7, max_ratio=1.0, max_extra=2)

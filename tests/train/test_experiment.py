@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.errors import UserError
+from compmod_jax.commands import cli
+from compmod_jax.commands.config_option import load_experiment, parse
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train import cli
-from train.experiment import Experiment, Phase, load_config, load_experiment, parse
+from compmod_jax.training.config_files import load_config
+from compmod_jax.training.experiment import Experiment, Phase
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +22,7 @@ CONFIG = """
 from compmod_jax import errors
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train.experiment import Experiment, Phase
+from compmod_jax.training.experiment import Experiment, Phase
 
 
 def get_config(variant):

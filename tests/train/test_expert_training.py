@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from compmod_jax.core.sharding import MeshConfig, make_mesh, parameter_shardings, place_batch
+from compmod_jax.data.base import Splits
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.pairs import Splits
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.sharding import MeshConfig, make_mesh, parameter_shardings, place_batch
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.translation import Translation, TranslationConfig
-from train.log import Window
-from train.step import gradients
+from compmod_jax.training.log import Window
+from compmod_jax.training.step import gradients
 
 ROUTED = CompetitionConfig(key_dim=3, hidden_dim=5, balance=0.4, z=0.2)
 MODEL = TransformerConfig(

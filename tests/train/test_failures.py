@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from programs import ROOT
 
-from compmod_jax import durable
-from compmod_jax.errors import UserError
-from train import cli, failures
+from compmod_jax.commands import cli, failures
+from compmod_jax.core import durable
+from compmod_jax.core.errors import UserError
 
 SYSTEM = {
   errno.EACCES: (2, "permission denied"),

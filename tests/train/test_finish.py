@@ -2,9 +2,9 @@
 
 import pytest
 
-from train.finish import ending
-from train.history import History
-from train.loop import TIME_UP
+from compmod_jax.training.final_evaluation import ending
+from compmod_jax.training.history import History
+from compmod_jax.training.loop import TIME_UP
 
 
 @pytest.mark.parametrize(

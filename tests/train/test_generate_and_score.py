@@ -12,9 +12,10 @@ import tiny_recurrent
 from test_predict_any_line import BAD, save
 
 import compmod_jax
-from compmod_jax import sharding
-from compmod_jax.errors import UserError
-from train import generate, predict, run, score
+from compmod_jax.commands import generate, predict, score
+from compmod_jax.core import sharding
+from compmod_jax.core.errors import UserError
+from compmod_jax.training import run
 
 GOOD = b"bat 0 cow"
 _load = functools.cache(compmod_jax.load)  # keeps what was compiled

@@ -9,15 +9,15 @@ import pytest
 from programs import Place, Program, make_newer, metrics_of
 
 import compmod_jax
-from compmod_jax.errors import UserError
-from train.checkpoint import Checkpointer
+from compmod_jax.core.errors import UserError
+from compmod_jax.training.checkpoint import Checkpointer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHECKPOINT = "checkpoints/step_00000400"
 # The configuration is the saved one, so that it must go on being readable too.
 CONFIG = """
 from pathlib import Path
-from train.workdir import saved_experiment
+from compmod_jax.training.workdir import saved_experiment
 
 def get_config(variant):
   return saved_experiment(Path({!r}))

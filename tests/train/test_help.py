@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from train import analyse, cli, help
+from compmod_jax.commands import analyse, cli, help
+from compmod_jax.commands.config_option import parse
+from compmod_jax.commands.train import Args
+from compmod_jax.training.config_files import load_config, variants
+from compmod_jax.training.experiment import Experiment
 from train.__main__ import main as list_programs
 from train.__main__ import programs
-from train.experiment import Experiment, load_config, parse, variants
-from train.main import Args
 
 CONFIGS = sorted(map(str, Path("configs").glob("*.py")))
 NAMES = [name.removeprefix("train.") for name, _ in programs()]
@@ -99,7 +101,7 @@ def test_without_a_configuration_help_says_how_to_list_variants(capsys, tmp_path
 def test_the_short_help_is_also_there_for_a_file_that_checks_no_variant(capsys, tmp_path):
   file = tmp_path / "mine.py"
   file.write_text(
-    '"""Mine."""\nfrom train.experiment import load_config\n'
+    '"""Mine."""\nfrom compmod_jax.training.experiment import load_config\n'
     'def get_config(variant):\n  return load_config("configs/scan.py")\n'
   )
   text = printed(capsys, lambda argv: parse(Args, argv), "--config", str(file), "--help")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from compmod_jax.sharding import MeshConfig, make_mesh
-from train import hlo
-from train.collectives import Collective, census
+from compmod_jax.core.sharding import MeshConfig, make_mesh
+from compmod_jax.tools import hlo
+from compmod_jax.training.distributed.collectives import Collective, census
 
 ROWS, WIDTH = 256, 64
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compmod_jax.mechanisms.health import CHANCE, least_tokens
-from train.experiment import Phase
-from train.log import Log, Step
-from train.run import Run
-from train.writer import Writer
+from compmod_jax.mechanisms.competition.statistics import CHANCE, least_tokens
+from compmod_jax.training.experiment import Phase
+from compmod_jax.training.log import Log, Step
+from compmod_jax.training.run import Run
+from compmod_jax.training.writer import Writer
 
 SITE = "router/encoder/layer_0/self"
 

@@ -21,12 +21,12 @@ from programs import (
   steps_saved,
 )
 
-from compmod_jax.interop.model_folder import load_model_folder
-from compmod_jax.losses import Term
-from train import nonfinite
-from train.experiment import load_config
-from train.step import init_state
-from train.workdir import saved_experiment
+from compmod_jax.checkpoints.model_folder import load_model_folder
+from compmod_jax.core.losses import Term
+from compmod_jax.training import nonfinite
+from compmod_jax.training.config_files import load_config
+from compmod_jax.training.step import init_state
+from compmod_jax.training.workdir import saved_experiment
 
 EVALUATIONS = list(range(EVALUATE_EVERY, STEPS + 1, EVALUATE_EVERY))
 

@@ -22,20 +22,20 @@ from programs import (
   write_data,
 )
 
-from train.multihost import LOST
+from compmod_jax.training.distributed.multihost import LOST
 
 STEPS = 20
 CONFIG = """
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.sharding import MeshConfig
+from compmod_jax.core.sharding import MeshConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 def get_config(variant):
   return Experiment(

@@ -13,12 +13,12 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from optax.contrib import MuonDimensionNumbers, muon
 
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.tasks import modulated
-from train.muon import matrices
-from train.optimizer import OptimizerConfig, make_optimizer
+from compmod_jax.training.muon import matrices
+from compmod_jax.training.optimizer import OptimizerConfig, make_optimizer
 
 CONFIG = OptimizerConfig(
   name="muon", learning_rate=0.1, schedule="constant", warmup_steps=0, weight_decay=0.0

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from compmod_jax.errors import UserError
-from train.optimizer import (
+from compmod_jax.core.errors import UserError
+from compmod_jax.training.optimizer import (
   OptimizerConfig,
   decayed,
   groups,

@@ -13,9 +13,10 @@ import pytest
 import tiny_model
 
 import compmod_jax
-from compmod_jax import sharding
-from compmod_jax.errors import UserError
-from train import predict, run
+from compmod_jax.commands import predict
+from compmod_jax.core import sharding
+from compmod_jax.core.errors import UserError
+from compmod_jax.training import run
 
 LINES = ["der hund schläft", "", "die katze sieht einen vogel", "  \t ", "vogel und fisch"]
 ROOT = Path(__file__).parents[2]

@@ -16,21 +16,22 @@ import tiny_model
 import compmod_jax
 from benchmarks import fuzz
 from benchmarks.fuzz_models import Predictor
-from compmod_jax import sharding
-from compmod_jax.data.documents import GrammarDocuments
-from compmod_jax.data.grammar import GrammarData
+from compmod_jax.checkpoints.model_folder import save_model_folder
+from compmod_jax.commands import predict
+from compmod_jax.core import sharding
+from compmod_jax.core.config import to_json
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.worlds import WorldsData
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.errors import UserError
-from compmod_jax.interop.model_folder import save_model_folder
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.serialise import to_json
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
-from train import predict, run
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.training import run
 
 SIZES = {"dim": 16, "heads": 2, "ffn_dim": 16, "dropout": 0.0, "max_length": 96}
 NEMOT = NemotConfig(**SIZES, vanilla_layers=1, modulatory_layers=1, output_layers=1)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.kernels import grouped
-from compmod_jax.sharding import MeshConfig, make_mesh
-from train import products
+from compmod_jax.tools import products
 
 N, K, M = 6, 5, 7
 

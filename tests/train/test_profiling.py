@@ -10,10 +10,11 @@ import pytest
 import tiny_masked
 from programs import train
 
-from compmod_jax.errors import UserError
-from train import main, profiling
-from train.experiment import Phase
-from train.profiling import Profiler
+from compmod_jax.commands import train as main
+from compmod_jax.core.errors import UserError
+from compmod_jax.training import profiling
+from compmod_jax.training.experiment import Phase
+from compmod_jax.training.profiling import Profiler
 
 FIRST, LAST = 3, 5
 STEPS = [*range(FIRST, LAST + 1)]

@@ -12,25 +12,26 @@ import numpy as np
 import pytest
 
 import compmod_jax
-from compmod_jax.analysis.results import csv_table, flattened
-from compmod_jax.data.documents import GrammarDocuments
-from compmod_jax.data.grammar import GrammarData
+from compmod_jax.analysis.report.results import csv_table, flattened
+from compmod_jax.checkpoints.model_folder import save_model_folder
+from compmod_jax.commands import check_data, evaluate, predict
+from compmod_jax.core.config import to_json
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.example import FORMATS
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.typed import typed_question
-from compmod_jax.data.worlds import WorldsData
-from compmod_jax.errors import UserError
-from compmod_jax.interop.model_folder import save_model_folder
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.serialise import to_json
+from compmod_jax.tables.registry import table
 from compmod_jax.tasks.answer_scores import scores
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.base import Evaluation
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
 from compmod_jax.tasks.modulated import parameters
-from train import check_data, evaluate, finish, predict, run
-from train.tables.registry import table
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.training import final_evaluation, run
 
 pytestmark = pytest.mark.usefixtures("one_device")
 WORLDS = WorldsData(train=24, valid=12, test=12, shifted=12)
@@ -144,7 +145,7 @@ def test_tables_of_modulation_compare_what_is_scored():
   questions = [WORLDS.question("valid", i) for i in range(12)]
   known = scores(questions, ["worlds"] * 12, [question.answer for question in questions])
   mine = [column for column in general.columns if column.split == "test"]
-  kept = finish.split_result("test", Evaluation(known, [], [], []))
+  kept = final_evaluation.split_result("test", Evaluation(known, [], [], []))
   assert {column.value for column in mine} <= set(flattened(kept))
   for row in csv.DictReader(io.StringIO(csv_table({"name": "a", "splits": [kept]}))):
     assert {column.value: float(row[column.value]) for column in mine} == {

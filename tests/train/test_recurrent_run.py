@@ -12,12 +12,13 @@ import tiny_recurrent
 from programs import assert_same_bits, computed, metrics_of, state_of, steps_saved, train
 
 import compmod_jax
-from compmod_jax.data.documents import GrammarDocuments
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.errors import UserError
-from compmod_jax.mechanisms.recoding_config import RecodingConfig
-from train import analyse, check_data, evaluate, minimal_pairs
-from train.experiment import Phase, load_config
+from compmod_jax.commands import analyse, check_data, evaluate, minimal_pairs
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
+from compmod_jax.training.config_files import load_config
+from compmod_jax.training.experiment import Phase
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

@@ -13,22 +13,22 @@ from pathlib import Path
 import pytest
 from programs import ROOT, write_data
 
-from compmod_jax.analysis import report as run_report
-from compmod_jax.analysis import style, tables
-from compmod_jax.analysis.grid import Column
+from compmod_jax.analysis.report import style
+from compmod_jax.analysis.report import training as run_report
+from compmod_jax.commands import reproduce
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.text import TextData
-from compmod_jax.data.tokenizer import TokenizerConfig
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.errors import UserError
 from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.tables import registry, report
+from compmod_jax.tables.grid import Column
+from compmod_jax.tables.registry import table
+from compmod_jax.tables.spec import Row, Spec
 from compmod_jax.tasks.translation import TranslationConfig
-from train import reproduce
-from train.experiment import Experiment, Phase
-from train.optimizer import OptimizerConfig
-from train.tables import registry
-from train.tables.registry import table
-from train.tables.spec import Row, Spec
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
 
 
 def experiment(data):
@@ -258,7 +258,7 @@ def test_the_factorial_of_the_committed_runs_is_the_committed_table(tmp_path, mo
   for cell in committed.glob("*-seed*.json"):
     shutil.copy(cell, folder)
   # Drawing takes longer than everything else.
-  monkeypatch.setattr(tables, "effects_forest", lambda _: style.message("", ""))
+  monkeypatch.setattr(report, "effects_forest", lambda _: style.message("", ""))
   reproduce.main(["5.1", "--results", str(tmp_path), "--show"])
   for name in ("table.txt", "table.tex", "table.csv", "effects.csv"):
     assert (folder / name).read_text() == (committed / name).read_text()

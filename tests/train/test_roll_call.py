@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from programs import free_ports
 
-from compmod_jax.errors import UserError
-from train.links import Line
-from train.multihost import Group, Multihost, find_place, silent
-from train.roll_call import roll_call
+from compmod_jax.core.errors import UserError
+from compmod_jax.training.distributed.links import Line
+from compmod_jax.training.distributed.multihost import Group, Multihost, find_place, silent
+from compmod_jax.training.distributed.rendezvous import roll_call
 
 
 def together(*starts: Callable[[], Any]) -> list[Any]:

@@ -8,26 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.data.documents import GrammarDocuments
-from compmod_jax.data.grammar import GrammarData
-from compmod_jax.data.qa.coded import TRAINED_TOKENS
+from compmod_jax.checkpoints.gpt2 import Gpt2, vanilla_sizes, write_gpt2
+from compmod_jax.checkpoints.model_folder import save_model_folder
+from compmod_jax.core.config import to_json
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.tokenizer import TokenizerConfig
-from compmod_jax.data.worlds import WorldsData
-from compmod_jax.errors import UserError
-from compmod_jax.interop.gpt2 import Gpt2, vanilla_sizes, write_gpt2
-from compmod_jax.interop.model_folder import save_model_folder
+from compmod_jax.data.qa.tokenized import TRAINED_TOKENS
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.worlds import WorldsData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text
-from compmod_jax.serialise import to_json
-from compmod_jax.tasks.answering_config import AnsweringConfig
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.kinds import ModelConfig
 from compmod_jax.tasks.modulated import build
-from train.experiment import Experiment, Phase
-from train.run import set_up
-from train.start import Start, merge
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.run import set_up
+from compmod_jax.training.warm_start import Start, merge
 
 pytestmark = pytest.mark.usefixtures("one_device")
 TOKENIZER = TokenizerConfig(vocab_size=180, special_tokens=TRAINED_TOKENS)

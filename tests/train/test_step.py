@@ -11,14 +11,14 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
-from compmod_jax.data.tokenizer import BOS
-from compmod_jax.errors import UserError
-from compmod_jax.losses import Term, cross_entropy
-from compmod_jax.mechanisms.competition import CompetitionConfig
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.losses import Term, cross_entropy
+from compmod_jax.data.tokenizers import BOS
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
 from compmod_jax.tasks.base import Context
-from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from train.step import TrainState, gradients, init_state, make_step, trainable_mask
+from compmod_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from compmod_jax.training.step import TrainState, gradients, init_state, make_step, trainable_mask
 
 ROWS, TIME, WIDTH = 8, 5, 3
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from programs import ROOT
 
-from compmod_jax.errors import UserError
-from train import supervise
+from compmod_jax.commands import supervise
+from compmod_jax.core.errors import UserError
 
 # Acts out what the letters of `ends` ask for, one for each start.
 CHILD = """

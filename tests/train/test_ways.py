@@ -3,8 +3,8 @@
 import pytest
 from programs import Program, assert_as_uninterrupted, metrics_of, state_of
 
-from train.experiment import load_config
-from train.ways import WAYS, iterative, joint, sequential
+from compmod_jax.training.config_files import load_config
+from compmod_jax.training.regimes import WAYS, iterative, joint, sequential
 
 
 def test_joint_training_is_one_phase_of_everything_on_all_data():

@@ -19,18 +19,19 @@ from programs import (
   steps_saved,
 )
 
-from compmod_jax.errors import UserError
-from compmod_jax.interop.model_folder import load_model_folder, save_model_folder
-from compmod_jax.serialise import to_json
-from train import identity
-from train.experiment import Phase, load_config
-from train.history import History
-from train.loop import NO_BETTER, TIME_UP, Loop
-from train.optimizer import learning_rate
-from train.preemption import Preemption
-from train.run import set_up
-from train.workdir import read_config, saved_experiment, write_config
-from train.writer import Writer
+from compmod_jax.checkpoints.model_folder import load_model_folder, save_model_folder
+from compmod_jax.core.config import to_json
+from compmod_jax.core.errors import UserError
+from compmod_jax.training import identity
+from compmod_jax.training.config_files import load_config
+from compmod_jax.training.experiment import Phase
+from compmod_jax.training.history import History
+from compmod_jax.training.loop import NO_BETTER, TIME_UP, Loop
+from compmod_jax.training.optimizer import learning_rate
+from compmod_jax.training.preemption import Preemption
+from compmod_jax.training.run import set_up
+from compmod_jax.training.workdir import read_config, saved_experiment, write_config
+from compmod_jax.training.writer import Writer
 
 STEP = 24
 

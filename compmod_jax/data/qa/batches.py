@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from compmod_jax.core.errors import check
 from compmod_jax.data.buckets import auto_buckets
 from compmod_jax.data.examples import Ragged
 from compmod_jax.data.pipeline import iterate
-from compmod_jax.data.qa.coded import Coded
 from compmod_jax.data.qa.mixing import Mixture, Planned
-from compmod_jax.errors import check
+from compmod_jax.data.qa.tokenized import Coded
 
 BLOCK = "rows/"
 _ENDLESS = 1 << 62

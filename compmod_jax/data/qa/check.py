@@ -2,11 +2,11 @@
 
 import hashlib
 
+from compmod_jax.data.base import DataError
 from compmod_jax.data.check import Finding, Notes, SplitReport
-from compmod_jax.data.pairs import DataError
-from compmod_jax.data.qa.coded import Coder
 from compmod_jax.data.qa.example import Question, Questions
 from compmod_jax.data.qa.mixed import Mixed, name_of
+from compmod_jax.data.qa.tokenized import Coder
 
 Seen = dict[bytes, str]
 

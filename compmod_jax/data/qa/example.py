@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from compmod_jax.errors import check, check_choice, short
+from compmod_jax.core.errors import check, check_choice, short
 
 Format = Literal["multiple_choice", "yes_no", "extractive", "abstractive"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -9,10 +9,10 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-from compmod_jax.data.bounded import OverLimit, archive_files, gunzip
-from compmod_jax.data.pairs import DataError
-from compmod_jax.data.text import matching_files, read_lines
-from compmod_jax.errors import UserError, check
+from compmod_jax.core.errors import UserError, check
+from compmod_jax.core.untrusted import OverLimit, archive_files, gunzip
+from compmod_jax.data.base import DataError
+from compmod_jax.data.sources.text import matching_files, read_lines
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 _LISTED = 12

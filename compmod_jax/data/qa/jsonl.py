@@ -29,11 +29,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core.errors import UserError, check, check_choice, short
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.example import MAX_OPTIONS, Question, Questions
 from compmod_jax.data.qa.reading import Reading, collect
 from compmod_jax.data.qa.records import Row, json_lines
-from compmod_jax.errors import UserError, check, check_choice, short
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Question))
 

@@ -3,10 +3,10 @@
 import dataclasses
 import itertools
 
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.data.qa.sets import QASet
 from compmod_jax.data.qa.tfds_sets import TfdsQA
-from compmod_jax.data.worlds import WorldsData
+from compmod_jax.data.synthetic.worlds import WorldsData
 
 QuestionData = WorldsData | QASet | TfdsQA
 UNSEEN = "unseen"

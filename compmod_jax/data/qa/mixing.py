@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compmod_jax.errors import check
+from compmod_jax.core.errors import check
 
 POOL = 64  # batches among which questions of similar length are put together
 

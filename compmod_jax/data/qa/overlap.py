@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from scipy import optimize, sparse
 
+from compmod_jax.core.errors import check
 from compmod_jax.data.qa.example import Format, Question
-from compmod_jax.errors import check
 
 _WORD = re.compile(r"\w+")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")

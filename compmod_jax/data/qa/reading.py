@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.example import MAX_OPTIONS, Format, Question, Questions
 from compmod_jax.data.qa.records import Row
-from compmod_jax.errors import UserError
 
 NO_ANSWER = "no answer is given"
 NO_OPTION = "no option is marked as right"

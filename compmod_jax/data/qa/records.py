@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compmod_jax.data.bounded import parse_json
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core.errors import short, short_list
+from compmod_jax.core.untrusted import parse_json
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.files import beside, read_text
-from compmod_jax.errors import short, short_list
 
 _REQUIRED: Any = object()
 

@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from compmod_jax.data.vocabulary import Tokenizer
-from compmod_jax.layers.reading import PARTS
+from compmod_jax.data.tokenizers.vocabulary import Tokenizer
+from compmod_jax.layers.reading_strategies import PARTS
 
 NOUN, VERB, ADJECTIVE, ADVERB, NUMERAL, FOREIGN, OTHER, SPECIAL = range(len(PARTS))
 """Numbers of the classes, as in `PARTS`."""

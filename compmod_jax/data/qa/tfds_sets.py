@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core.errors import check, check_choice
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.example import Question, Questions
 from compmod_jax.data.qa.readers.boolq import boolq_row
 from compmod_jax.data.qa.readers.commonsense import piqa_row, winogrande_row
 from compmod_jax.data.qa.readers.race import race_row
 from compmod_jax.data.qa.reading import Reading, collect
 from compmod_jax.data.qa.records import Row
-from compmod_jax.data.tfds import open_split
-from compmod_jax.errors import check, check_choice
+from compmod_jax.data.sources.tfds import open_split
 
 _BLOCK = 1024
 Found = Iterator[tuple[str, Question]]

@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from compmod_jax.data.bounded import parse_json
+from compmod_jax.core.errors import UserError, check, short
+from compmod_jax.core.untrusted import parse_json
 from compmod_jax.data.qa.example import FORMATS, Question
-from compmod_jax.errors import UserError, check, short
 
 _LABEL = re.compile(r"\((\d+)\)")
 

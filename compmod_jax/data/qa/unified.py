@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.data.qa.example import MAX_OPTIONS, Question
-from compmod_jax.errors import UserError, check, check_choice
-from compmod_jax.layers.reading import PARTS
+from compmod_jax.layers.reading_strategies import PARTS
 
 PASSAGE, QUESTION, SEPARATOR, END = "<p>", "<q>", "<sep>", "</s>"
 LABELS = tuple(f"({number})" for number in range(1, MAX_OPTIONS + 1))

@@ -4,13 +4,13 @@ import dataclasses
 import json
 
 from compmod_jax.data.qa.check import check_questions, check_sets
-from compmod_jax.data.qa.coded import TRAINED_TOKENS, Coder, texts_of
 from compmod_jax.data.qa.example import Question, Questions
 from compmod_jax.data.qa.jsonl import write_jsonl
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.sets import QASet
-from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
-from compmod_jax.tasks.answering_config import AnsweringConfig
+from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, Coder, texts_of
+from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
+from compmod_jax.tasks.question_answering_config import AnsweringConfig
 
 SPAN = Question("extractive", "Who barked?", "The dog barked.", answers=("the DOG",))
 LOST = Question("extractive", "Who sang?", "A bird sang.", answers=("the cat",))

@@ -8,10 +8,10 @@ import zipfile
 
 import pytest
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.readers import READERS
 from compmod_jax.data.qa.reading import Reading
-from compmod_jax.errors import UserError
 
 
 def write(path, content):

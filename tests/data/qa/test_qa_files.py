@@ -7,9 +7,9 @@ import zipfile
 
 import pytest
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa import files
-from compmod_jax.errors import UserError
 
 MEMBERS = {
   "set/questions/train/b.csv": b"b\n",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.readers import READERS
 from compmod_jax.data.qa.reading import Reading
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.jsonl import jsonl, read_jsonl, write_jsonl
 from compmod_jax.data.qa.reading import Reading
-from compmod_jax.errors import UserError
 
 QUESTIONS = [
   Question("extractive", "Who  barked?", "The dog\nbarked.", answers=("The dog", "dog")),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa import overlap
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.overlap import (
@@ -16,7 +17,6 @@ from compmod_jax.data.qa.overlap import (
   sliding_window,
   window_and_distance,
 )
-from compmod_jax.errors import UserError
 
 
 def choice(passage, question, options, label=1):

@@ -7,9 +7,9 @@ import zipfile
 
 import pytest
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.sets import DEVELOPMENT_SETS, QASet
-from compmod_jax.errors import UserError
 
 
 def lines(path, passages, questions=3):

@@ -5,10 +5,10 @@ import io
 
 import pytest
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.readers import READERS
 from compmod_jax.data.qa.reading import Reading
-from compmod_jax.errors import UserError
 
 
 def read(name, path, split="train"):

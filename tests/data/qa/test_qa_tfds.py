@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.tfds_sets import TfdsQA
-from compmod_jax.errors import UserError
 
 ARC = {
   "id": b"q1",

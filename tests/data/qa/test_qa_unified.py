@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.unified import SPECIAL_TOKENS, TooLong, encode, segments, task_token
-from compmod_jax.errors import UserError
-from compmod_jax.layers.reading import PARTS
+from compmod_jax.layers.reading_strategies import PARTS
 
 SPECIAL = {name: number for number, name in enumerate(SPECIAL_TOKENS)}
 NAMES = {number: name for name, number in SPECIAL.items()}

@@ -26,16 +26,16 @@ import sentencepiece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compmod_jax.data.grammar.splits import GrammarData
 from compmod_jax.data.qa import tagger
-from compmod_jax.data.qa.coded import TRAINED_TOKENS, without_special
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.tagger import OTHER, Tagged, Word, tag_words
+from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, without_special
 from compmod_jax.data.qa.unified import END, encode
-from compmod_jax.data.tokenizer import TokenizerConfig, train_tokenizer
-from compmod_jax.data.vocabulary import Tokenizer
-from compmod_jax.data.worlds import WorldsData, tags
-from compmod_jax.layers.reading import PARTS
+from compmod_jax.data.synthetic.grammar.splits import GrammarData
+from compmod_jax.data.synthetic.worlds import WorldsData, tags
+from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
+from compmod_jax.data.tokenizers.vocabulary import Tokenizer
+from compmod_jax.layers.reading_strategies import PARTS
 
 GRAMMAR = {"noun": "noun", "name": "noun", "verb": "verb", "aux": "verb", "adj": "adjective"}
 GRAMMAR |= {"adv": "adverb", "neg": "adverb", "num": "numeral"}

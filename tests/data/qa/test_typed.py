@@ -2,8 +2,8 @@
 
 import pytest
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.typed import typed_question
-from compmod_jax.errors import UserError
 
 
 def test_text_has_passage_question_and_options():

@@ -7,18 +7,18 @@ from collections import Counter
 
 import pytest
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.example import FORMATS, Question
-from compmod_jax.data.worlds import WorldsData, tags
-from compmod_jax.data.worlds.lexicon import (
+from compmod_jax.data.synthetic.worlds import WorldsData, tags
+from compmod_jax.data.synthetic.worlds.lexicon import (
   CLASSES,
   INVENTED_NAMES,
   NAMES,
   NEW_NAMES,
   VOCABULARY,
 )
-from compmod_jax.data.worlds.queries import evaluate, words_in
-from compmod_jax.data.worlds.world import World
-from compmod_jax.errors import UserError
+from compmod_jax.data.synthetic.worlds.queries import evaluate, words_in
+from compmod_jax.data.synthetic.worlds.world import World
 
 EVERY = {"words": 99, "ways": 9}  # word, and every way to put it
 DATA = WorldsData(train=4_800, valid=600, test=1_200, shifted=600, **EVERY)

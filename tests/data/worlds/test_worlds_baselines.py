@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from compmod_jax.data.qa.baselines import scores
-from compmod_jax.data.worlds import CLASSES, FEW_KINDS, WorldsData
+from compmod_jax.data.synthetic.worlds import CLASSES, FEW_KINDS, WorldsData
 
 POINTS = 0.05  # that a baseline may have above chance
 # Where less happens, what comes up most often is somewhat likelier to be asked for.

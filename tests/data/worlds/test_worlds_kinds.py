@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from compmod_jax.data.worlds import FEW_KINDS, WorldsData
-from compmod_jax.data.worlds.repertoire import ALL, KINDS, Repertoire
-from compmod_jax.errors import UserError
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.synthetic.worlds import FEW_KINDS, WorldsData
+from compmod_jax.data.synthetic.worlds.repertoire import ALL, KINDS, Repertoire
 
 
 @pytest.fixture(scope="module")

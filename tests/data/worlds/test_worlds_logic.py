@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from compmod_jax.data.worlds import WorldsData
-from compmod_jax.data.worlds.english import SENTENCES, with_article
-from compmod_jax.data.worlds.lexicon import CLASSES
-from compmod_jax.data.worlds.queries import evaluate, words_in
-from compmod_jax.data.worlds.repertoire import KINDS
-from compmod_jax.data.worlds.world import World
+from compmod_jax.data.synthetic.worlds import WorldsData
+from compmod_jax.data.synthetic.worlds.english import SENTENCES, with_article
+from compmod_jax.data.synthetic.worlds.lexicon import CLASSES
+from compmod_jax.data.synthetic.worlds.queries import evaluate, words_in
+from compmod_jax.data.synthetic.worlds.repertoire import KINDS
+from compmod_jax.data.synthetic.worlds.world import World
 
 DATA = WorldsData(train=1_800, valid=1, test=1, shifted=600, words=99, ways=9)
 

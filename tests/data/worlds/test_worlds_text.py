@@ -11,13 +11,13 @@ from collections import Counter
 
 import pytest
 
-from compmod_jax.data.qa.coded import texts_of
-from compmod_jax.data.tokenizer import UNK, train_tokenizer
-from compmod_jax.data.worlds import FEW_KINDS, WorldsData
-from compmod_jax.data.worlds.lexicon import INVENTED_NAMES
-from compmod_jax.data.worlds.repertoire import ALL
-from compmod_jax.errors import UserError
-from compmod_jax.serialise import from_json, to_json
+from compmod_jax.core.config import from_json, to_json
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.qa.tokenized import texts_of
+from compmod_jax.data.synthetic.worlds import FEW_KINDS, WorldsData
+from compmod_jax.data.synthetic.worlds.lexicon import INVENTED_NAMES
+from compmod_jax.data.synthetic.worlds.repertoire import ALL
+from compmod_jax.data.tokenizers import UNK, train_tokenizer
 from configs.nemot_qa import worlds
 
 _WAYS = [

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from compmod_jax.data.pairs import DataError
+from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.files import beside, read_text
 from compmod_jax.data.qa.reading import Reading, letter_number

@@ -1,0 +1,54 @@
+"""Old names of modules that configurations of users import: they still work, with a warning."""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+
+_NAMES = {
+  "compmod_jax.data.documents": "compmod_jax.data.sources.documents",
+  "compmod_jax.data.grammar": "compmod_jax.data.synthetic.grammar",
+  "compmod_jax.data.qa.coded": "compmod_jax.data.qa.tokenized",
+  "compmod_jax.data.scan": "compmod_jax.data.synthetic.scan",
+  "compmod_jax.data.text": "compmod_jax.data.sources.text",
+  "compmod_jax.data.tfds": "compmod_jax.data.sources.tfds",
+  "compmod_jax.data.tokenizer": "compmod_jax.data.tokenizers",
+  "compmod_jax.data.unseen": "compmod_jax.data.zero_shot",
+  "compmod_jax.data.worlds": "compmod_jax.data.synthetic.worlds",
+  "compmod_jax.errors": "compmod_jax.core.errors",
+  "compmod_jax.mechanisms.masking": "compmod_jax.data.corruption",
+  "compmod_jax.mechanisms.recoding_config": "compmod_jax.mechanisms.recoding",
+  "compmod_jax.sharding": "compmod_jax.core.sharding",
+  "compmod_jax.sites": "compmod_jax.core.intermediates",
+  "compmod_jax.tasks.answering": "compmod_jax.tasks.question_answering",
+  "compmod_jax.tasks.answering_config": "compmod_jax.tasks.question_answering_config",
+  "train.experiment": "compmod_jax.training.experiment",
+  "train.optimizer": "compmod_jax.training.optimizer",
+  "train.ways": "compmod_jax.training.regimes",
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+  def find_spec(
+    self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+  ) -> importlib.machinery.ModuleSpec | None:
+    known = fullname in _NAMES
+    return importlib.machinery.ModuleSpec(fullname, self) if known else None
+
+  def exec_module(self, module: ModuleType) -> None:
+    new = _NAMES[module.__name__]
+    warnings.warn(
+      f"{module.__name__} is called {new} now; the old name goes with version 0.3.",
+      DeprecationWarning,
+      stacklevel=2,
+    )
+    sys.modules[module.__name__] = importlib.import_module(new)
+
+
+def install() -> None:
+  """Lets the import system know the old names."""
+  if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    sys.meta_path.append(_Finder())

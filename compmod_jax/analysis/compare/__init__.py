@@ -1,0 +1,1 @@
+"""Two trained models side by side: measured and reported."""

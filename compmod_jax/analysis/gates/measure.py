@@ -1,0 +1,107 @@
+"""What the gate of a modulated model lets pass, and what the model loses when it is meddled with.
+
+Source: Knowles 2022, equations 3.12 and 3.14.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from compmod_jax.analysis.gates import edits as changes
+from compmod_jax.analysis.gates import effects as measured
+from compmod_jax.analysis.gates.maps import Map, of_questions, of_split, of_texts
+from compmod_jax.analysis.gates.reading import Totals, categories, read_batch
+from compmod_jax.analysis.report.page import Page
+from compmod_jax.analysis.subject import Subject, drawn
+from compmod_jax.core import errors
+from compmod_jax.data.qa.typed import typed_question
+from compmod_jax.tasks.question_answering import Answering
+
+
+class Found(NamedTuple):
+  """Everything that was measured.
+
+  Attributes:
+    asks: whether texts are questions.
+    totals: site of a gate -> sums over the split.
+    effects: of all changes.
+    moved: variant -> site -> mean absolute change of the gate.
+    changed: questions whose answers changed, and their answers; none where nothing was answered.
+    maps: of single texts.
+  """
+
+  asks: bool
+  totals: dict[str, Totals]
+  effects: list[measured.Effect]
+  moved: dict[str, dict[str, float]]
+  changed: measured.Answers | None
+  maps: list[Map]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gates:
+  """What the gate of a modulated model lets pass: token by token in single texts; by kind of token,
+  part of speech and task over a split; and what answers and losses are with the task token swapped,
+  the gate frozen at its mean, or removed."""
+
+  text: tuple[str, ...] = ()
+  """Texts whose gates are drawn; a question is typed "passage | question (1) a (2) b"."""
+  maps: int = 3
+  """So many of the split's first examples are drawn where no text is given."""
+  task: tuple[str, ...] = ()
+  """Tasks and the ones as which their texts are told, as TASK=OTHER; in question answering, if
+  nothing is given: mqa=gqa gqa=mqa."""
+  decode: int = 200
+  """So many of the examples are answered under every change; 0: none."""
+  samples: int = 2000
+  """Resampled test sets of the bootstrap."""
+  shown: int = 20
+  """So many questions whose answers changed are listed."""
+
+  def __post_init__(self):
+    for field, least in (("maps", 0), ("decode", 0), ("samples", 100), ("shown", 0)):
+      value = getattr(self, field)
+      errors.check(value >= least, f"--{field} is {value}; it must be at least {least}.")
+
+  def run(self, subject: Subject) -> Page:
+    """Reads the gates, and measures what changing them does.
+
+    Raises:
+      UserError: the model has no gate, a task is not the model's, or a text cannot be read.
+    """
+    from compmod_jax.analysis.gates.report import make_page
+
+    runner = changes.Runner(subject)
+    told = changes.swaps(self.task, runner.task, runner.config)
+    asks = isinstance(runner.task, Answering)
+    typed = [typed_question(text) for text in self.text] if asks else []
+    totals = collect(runner)
+    variants = changes.variants(runner, {site: t.means for site, t in totals.items()}, told)
+    losses, answers, find = measured.measure_losses(runner, variants), None, None
+    if isinstance(runner.task, Answering):
+      find = changes.search(runner.task)
+      if self.decode:
+        numbers = drawn(subject.numbers, self.decode, subject.seed)
+        answers = measured.measure_answers(runner, find, numbers, variants)
+    effects = measured.effects(losses, answers, seed=subject.seed, samples=self.samples)
+    if find is not None and typed:
+      drawn_texts = of_questions(runner, find, typed)
+    elif self.text:
+      drawn_texts = of_texts(runner, self.text)
+    else:
+      drawn_texts = of_split(runner, find if self.decode else None, self.maps)
+    changed = None if answers is None else measured.most_changed(answers, self.shown)
+    return make_page(
+      self, subject, Found(asks, totals, effects, losses.moved, changed, drawn_texts)
+    )
+
+
+def collect(runner: changes.Runner) -> dict[str, Totals]:
+  """Sums over all texts of the subject: site of a gate -> its totals."""
+  subject, groups = runner.subject, categories(runner.task)
+  found = {s: Totals(groups, subject.numbers, width) for s, width in runner.widths.items()}
+  for number, batch in enumerate(subject.batches):
+    read, (_, gates) = read_batch(runner.task, batch), runner(batch, runner.trained)
+    for site, gate in gates.items():
+      found[site].add(gate, read, batch["index"])
+    subject.status(f"gates on {subject.split}", number + 1, len(subject.batches))
+  return found

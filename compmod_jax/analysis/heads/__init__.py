@@ -1,0 +1,1 @@
+"""What competing heads and experts do: measured, drawn, and reported."""

@@ -1,0 +1,1 @@
+"""How recurrent models read sentences, with recoding and without."""

@@ -1,0 +1,224 @@
+"""Diagnostic classifiers: what can be told linearly from a recurrent model's hidden states.
+
+A logistic classifier of the number of a sentence's subject reads the hidden state at every token.
+Beside it stands a control task (Hewitt and Liang 2019): the same classifier is asked for a label
+that was drawn at random for every word type, which can only be learned by heart; what it does
+better on the real task is in the states rather than in the classifier. A classifier that was
+trained here is what recoding by weak supervision lowers the loss of (Ulmer 2019, section 4.2).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from compmod_jax.analysis.minimal_pairs import wilson
+from compmod_jax.analysis.report.page import Page, Section, Table
+from compmod_jax.analysis.subject import Subject
+from compmod_jax.core.errors import UserError, check
+from compmod_jax.core.intermediates import Taps
+from compmod_jax.tasks.language_model import LanguageModel
+
+_CHUNK = 256  # sentences that go through the model at once
+
+
+class Probe(NamedTuple):
+  """A logistic classifier: the logit of label 1 is `weight . state + bias`."""
+
+  weight: np.ndarray
+  bias: float
+
+  def logits(self, states: np.ndarray) -> np.ndarray:
+    """Of states [n, dim]."""
+    return states @ self.weight + self.bias
+
+
+class Tokens(NamedTuple):
+  """Hidden states of all tokens of some sentences, and what is known of each token.
+
+  Attributes:
+    states: [tokens, dim].
+    label: of its sentence, 0 or 1.
+    place: in its sentence, from 0.
+    word: token number.
+    sentence: number of its sentence.
+  """
+
+  states: np.ndarray
+  label: np.ndarray
+  place: np.ndarray
+  word: np.ndarray
+  sentence: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeNumber:
+  """Whether the number of the subject can be told from hidden states: a logistic classifier at
+  every token, beside a control task, by place and by attractors; for data with gold numbers."""
+
+  layer: int = -1
+  """Layer whose hidden state is read; -1: the last one."""
+  training: int = 2000
+  """Training sentences of the classifier."""
+  penalty: float = 1e-3
+  """Weight of the squared norm of the classifier, relative to the mean loss."""
+  places: int = 12
+  """So many first tokens are told apart."""
+
+  def __post_init__(self):
+    check(self.training >= 10, f"--training is {self.training}; it must be at least 10.")
+    check(self.penalty > 0, f"--penalty is {self.penalty}; it must be positive.")
+
+  def run(self, subject: Subject) -> Page:
+    """Trains the classifier on the training split and tests it on the subject's.
+
+    Raises:
+      UserError: the model is no recurrent language model, or its data have no gold numbers.
+    """
+    task = subject.task
+    if not isinstance(task, LanguageModel):
+      raise UserError("The model is no recurrent language model; this classifier reads those.")
+    layers = task.model.config.layers
+    check(
+      -layers <= self.layer < layers,
+      f"--layer is {self.layer}, but the model has {layers}; give {-layers} to {layers - 1}.",
+    )
+    site = f"layer_{self.layer % layers}/hidden"
+    train = read_tokens(task, subject, "train", site, self.training)
+    test = read_tokens(task, subject, subject.split, site, subject.sentences)
+    probe = fit(train.states, train.label, self.penalty)
+    control = _control_labels(task.tokenizer.vocab_size, subject.seed)
+    other = fit(train.states, control[train.word], self.penalty)
+    by_chance = (other.logits(test.states) > 0) == (control[test.word] > 0)
+    return self._page(subject, task, site, probe, test, by_chance)
+
+  def _page(
+    self,
+    subject: Subject,
+    task: LanguageModel,
+    site: str,
+    probe: Probe,
+    test: Tokens,
+    by_chance: np.ndarray,
+  ) -> Page:
+    right = (probe.logits(test.states) > 0) == (test.label > 0)
+    rows = [_row("all", right, by_chance)]
+    for place in range(self.places):
+      here = test.place == place
+      if here.any():
+        rows.append(_row(f"token {place}", right[here], by_chance[here]))
+    attractors = _attractors(subject, test)
+    if attractors is not None:
+      last = np.append(np.diff(test.sentence) != 0, True)
+      for count in np.unique(attractors):
+        here = attractors == count
+        rows.append(_row(f"{count} attractors", right[here], by_chance[here]))
+        end = here & last
+        rows.append(_row(f"{count} attractors, last token", right[end], by_chance[end]))
+    columns = ("tokens", "number", "accuracy", "low", "high", "control task", "selectivity")
+    majority = max(float(np.mean(test.label)), 1 - float(np.mean(test.label)))
+    return Page(
+      title=f"The subject's number in the hidden states, on {subject.split}",
+      description=f"{task.describe()} A logistic classifier of {site}, trained on"
+      f" {self.training:,} training sentences, at every token.",
+      summary=[
+        f"The number is told at {100 * float(np.mean(right)):.1f} % of tokens; the larger class has"
+        f" {100 * majority:.1f} %.",
+        f"A label drawn at random for every word is told at {100 * float(np.mean(by_chance)):.1f} %"
+        f" of tokens: selectivity {100 * float(np.mean(right) - np.mean(by_chance)):+.1f} points.",
+      ],
+      sections=[Section("Accuracy", [Table("accuracy", columns, rows, "With 95 % intervals.")])],
+      data={
+        "site": site,
+        "tokenizer": task.tokenizer.fingerprint,
+        "classifier": {"weight": probe.weight.tolist(), "bias": probe.bias},
+        "accuracy": [dict(zip(columns, row, strict=True)) for row in rows],
+      },
+    )
+
+
+def _row(name: str, right: np.ndarray, control: np.ndarray) -> list[Any]:
+  share = float(np.mean(right))
+  low, high = wilson(share, len(right))
+  by_chance = float(np.mean(control))
+  return [name, len(right), share, low, high, by_chance, share - by_chance]
+
+
+def read_tokens(
+  task: LanguageModel, subject: Subject, split: str, site: str, sentences: int
+) -> Tokens:
+  """Hidden states at a site, while the model reads sentences one by one.
+
+  Args:
+    task: the language model's.
+    subject: parameters, seed and display.
+    split: whose sentences.
+    site: of the hidden states.
+    sentences: how many, drawn at random; 0: all.
+  """
+  texts, labels = list(task.config.data.load(split)), np.asarray(task.streams.labels(split))
+  chosen = np.arange(len(texts))
+  if 0 < sentences < len(texts):
+    chosen = np.sort(np.random.default_rng(subject.seed).choice(len(texts), sentences, False))
+  read = jax.jit(lambda params, batch: _captured(task, params, batch, site))
+  parts: list[Tokens] = []
+  for start in range(0, len(chosen), _CHUNK):
+    numbers = chosen[start : start + _CHUNK]
+    batch = task.scorer.batch([texts[i] for i in numbers])
+    states = np.asarray(read(subject.params, batch))
+    rows, places = np.nonzero(np.asarray(batch["counted"]))
+    words = np.asarray(batch["tokens"])[rows, places]
+    # The state at a place has read the token there; the first is the end token before the text.
+    kept = places > 0
+    rows, places, words = rows[kept], places[kept], words[kept]
+    parts.append(
+      Tokens(states[rows, places], labels[numbers[rows]], places - 1, words, numbers[rows])
+    )
+    subject.status(f"states on {split}", min(start + _CHUNK, len(chosen)), len(chosen))
+  return Tokens(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _captured(task: LanguageModel, params: Any, batch: Mapping[str, Any], site: str) -> jax.Array:
+  taps = Taps(capture=frozenset([site]))
+  task.forward(params, batch, taps=taps)
+  return taps.captured[site]
+
+
+def _attractors(subject: Subject, test: Tokens) -> np.ndarray | None:
+  """Attractors of every token's sentence; None where the data do not say."""
+  counts: Sequence[int] | None = subject.task.config.data.attractors(subject.split)
+  return None if counts is None else np.asarray(counts)[test.sentence]
+
+
+def _control_labels(vocab: int, seed: int) -> np.ndarray:
+  """A random label for every word type."""
+  return np.random.default_rng([seed, 1]).integers(2, size=vocab)
+
+
+def fit(states: np.ndarray, labels: np.ndarray, penalty: float, steps: int = 30) -> Probe:
+  r"""Logistic regression by Newton's method.
+
+  .. math:: \min_{w, b} \frac{1}{n} \sum_i \ln(1 + e^{z_i}) - y_i z_i + \frac{\lambda}{2} \|w\|^2,
+     \qquad z_i = w \cdot h_i + b
+
+  Args:
+    states: [n, dim].
+    labels: 0 or 1, [n].
+    penalty: lambda.
+    steps: most Newton steps.
+  """
+  x = np.concatenate([states, np.ones((len(states), 1))], axis=1).astype(np.float64)
+  ridge = np.full(x.shape[1], penalty)
+  ridge[-1] = 1e-9  # the bias is free
+  w = np.zeros(x.shape[1])
+  for _ in range(steps):
+    p = 1 / (1 + np.exp(-np.clip(x @ w, -30, 30)))
+    gradient = x.T @ (p - labels) / len(x) + ridge * w
+    curvature = (x * (p * (1 - p))[:, None]).T @ x / len(x) + np.diag(ridge)
+    change = np.linalg.solve(curvature, gradient)
+    w = w - change
+    if np.abs(change).max() < 1e-8:
+      break
+  return Probe(w[:-1].astype(np.float32), float(w[-1]))

@@ -1,0 +1,1 @@
+"""Reports: pages, pictures in the house style, tables of results."""

@@ -1,0 +1,36 @@
+"""The console script `compmod`: every program by its name.
+
+compmod train --config nmt_cah --workdir runs/nmt_cah
+"""
+
+import importlib
+import sys
+
+from compmod_jax.commands import interrupt
+
+
+def main() -> None:
+  """Runs the program that the first word names; without one, prints the list of programs."""
+  interrupt.install(importing=True)
+  interrupt.hook()
+  from compmod_jax.commands import cli, programs
+  from compmod_jax.core.errors import check_choice
+
+  known = {name.replace("_", "-"): (name, about) for name, about in programs()}
+  given = sys.argv[1] if len(sys.argv) > 1 else "--help"
+
+  def listed(argv: list[str]) -> None:
+    rows = [(f"{cli.CONSOLE} {name}", about) for name, (_, about) in known.items()]
+    print(f"usage: {cli.CONSOLE} PROGRAM [OPTION ...]\n\n{cli.table(rows, 34)}\n")
+    print(f"Each has --help. {cli.DEBUG}")
+
+  def unknown(argv: list[str]) -> None:
+    check_choice("The program", given.replace("_", "-"), known)
+
+  if given in ("-h", "--help"):
+    cli.run(listed)
+  name, _ = known.get(given.replace("_", "-"), ("", ""))
+  if not name:
+    cli.run(unknown)
+  sys.argv = [sys.argv[0], *sys.argv[2:]]
+  cli.run(importlib.import_module(f"compmod_jax.commands.{name}").main)

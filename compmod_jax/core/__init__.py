@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, configurations, losses, intermediates, sharding."""

@@ -1,0 +1,181 @@
+"""Configurations to plain JSON and back, strictly: unknown fields and wrong types are errors."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from compmod_jax.core import errors
+
+T = TypeVar("T")
+
+# Names the class of a field that may hold one of several.
+TAG = "kind"
+_UNTAGGED = "untagged"
+_ABSENT = "absent"
+_RENAMED = "renamed"
+_COMPLETED = "completed"
+
+
+def once(kind: type) -> dict[str, Any]:
+  """Metadata of a field that had this one class before it could hold several.
+
+  What was saved then has no tag, and is of this class.
+  """
+  return {_UNTAGGED: kind}
+
+
+def absent(value: Any) -> dict[str, Any]:
+  """Metadata of a field that is newer than saved configurations, for which its default is wrong.
+
+  What was saved without the field has this value instead.
+  """
+  return {_ABSENT: value}
+
+
+def renamed(names: Mapping[str, str]) -> dict[str, Any]:
+  """Metadata of a field some of whose values have new names: saved ones -> new."""
+  return {_RENAMED: names}
+
+
+def completed(complete: Callable[[Any, Mapping[str, Any]], Any]) -> dict[str, Any]:
+  """Metadata of a field of which more has to be given now than when configurations were saved.
+
+  Args:
+    complete: from the saved value of the field, and those of all fields of its class, to the value
+      that says the same.
+  """
+  return {_COMPLETED: complete}
+
+
+def to_json(config: Any, kind: Any = None) -> dict[str, Any]:
+  """A configuration (a dataclass) as nested dictionaries, lists, strings and numbers.
+
+  Args:
+    config: the configuration.
+    kind: the union that it is one class of; it is tagged then.
+  """
+  return _write(kind or type(config), config)
+
+
+def from_json(kind: type[T] | Any, data: Any, *, untagged: type | None = None) -> T:
+  """The configuration of class `kind` that `to_json` made `data` from; defaults fill what is left.
+
+  Args:
+    kind: a class or a union of classes.
+    data: what `to_json` returned.
+    untagged: the class of a union's data without a tag.
+
+  Raises:
+    UserError: a field that the class does not have, a missing one, or a bad value.
+  """
+  try:
+    return _read(kind, data, "", untagged)
+  except errors.UserError as error:
+    name = getattr(kind, "__name__", "configuration")
+    raise errors.UserError(f"The saved {name} cannot be read: {error}") from error
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+  """The types of a union; of any other type, itself."""
+  union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+  return typing.get_args(kind) if union else (kind,)
+
+
+def _classes(kind: Any) -> dict[str, Any]:
+  """The dataclasses of a union, by name."""
+  return {
+    m.__name__: m for m in _members(kind) if isinstance(m, type) and dataclasses.is_dataclass(m)
+  }
+
+
+def _write(kind: Any, value: Any) -> Any:
+  if dataclasses.is_dataclass(value):
+    hints = typing.get_type_hints(type(value))
+    fields = dataclasses.fields(value)
+    written = {f.name: _write(hints[f.name], getattr(value, f.name)) for f in fields}
+    return written | ({TAG: type(value).__name__} if len(_classes(kind)) > 1 else {})
+  if isinstance(value, tuple):
+    return [_write(inner, item) for inner, item in zip(_items(kind, value), value, strict=True)]
+  return value
+
+
+def _items(kind: Any, values: Any) -> list[Any]:
+  """The type of every item of a tuple: `tuple[X, ...]` or `tuple[X, Y]`, `None` allowed beside."""
+  for member in _members(kind):
+    inner = typing.get_args(member)
+    if typing.get_origin(member) is tuple:
+      return [inner[0]] * len(values) if inner[-1] is ... else list(inner)
+  return [object] * len(values)
+
+
+def _read(kind: Any, data: Any, path: str, untagged: type | None = None) -> Any:
+  members, classes = _members(kind), _classes(kind)
+  if data is None and type(None) in members:
+    return None
+  if classes:
+    return _read_class(classes, data, path, untagged)
+  if typing.get_origin(kind) is typing.Literal:
+    choices = typing.get_args(kind)
+    errors.check(data in choices, f"{path} is {data!r}; it must be one of: {_words(choices)}.")
+    return data
+  if any(typing.get_origin(member) is tuple for member in members):
+    return _read_tuple(kind, data, path)
+  return _read_scalar(members, data, path)
+
+
+def _read_tuple(kind: Any, data: Any, path: str) -> tuple[Any, ...]:
+  errors.check(isinstance(data, list | tuple), f"{path} is {data!r}; it must be a list.")
+  inner = _items(kind, data)
+  errors.check(len(inner) == len(data), f"{path} is {data!r}; it must have {len(inner)} items.")
+  pairs = enumerate(zip(inner, data, strict=True))
+  return tuple(_read(kind, item, f"{path}.{i}") for i, (kind, item) in pairs)
+
+
+def _read_scalar(members: tuple[Any, ...], data: Any, path: str) -> Any:
+  if type(data) in members:
+    return data
+  if float in members and type(data) is int:
+    return float(data)
+  names = _words("none" if m is type(None) else m.__name__ for m in members)
+  raise errors.UserError(f"{path} is {data!r}; it must be of type {names}.")
+
+
+def _read_class(classes: dict[str, Any], data: Any, path: str, untagged: type | None) -> Any:
+  where = path or "the configuration"
+  errors.check(isinstance(data, Mapping), f"{where} is {data!r}; it must be a table of fields.")
+  data = dict(data)
+  default = untagged.__name__ if untagged else None
+  name = data.pop(TAG, default) if len(classes) > 1 else next(iter(classes))
+  errors.check(name is not None, f"{where} has no {TAG!r}; it must be one of: {_words(classes)}.")
+  errors.check_choice(f"{path}.{TAG}", str(name), classes)
+  chosen: Any = classes[str(name)]
+  fields = {field.name: field for field in dataclasses.fields(chosen)}
+  prefix = f"{path}." if path else ""
+  for field in data:
+    errors.check_choice(f"a field of {where}", field, fields)
+  for field in fields.values():
+    needed = field.default is field.default_factory is dataclasses.MISSING
+    errors.check(
+      field.name in data or not needed, f"{prefix}{field.name} is missing and has no default."
+    )
+  hints = typing.get_type_hints(chosen)
+  for name, field in fields.items():
+    names = field.metadata.get(_RENAMED, {})
+    if isinstance(data.get(name), str):
+      data[name] = names.get(data[name], data[name])
+    if name in data and _COMPLETED in field.metadata:
+      data[name] = field.metadata[_COMPLETED](data[name], data)
+  values = {
+    name: _read(hints[name], value, f"{prefix}{name}", fields[name].metadata.get(_UNTAGGED))
+    for name, value in data.items()
+  }
+  for field in fields.values():
+    if _ABSENT in field.metadata:
+      values.setdefault(field.name, field.metadata[_ABSENT])
+  return chosen(**values)
+
+
+def _words(names: Any) -> str:
+  return ", ".join(str(name) for name in names)

@@ -1,0 +1,223 @@
+"""Named activations: read them, or replace them, while a model runs.
+
+Every activation that an analysis needs has a stable name, the path of its module and a word, for
+example `encoder/layer_0/self/weights`. A model hands each one to a `Taps`:
+
+    weights = taps("weights", weights)
+
+`OFF`, the default, returns what it is given, so that a model without taps compiles to exactly the
+program it would be without this file.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from compmod_jax.core import errors
+
+Edit = Callable[..., jax.Array]
+"""From an activation to the one that takes its place, of the same shape. An edit that needs a
+second argument is given the valid mask, bool [batch, time]: true where there is a real token."""
+
+
+@dataclasses.dataclass
+class Taps:
+  """What to read and what to change during one call of a model.
+
+  Attributes:
+    capture: full names of the sites to return; `None` for every site.
+    edits: full name -> function from the activation to the one that takes its place (same shape);
+      see `Edit`.
+    prefix: path of the module that holds this object.
+    captured: full name -> activation, after its edit; filled while the model runs.
+    seen: full names of all sites passed so far.
+  """
+
+  capture: frozenset[str] | None = frozenset()
+  edits: Mapping[str, Edit] = dataclasses.field(default_factory=dict)
+  prefix: str = ""
+  captured: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
+  seen: set[str] = dataclasses.field(default_factory=set)
+
+  def scope(self, name: str) -> "Taps":
+    """The same taps as seen from the submodule `name`."""
+    return dataclasses.replace(self, prefix=self._full(name))
+
+  def apart(self) -> "Taps":
+    """The same requests with an empty record, for a function that is traced on its own."""
+    return dataclasses.replace(self, captured={}, seen=set())
+
+  def merge(self, captured: Mapping[str, jax.Array], seen: Iterable[str]) -> None:
+    """Adds the record of a function that was traced on its own."""
+    self.captured.update(captured)
+    self.seen.update(seen)
+
+  def also(self, names: Iterable[str]) -> "Taps":
+    """The same requests and some more captures (full names), with an empty record."""
+    capture = None if self.capture is None else self.capture | frozenset(names)
+    return Taps(capture=capture, edits=self.edits, prefix=self.prefix)
+
+  def editing(self, edits: Mapping[str, Edit]) -> "Taps":
+    """The same requests and record with further edits; those that are here already prevail."""
+    return dataclasses.replace(self, edits={**edits, **self.edits}) if edits else self
+
+  def knowing(self, valid: Callable[[str], jax.Array]) -> "Taps":
+    """The same requests and record, with the valid mask given to the edits that take it.
+
+    Args:
+      valid: from a site to the positions at which it holds real tokens, bool [batch, time].
+    """
+    if not any(map(takes_valid, self.edits.values())):
+      return self
+    bound = {
+      site: functools.partial(_with_mask, edit, valid(site)) if takes_valid(edit) else edit
+      for site, edit in self.edits.items()
+    }
+    return dataclasses.replace(self, edits=bound)
+
+  def wants(self, *names: str) -> bool:
+    """Whether any of these sites of this module is read or changed."""
+    full = [self._full(name) for name in names]
+    self.seen.update(full)
+    return self.capture is None or any(name in self.capture or name in self.edits for name in full)
+
+  def changes(self, name: str) -> bool:
+    """Whether this site of this module is changed."""
+    return self._full(name) in self.edits
+
+  def __call__(self, name: str, value: jax.Array) -> jax.Array:
+    """Passes the site `name` of this module: edits it, records it, returns it."""
+    full = self._full(name)
+    self.seen.add(full)
+    if full in self.edits:
+      edited = self.edits[full](value)
+      errors.check(
+        jnp.shape(edited) == value.shape,
+        f"The edit of site {full!r} returned shape {jnp.shape(edited)} for {value.shape}; an edit"
+        " must keep the shape of the activation.",
+      )
+      value = jnp.asarray(edited, value.dtype)
+    if self.capture is None or full in self.capture:
+      self.captured[full] = value
+    return value
+
+  def check_all_met(self) -> None:
+    """Raises a `UserError` for a requested site that the model does not have."""
+    for name in sorted((self.capture or frozenset()) | set(self.edits)):
+      errors.check_choice("site", name, self.seen)
+
+  def _full(self, name: str) -> str:
+    return f"{self.prefix}/{name}" if self.prefix else name
+
+
+class _Off(Taps):
+  """Taps that do nothing and remember nothing."""
+
+  def scope(self, name: str) -> Taps:
+    return self
+
+  def apart(self) -> Taps:
+    return self
+
+  def merge(self, captured: Mapping[str, jax.Array], seen: Iterable[str]) -> None:
+    pass
+
+  def editing(self, edits: Mapping[str, Edit]) -> Taps:
+    return Taps(edits=edits) if edits else self
+
+  def knowing(self, valid: Callable[[str], jax.Array]) -> Taps:
+    return self
+
+  def wants(self, *names: str) -> bool:
+    return False
+
+  def changes(self, name: str) -> bool:
+    return False
+
+  def __call__(self, name: str, value: jax.Array) -> jax.Array:
+    return value
+
+
+OFF: Taps = _Off()
+
+
+def run(
+  function: Callable[..., Any],
+  *args: Any,
+  capture: Iterable[str] | None = (),
+  edits: Mapping[str, Edit] | None = None,
+  **kwargs: Any,
+) -> tuple[Any, dict[str, jax.Array]]:
+  """Calls `function(*args, taps=..., **kwargs)` and returns its result and the captured sites.
+
+  Args:
+    function: for example a bound `model.apply`.
+    *args: passed on.
+    capture: full site names to return; `None` for every site.
+    edits: full site name -> function of the activation.
+    **kwargs: passed on.
+
+  Raises:
+    UserError: a name that the model does not have, or an edit that changes the shape.
+  """
+  wanted = None if capture is None else frozenset(capture)
+  taps = Taps(capture=wanted, edits=dict(edits or {}))
+  result = function(*args, taps=taps, **kwargs)
+  taps.check_all_met()
+  return result, taps.captured
+
+
+def after(function: Callable[..., Any], site: str) -> Callable[..., Any]:
+  """The pure function from the activation at a site to the result of `function`.
+
+  Everything that does not depend on the activation is computed from the other arguments as usual
+  (a residual stream passes most sites by).
+
+      rest = after(model.apply, "encoder/layer_0/ffn/hidden")
+      logits = rest(activation, variables, source, target)
+      gradient = jax.grad(lambda a: loss(rest(a, variables, source, target)))(activation)
+
+  Args:
+    function: takes `taps`, for example a bound `model.apply`.
+    site: full name of the site.
+
+  Returns:
+    A function of the activation and then of the arguments of `function`; it raises a `UserError`
+    for a site that is not met, or an activation of another shape.
+  """
+
+  def rest(activation: jax.Array, *args: Any, **kwargs: Any) -> Any:
+    return run(function, *args, edits={site: lambda _: activation}, **kwargs)[0]
+
+  return rest
+
+
+def takes_valid(edit: Edit) -> bool:
+  """Whether an edit needs a second argument, which is the valid mask."""
+  try:
+    parameters = inspect.signature(edit).parameters.values()
+  except ValueError:  # a builtin
+    return False
+  positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+  return sum(p.kind in positional and p.default is p.empty for p in parameters) == 2
+
+
+def _with_mask(edit: Edit, valid: jax.Array, value: jax.Array) -> jax.Array:
+  return edit(value, valid)
+
+
+def zero_units(*units: int, axis: int = -1) -> Edit:
+  """An edit that sets the given units (heads, experts) to zero along `axis`."""
+
+  def edit(value: jax.Array) -> jax.Array:
+    keep = jnp.ones(value.shape[axis], bool).at[jnp.asarray(units)].set(False)
+    shape = [1] * value.ndim
+    shape[axis] = value.shape[axis]
+    return jnp.where(keep.reshape(shape), value, 0)
+
+  return edit

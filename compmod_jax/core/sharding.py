@@ -1,0 +1,247 @@
+"""Mesh axes, logical axis rules, and placement of parameters and batches.
+
+Parameters name their dimensions with logical words (`embed`, `heads`, `mlp`, `vocab`, ...); `RULES`
+says which mesh axis each is split over, or which axes together. A dimension that its mesh axes do
+not divide stays whole. XLA derives the rest, so that a layout changes where numbers are computed
+and never which; only `on_parts` is told.
+
+With several processes every array here is global. A process holds the rows of a batch that its
+devices need (`part_of`); `fetch` gives every process the whole of an array.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
+
+from compmod_jax.core import errors
+
+RULES: dict[str, str | tuple[str, ...] | None] = {
+  "batch": ("data", "fsdp", "expert"),
+  "tokens": ("data", "fsdp"),  # rows that experts share: every expert sees those of its group
+  "time": "sequence",
+  "embed": "fsdp",
+  "heads": "tensor",
+  "head_dim": None,
+  "mlp": "tensor",
+  "vocab": "tensor",
+  "position": None,
+  "projections": None,
+  "router": None,
+  "key": None,
+  "units": None,
+  "experts": ("expert", "tensor"),
+  "expert_mlp": None,
+  "norm": None,
+  "members": None,
+  "layers": None,
+  "kinds": None,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Devices along each mesh axis; -1 (one axis at most) takes what is left."""
+
+  data: int = -1
+  """Copies of the model, each with its own part of the batch."""
+  fsdp: int = 1
+  """Parts that parameters and the batch are split into."""
+  tensor: int = 1
+  """Parts that heads, feed-forward units, experts and the vocabulary are split into."""
+  expert: int = 1
+  """Parts that experts are split into, besides those of `tensor`; other layers split the batch."""
+  sequence: int = 1
+  """Parts that the time axis of batches is split into; layers that mix times gather it."""
+
+  def __post_init__(self):
+    sizes = dataclasses.asdict(self)
+    for name, size in sizes.items():
+      errors.check(
+        size == -1 or size >= 1,
+        f"mesh.{name} is {size}; it must be a positive number of devices, or -1 for the rest.",
+      )
+    errors.check(
+      list(sizes.values()).count(-1) <= 1, f"mesh is {sizes}; only one axis may be -1, the rest."
+    )
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+  """The mesh of a configuration over all devices.
+
+  Raises:
+    UserError: the axes do not multiply to the number of devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  sizes = dataclasses.asdict(config)
+  fixed = int(np.prod([size for size in sizes.values() if size != -1]))
+  rest = len(devices) // fixed
+  shape = {name: rest if size == -1 else size for name, size in sizes.items()}
+  total = int(np.prod(list(shape.values())))
+  errors.check(
+    total == len(devices),
+    f"mesh is {sizes}, which needs {max(total, fixed)} devices or a multiple, but there are"
+    f" {len(devices)}; its axes must multiply to the number of devices. Change --config.mesh.*.",
+  )
+  automatic = (AxisType.Auto,) * len(shape)
+  return jax.make_mesh(
+    tuple(shape.values()), tuple(shape), axis_types=automatic, devices=tuple(devices)
+  )
+
+
+def logical(initializer: Callable[..., jax.Array], *names: str) -> Callable[..., Any]:
+  """An initializer whose parameter carries the logical names of its dimensions."""
+  return nn.with_logical_partitioning(initializer, names)
+
+
+def _spec(names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Any) -> PartitionSpec:
+  axes: list[str | tuple[str, ...] | None] = []
+  for name, size in zip(names, shape, strict=True):
+    axis = RULES[name] if name is not None else None
+    parts = np.prod([mesh.shape[a] for a in ((axis,) if isinstance(axis, str) else axis or ())])
+    axes.append(axis if axis is not None and size % int(parts) == 0 else None)
+  return PartitionSpec(*axes)
+
+
+def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:
+  """Sharding of every parameter of a tree (real or abstract) that carries logical names."""
+
+  def one(leaf: Any) -> NamedSharding:
+    if isinstance(leaf, nn.LogicallyPartitioned):
+      return NamedSharding(mesh, _spec(tuple(leaf.names), leaf.value.shape, mesh))
+    return NamedSharding(mesh, PartitionSpec())
+
+  return jax.tree.map(one, boxed, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """The sharding of what every device holds whole."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """The sharding of arrays whose first axis is the batch."""
+  return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
+
+
+def batch_multiple(mesh: Mesh) -> int:
+  """Rows of a batch must be a multiple of this."""
+  return int(np.prod([mesh.shape[axis] for axis in RULES["batch"] or ()]))
+
+
+def part_of(mesh: Mesh) -> tuple[int, int]:
+  """(number, count) of the equal parts of a batch's rows, of which this process holds one.
+
+  Processes whose devices hold the same rows (of a model split over processes) share a part.
+
+  Raises:
+    UserError: the rows that this process's devices hold do not lie together.
+  """
+  rows = batch_multiple(mesh)
+  held: Any = batch_sharding(mesh).addressable_devices_indices_map((rows,)).values()
+  mine = sorted({row for (index,) in held for row in range(*index.indices(rows))})
+  number, rest = divmod(mine[0], len(mine))
+  errors.check(
+    rest == 0 and mine[-1] - mine[0] + 1 == len(mine),
+    f"mesh is {dict(mesh.shape)}, under which process {jax.process_index()} would hold rows {mine}"
+    f" of {rows}; they must lie together. Let mesh.data or mesh.fsdp be a multiple of the number of"
+    " processes, or the product of the other axes.",
+  )
+  return number, rows // len(mine)
+
+
+def column_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+  """The sharding of a column of a batch, rows first and then times."""
+  names = ("batch", "time", *(None for _ in shape[2:]))[: len(shape)]
+  return NamedSharding(mesh, _spec(names, shape, mesh))
+
+
+def place_batch(
+  batch: Mapping[str, np.ndarray], mesh: Mesh, part: tuple[int, int] = (0, 1)
+) -> dict[str, jax.Array]:
+  """Global arrays from rows of a batch; the columns of matrices are times.
+
+  Args:
+    batch: all rows, the same in every process; or those of one part.
+    mesh: the devices.
+    part: which of how many parts of the rows these are; see `part_of`.
+  """
+  number, parts = part
+
+  def one(value: np.ndarray) -> jax.Array:
+    shape, before = (len(value) * parts, *value.shape[1:]), len(value) * number
+
+    def held(index: Any) -> np.ndarray:
+      start, stop, _ = index[0].indices(shape[0])
+      return value[(slice(start - before, stop - before), *index[1:])]
+
+    return jax.make_array_from_callback(shape, column_sharding(shape, mesh), held)
+
+  return {name: one(np.asarray(value)) for name, value in batch.items()}
+
+
+def fetch(tree: Any) -> Any:
+  """The values of arrays, whole, on the host of every process; all processes must call it."""
+
+  def whole(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+      return leaf
+    assert isinstance(leaf.sharding, NamedSharding)
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(leaf.sharding.mesh, PartitionSpec()))(
+      leaf
+    )
+
+  return jax.device_get(jax.tree.map(whole, tree))
+
+
+def _mesh_of(array: jax.Array) -> Any:
+  """The mesh that an array lies on, as a program being traced knows it."""
+  return jax.typeof(array).sharding.mesh
+
+
+def platform_of(array: jax.Array) -> str:
+  """What a program that is being traced is for: what its mesh says, else the default backend."""
+  device = _mesh_of(array).abstract_device or get_abstract_mesh().abstract_device
+  return jax.default_backend() if device is None else device.platform
+
+
+def on_parts(
+  function: Callable[..., jax.Array],
+  arguments: Sequence[Any],
+  names: Sequence[Any],
+  *,
+  result: Sequence[str | None] | None = None,
+) -> jax.Array:
+  """Runs a function on every device's part of its arguments, where they lie on a mesh.
+
+  Inside, collective operations over mesh axes join the parts. Without a mesh of several devices
+  (one made by `make_mesh`) the function runs once on everything.
+
+  Args:
+    function: of the arguments' parts.
+    arguments: arrays, or trees of arrays.
+    names: for each argument the logical names of its dimensions, in a tree of the same structure; a
+      dimension that its mesh axis does not divide is handed over whole.
+    result: those of the result's dimensions, each split where one of the last argument is, or not
+      at all; as the last argument if not given.
+  """
+  mesh = _mesh_of(arguments[-1])
+  axes = {field.name for field in dataclasses.fields(MeshConfig)}
+  ours = axes <= set(mesh.axis_names) and set(mesh.axis_types) == {AxisType.Auto}
+  if not ours or mesh.size == 1:
+    return function(*arguments)
+
+  def specs(argument: Any, names: Any) -> Any:
+    return jax.tree.map(lambda leaf, words: _spec(words, leaf.shape, mesh), argument, names)
+
+  inside = tuple(map(specs, arguments, names))
+  outside = inside[-1]
+  if result is not None:
+    placed = dict(zip(names[-1], outside, strict=True))
+    outside = PartitionSpec(*(placed.get(word) if word else None for word in result))
+  mapped = jax.shard_map(function, mesh=mesh, in_specs=inside, out_specs=outside, check_vma=False)
+  return mapped(*arguments)

@@ -1,0 +1,1 @@
+"""Data that others made: text files, and TensorFlow Datasets."""

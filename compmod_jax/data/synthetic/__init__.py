@@ -1,0 +1,1 @@
+"""Data that the project makes itself: a grammar, small worlds, SCAN."""

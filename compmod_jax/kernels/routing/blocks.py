@@ -1,0 +1,94 @@
+"""What kernels share: sizes of blocks, and the competition inside a block."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from compmod_jax.core.linear import exactly
+from compmod_jax.kernels.routing.reference import MASKED, Choice
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """How much each program of a kernel takes."""
+
+  tpu_softmax: int = 2048
+  """Tokens of the softmax by itself, a multiple of 128."""
+  tpu_tokens: int = 512
+  """Tokens of the other TPU kernels, a multiple of 128."""
+  gpu_elements: int = 4096
+  """Scores of the softmax by itself; far more do not fit into registers."""
+  gpu_route: int = 64
+  """Tokens of the inference network, a power of two."""
+  gpu_tokens: int = 128
+  """Tokens of the output projection."""
+  gpu_columns: int = 128
+  """Columns of the output projection."""
+  gpu_inner: int = 64
+  """Terms of a product that are added at once."""
+  gpu_programs: int = 96
+  """Programs of a sum over tokens, whose shares are summed apart: more would write more shares."""
+
+  def splits(self, tiles: tuple[int, ...]) -> int:
+    """Into how many parts a GPU takes the tokens of a sum whose result has this many tiles."""
+    return max(1, self.gpu_programs // math.prod(tiles))
+
+
+def choose(scores: jax.Array, axis: int, choice: Choice) -> jax.Array:
+  """Weights of a block of scores, float32, whose units lie along `axis`.
+
+  The same as the reference's `softmax`; ranks are counted one unit at a time, so that nothing
+  larger than the block is formed.
+  """
+  scores = scores / choice.temperature
+  allowed = scores != -jnp.inf
+  scores = jnp.where(allowed, scores, MASKED)
+  if choice.rule == "soft":
+    return _softmax(scores, allowed, axis)
+  order = _rank(scores, axis)
+  if choice.rule == "top_k":
+    # Units may be padded: the number to keep has been filled in before.
+    return _softmax(scores, allowed & (order < choice.kept(scores.shape[axis])), axis)
+  large = _softmax(scores, allowed, axis) >= choice.threshold
+  return _softmax(scores, allowed & (large | (order < 1)), axis)
+
+
+def _rank(scores: jax.Array, axis: int) -> jax.Array:
+  index = lax.broadcasted_iota(jnp.int32, scores.shape, axis)
+
+  def count(unit: jax.Array, order: jax.Array) -> jax.Array:
+    other = jnp.sum(jnp.where(index == unit, scores, 0.0), axis=axis, keepdims=True)
+    other = jnp.broadcast_to(other, scores.shape)
+    beats = (other > scores) | ((other == scores) & (unit < index))
+    return order + beats.astype(jnp.int32)
+
+  return lax.fori_loop(0, scores.shape[axis], count, jnp.zeros(scores.shape, jnp.int32))
+
+
+def _softmax(scores: jax.Array, active: jax.Array, axis: int) -> jax.Array:
+  scores = jnp.where(active, scores, MASKED)
+  numerator = jnp.exp(scores - jnp.max(scores, axis=axis, keepdims=True))
+  numerator = jnp.where(active, numerator, 0.0)
+  total = jnp.sum(numerator, axis=axis, keepdims=True)
+  return numerator / jnp.where(total > 0, total, 1.0)
+
+
+def dot(
+  left: jax.Array,
+  right: jax.Array,
+  contract: tuple[int, int] = (1, 0),
+  precision: lax.Precision | None = None,
+) -> jax.Array:
+  """Product of two matrices in float32, over axis `contract[0]` of one and `[1]` of the other."""
+  dimensions = (((contract[0],), (contract[1],)), ((), ()))
+  return lax.dot_general(
+    left, right, dimensions, precision=precision, preferred_element_type=jnp.float32
+  )
+
+
+def exact_dot(left: jax.Array, right: jax.Array, contract: tuple[int, int] = (1, 0)) -> jax.Array:
+  """The same product; float32 operands are not rounded for it."""
+  return dot(left, right, contract, exactly(left.dtype))

@@ -1,0 +1,219 @@
+"""The kernels for NVIDIA GPUs.
+
+Blocks have sides that are powers of two, and at least 16 where they are multiplied. What they hold
+beyond an array is masked in every load and store: units that do not exist get scores of minus
+infinity.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from compmod_jax.kernels.routing.blocks import Blocks, choose, exact_dot
+from compmod_jax.kernels.routing.gpu_projection import project, project_backward
+from compmod_jax.kernels.routing.reference import Choice, First, slopes
+from compmod_jax.kernels.routing.triton import (
+  call,
+  join,
+  load,
+  padded,
+  store,
+  store_part,
+  sum_over_tokens,
+)
+
+__all__ = ["project", "project_backward", "route", "route_backward", "softmax", "softmax_backward"]
+
+
+def softmax(scores: jax.Array, *, choice: Choice, blocks: Blocks, interpret: Any) -> jax.Array:
+  """See `reference.softmax`."""
+  return _over_scores(functools.partial(_softmax, choice=choice), [scores], blocks, interpret)
+
+
+def softmax_backward(
+  weights: jax.Array, gradient: jax.Array, *, choice: Choice, blocks: Blocks, interpret: Any
+) -> jax.Array:
+  """See `reference.softmax_backward`."""
+  kernel = functools.partial(_softmax_backward, temperature=choice.temperature)
+  return _over_scores(kernel, [weights, gradient], blocks, interpret)
+
+
+def _over_scores(kernel: Any, arrays: list[jax.Array], blocks: Blocks, interpret: Any) -> jax.Array:
+  tokens, units = arrays[0].shape
+  shape = (max(1, blocks.gpu_elements // pl.next_power_of_2(units)), pl.next_power_of_2(units))
+  out = jax.ShapeDtypeStruct((tokens, units), jnp.float32)
+  body = functools.partial(kernel, shape=shape)
+  return call(body, (pl.cdiv(tokens, shape[0]),), arrays, [out], interpret)[0]
+
+
+def _softmax(scores: Any, weights: Any, *, choice: Choice, shape: tuple[int, int]) -> None:
+  start = (pl.program_id(0) * shape[0], 0)
+  block = load(scores, start, shape, other=-jnp.inf).astype(jnp.float32)
+  store(weights, start, choose(block, 1, choice))
+
+
+def _softmax_backward(
+  weights: Any, gradient: Any, errors: Any, *, temperature: float, shape: tuple[int, int]
+) -> None:
+  start = (pl.program_id(0) * shape[0], 0)
+  block, slope = load(weights, start, shape), load(gradient, start, shape)
+  store(errors, start, slopes(block, slope, temperature, 1))
+
+
+def route(
+  rows: jax.Array,
+  first: First | None,
+  readout: jax.Array,
+  bias: jax.Array,
+  *,
+  choice: Choice,
+  keep_hidden: bool,
+  blocks: Blocks,
+  interpret: Any,
+) -> tuple[jax.Array, jax.Array | None]:
+  """See `reference.route`."""
+  tokens, (inner, units) = rows.shape[0], readout.shape
+  shifts = [] if first is None else [first[0], first[1][None]]
+  outputs = [jax.ShapeDtypeStruct((tokens, units), jnp.float32)]
+  keep_hidden = keep_hidden and first is not None
+  if keep_hidden:
+    outputs.append(jax.ShapeDtypeStruct((tokens, inner), rows.dtype))
+  kernel = functools.partial(_route, choice=choice, first=first is not None, blocks=blocks)
+  grid = (pl.cdiv(tokens, blocks.gpu_route),)
+  made = call(kernel, grid, [rows, *shifts, readout, bias[None]], outputs, interpret)
+  return made[0], made[1] if keep_hidden else None
+
+
+def _route(*refs: Any, choice: Choice, first: bool, blocks: Blocks) -> None:
+  rows, *layer = refs[: 3 if first else 1]
+  readout, bias, weights, *kept = refs[3 if first else 1 :]
+  tokens, start = blocks.gpu_route, pl.program_id(0) * blocks.gpu_route
+  inner, units = padded(readout.shape[0]), padded(readout.shape[1])
+  if first:
+    (kernel, shift), chunk = layer, blocks.gpu_inner
+
+    def add(i: jax.Array, total: jax.Array) -> jax.Array:
+      left = load(rows, (start, i * chunk), (tokens, chunk))
+      return total + exact_dot(left, load(kernel, (i * chunk, 0), (chunk, inner)))
+
+    turns = pl.cdiv(rows.shape[1], chunk)
+    hidden = lax.fori_loop(0, turns, add, jnp.zeros((tokens, inner), jnp.float32))
+    hidden += load(shift, (0, 0), (1, inner)).astype(jnp.float32)
+  else:
+    hidden = load(rows, (start, 0), (tokens, inner))
+  hidden = jnp.maximum(hidden, 0).astype(readout.dtype)
+  for ref in kept:
+    store(ref, (start, 0), hidden)
+  scores = exact_dot(hidden, load(readout, (0, 0), (inner, units)))
+  scores += load(bias, (0, 0), (1, units), other=-jnp.inf)
+  store(weights, (start, 0), choose(scores, 1, choice))
+
+
+def route_backward(
+  rows: jax.Array,
+  hidden: jax.Array | None,
+  first: First | None,
+  readout: jax.Array,
+  weights: jax.Array,
+  gradient: jax.Array,
+  *,
+  choice: Choice,
+  blocks: Blocks,
+  interpret: Any,
+) -> tuple[jax.Array, First | None, jax.Array, jax.Array]:
+  """See `reference.route_backward`.
+
+  With a first layer in two kernels: the gradient of its matrix is a sum over all tokens, and
+  programs share no memory. The second forms the hidden errors again: to write and read them would
+  be twice the bytes, and XLA's product adds twice as many partial sums.
+  """
+  hidden = rows if hidden is None else hidden
+  programs, (width, units) = pl.cdiv(rows.shape[0], blocks.gpu_route), readout.shape
+  shared = [hidden, readout, weights, gradient]
+  kernel = functools.partial(
+    _route_backward, temperature=choice.temperature, first=first is not None, blocks=blocks
+  )
+  d_rows, d_readout, d_bias, d_shift = call(
+    kernel,
+    (programs,),
+    shared if first is None else [*shared, first[0]],
+    [
+      jax.ShapeDtypeStruct(rows.shape, rows.dtype),
+      jax.ShapeDtypeStruct((programs * width, units), jnp.float32),
+      jax.ShapeDtypeStruct((programs, units), jnp.float32),
+      jax.ShapeDtypeStruct((programs, width), jnp.float32),
+    ],
+    interpret,
+  )
+  d_readout, d_bias = join(d_readout, programs, readout.dtype), jnp.sum(d_bias, axis=0)
+  if first is None:
+    return d_rows, None, d_readout, d_bias
+  tiles = tuple(pl.cdiv(side, blocks.gpu_inner) for side in first[0].shape)
+  splits = blocks.splits(tiles)
+  parts = jax.ShapeDtypeStruct((splits * first[0].shape[0], width), jnp.float32)
+  kernel = functools.partial(
+    _first_backward, temperature=choice.temperature, splits=splits, blocks=blocks
+  )
+  (parts,) = call(kernel, (*tiles, splits), [*shared, rows], [parts], interpret)
+  d_first = join(parts, splits, first[0].dtype), jnp.sum(d_shift, axis=0).astype(first[1].dtype)
+  return d_rows, d_first, d_readout, d_bias
+
+
+def _route_backward(*refs: Any, temperature: float, first: bool, blocks: Blocks) -> None:
+  *shared, d_rows, d_readout, d_bias, d_shift = refs
+  *shared, kernel = shared if first else [*shared, None]
+  program, tokens, chunk = pl.program_id(0), blocks.gpu_route, blocks.gpu_inner
+  start, width = program * tokens, shared[1].shape[0]
+  columns = (0, padded(width))
+  active, errors, below = _errors(shared, start, tokens, columns, temperature)
+  exact = errors.astype(active.dtype)
+  store(d_readout, (program * width, 0), exact_dot(active, exact, (0, 0)), rows=width)
+  store(d_bias, (program, 0), jnp.sum(errors, axis=0)[None])
+  store(d_shift, (program, 0), jnp.sum(below.astype(jnp.float32), axis=0)[None])
+  if kernel is None:
+    store(d_rows, (start, 0), below)
+    return
+
+  @pl.loop(0, pl.cdiv(d_rows.shape[1], chunk))
+  def _(i: jax.Array) -> None:
+    down = exact_dot(below, load(kernel, (i * chunk, 0), (chunk, padded(width))), (1, 1))
+    store(d_rows, (start, i * chunk), down)
+
+
+def _first_backward(*refs: Any, temperature: float, splits: int, blocks: Blocks) -> None:
+  *shared, rows, parts = refs
+  chunk = blocks.gpu_inner
+  row, column = pl.program_id(0) * chunk, pl.program_id(1) * chunk
+
+  def term(start: jax.Array) -> jax.Array:
+    _, _, below = _errors(shared, start, chunk, (column, chunk), temperature)
+    return exact_dot(load(rows, (start, row), (chunk, chunk)), below, (0, 0))
+
+  share = sum_over_tokens(term, rows.shape[0], (chunk, chunk), chunk, splits)
+  store_part(parts, rows.shape[1], (row, column), share)
+
+
+def _errors(
+  shared: Sequence[Any],
+  start: jax.Array,
+  tokens: int,
+  columns: tuple[Any, int],
+  temperature: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Hidden activations, errors of scores, and errors before the relu, at some tokens.
+
+  Of the hidden units, those from `columns[0]` on, `columns[1]` of them.
+  """
+  hidden, readout, weights, gradient = shared
+  units = padded(readout.shape[1])
+  active = jnp.maximum(load(hidden, (start, columns[0]), (tokens, columns[1])), 0)
+  block, slope = (load(ref, (start, 0), (tokens, units)) for ref in (weights, gradient))
+  errors = slopes(block, slope, temperature, 1)
+  matrix = load(readout, (columns[0], 0), (columns[1], units))
+  below = exact_dot(errors.astype(active.dtype), matrix, (1, 1))
+  return active, errors, jnp.where(active > 0, below, 0).astype(active.dtype)

@@ -1,0 +1,242 @@
+r"""The definition of what the kernels of this folder compute, in plain array operations.
+
+.. math::
+   h_j = \mathrm{relu}(x_j W_1 + b_1), \quad s_j = h_j M + c, \quad
+   C_{ij} = \mathrm{softmax}_{i \in S_j}(s_{ij} / \tau), \quad
+   y_j = \sum_i C_{ij}\, \tilde o_{ij} W_{O,i}
+
+S_j are the units that the rule keeps at position j. A score of minus infinity takes no part in
+the competition; a position where nothing is left has weights of 0.
+
+`softmax`, `route` and `project` are the definition: automatic differentiation of them gives the
+gradients. The functions `*_backward` say the same gradients in closed form, from what the forward
+pass kept; they are what runs where there is no kernel.
+
+Source: Kolios 2023, section 5.3.2, equation 5.3, Table 5.3 and section 5.4.
+"""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from compmod_jax.core.linear import exactly
+
+Rule = Literal["soft", "top_k", "threshold"]
+First = tuple[jax.Array, jax.Array]
+"""Kernel [embed, hidden] and bias [hidden] of the inference network's first layer."""
+
+# Finite, so that a row with nothing left stays free of NaN; far below any score of a float32 model.
+MASKED = -1e30
+
+
+class Selection(NamedTuple):
+  """Outcome of a competition.
+
+  Attributes:
+    weights: float32, sum to 1 over the active units, 0 elsewhere.
+    active: which units stayed.
+  """
+
+  weights: Float[Array, "*rows units"]
+  active: Bool[Array, "*rows units"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """Which units stay, see `select`."""
+
+  rule: Rule = "soft"
+  keep: int | None = None
+  threshold: float = 0.0
+  temperature: float = 1.0
+
+  def kept(self, units: int) -> int:
+    """Units that stay under `top_k`: all but one if `keep` is not given."""
+    return max(1, units - 1) if self.keep is None else self.keep
+
+
+def rank(scores: Float[Array, "*rows units"]) -> Float[Array, "*rows units"]:
+  """Number of units that beat each unit; ties go to the lower index, so ranks are distinct.
+
+  Counting needs no sort and is exact on every device.
+  """
+  units = scores.shape[-1]
+  mine, other = scores[..., :, None], scores[..., None, :]
+  earlier = jnp.arange(units)[None, :] < jnp.arange(units)[:, None]
+  earlier = jnp.broadcast_to(earlier, (*scores.shape, units))
+  return jnp.sum((other > mine) | ((other == mine) & earlier), axis=-1).astype(jnp.float32)
+
+
+def _softmax(scores: jax.Array, active: jax.Array) -> jax.Array:
+  """Softmax over the active units; a row without any gives zeros, and zero gradients."""
+  scores = jnp.where(active, scores, MASKED)
+  exponent = scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+  numerator = jnp.where(active, jnp.exp(exponent), 0.0)
+  total = jnp.sum(numerator, axis=-1, keepdims=True)
+  return numerator / jnp.where(total > 0, total, 1.0)
+
+
+def select(
+  scores: Float[Array, "*rows units"],
+  *,
+  rule: Rule = "soft",
+  keep: int | None = None,
+  threshold: float = 0.0,
+  temperature: float = 1.0,
+  mask: Bool[Array, "#*rows units"] | None = None,
+) -> Selection:
+  r"""Weights of the units of every position.
+
+  .. math:: C_{ij} = \mathrm{softmax}_{i \in S_j}(s_{ij} / \tau)
+
+  with S_j all units (`soft`), the `keep` best ones, ties to the lower index (`top_k`), or those
+  whose softmax weight is at least `threshold`, the best one always among them (`threshold`).
+  Gradients reach the surviving scores only.
+
+  Args:
+    scores: compatibilities, dimensionless.
+    rule: which units stay.
+    keep: units that stay under `top_k`; all but one if not given.
+    threshold: smallest weight that stays under `threshold`.
+    temperature: divides the scores.
+    mask: units that may take part; a row without any gives zeros.
+
+  Source: Kolios 2023, equation 5.3, Table 5.3 and section 5.4.
+  """
+  scores = scores.astype(jnp.float32) / temperature
+  allowed = jnp.ones(scores.shape, bool)
+  if scores.shape[-1] == 1 and mask is None:
+    # A constant, so that the compiler leaves the scaling by it out.
+    return Selection(jnp.ones_like(scores), allowed)
+  if mask is not None:
+    allowed = jnp.broadcast_to(mask, scores.shape)
+  active = allowed
+  if rule != "soft":
+    order = rank(jnp.where(allowed, scores, MASKED))
+    if rule == "top_k":
+      active = allowed & (order < Choice(rule, keep).kept(scores.shape[-1]))
+    else:
+      active = allowed & ((_softmax(scores, allowed) >= threshold) | (order < 1))
+  return Selection(_softmax(scores, active), active)
+
+
+def softmax(scores: jax.Array, *, choice: Choice) -> jax.Array:
+  """Weights [tokens, units], float32, from scores [tokens, units]."""
+  return select(scores, mask=scores != -jnp.inf, **vars(choice)).weights
+
+
+def route(
+  rows: jax.Array,
+  first: First | None,
+  readout: jax.Array,
+  bias: jax.Array,
+  *,
+  choice: Choice,
+  keep_hidden: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Weights from activations, or from the inference network's first layer before its relu.
+
+  Args:
+    rows: [tokens, embed], or [tokens, hidden] without `first`.
+    first: the first layer.
+    readout: M [hidden, units], of the type of `rows`.
+    bias: c [units], float32.
+    choice: which units stay.
+    keep_hidden: also return the hidden activations, where `first` makes them.
+
+  Returns:
+    weights [tokens, units], float32; hidden activations [tokens, hidden] or nothing.
+  """
+  if first is not None:
+    rows = _exact(rows, first[0]) + first[1].astype(jnp.float32)[None]
+  hidden = jnp.maximum(rows, 0).astype(readout.dtype)
+  weights = softmax(_exact(hidden, readout) + bias[None], choice=choice)
+  return weights, hidden if keep_hidden and first is not None else None
+
+
+def project(weights: jax.Array, heads: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Head outputs times their weights, through the output projection.
+
+  Args:
+    weights: [tokens, heads], float32.
+    heads: [tokens, heads * head_dim], heads side by side.
+    kernel: [heads * head_dim, embed].
+  """
+  return _product(_scaled(weights, heads), kernel).astype(heads.dtype)
+
+
+def slopes(weights: jax.Array, gradient: jax.Array, temperature: float, axis: int) -> jax.Array:
+  """Gradient with respect to scores, from weights and the gradient with respect to them."""
+  mean = jnp.sum(weights * gradient, axis=axis, keepdims=True)
+  return weights * (gradient - mean) / temperature
+
+
+def softmax_backward(weights: jax.Array, gradient: jax.Array, *, choice: Choice) -> jax.Array:
+  """Gradient of `softmax` with respect to scores, float32."""
+  return slopes(weights, gradient, choice.temperature, axis=-1)
+
+
+def route_backward(
+  rows: jax.Array,
+  hidden: jax.Array | None,
+  first: First | None,
+  readout: jax.Array,
+  weights: jax.Array,
+  gradient: jax.Array,
+  *,
+  choice: Choice,
+) -> tuple[jax.Array, First | None, jax.Array, jax.Array]:
+  """Gradients of `route` with respect to rows, first layer, readout and bias.
+
+  Args:
+    rows: as in `route`.
+    hidden: what `route` kept, where there is a first layer.
+    first: as in `route`.
+    readout: as in `route`.
+    weights: what `route` returned.
+    gradient: with respect to it.
+    choice: as in `route`.
+  """
+  hidden = jnp.maximum(rows, 0) if hidden is None else hidden
+  errors = softmax_backward(weights, gradient, choice=choice)
+  exact = errors.astype(hidden.dtype)
+  below = jnp.where(hidden > 0, _exact(exact, readout.T), 0).astype(hidden.dtype)
+  d_readout = _exact(hidden.T, exact).astype(readout.dtype)
+  if first is None:
+    return below, None, d_readout, jnp.sum(errors, axis=0)
+  kernel, shift = first
+  d_kernel = _exact(rows.T, below).astype(kernel.dtype)
+  d_shift = jnp.sum(below, axis=0, dtype=jnp.float32).astype(shift.dtype)
+  d_rows = _exact(below, kernel.T).astype(rows.dtype)
+  return d_rows, (d_kernel, d_shift), d_readout, jnp.sum(errors, axis=0)
+
+
+def project_backward(
+  weights: jax.Array, heads: jax.Array, kernel: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Gradients of `project` with respect to weights, heads and kernel."""
+  tokens, units = weights.shape
+  scaled = _product(gradient, kernel.T)
+  split = (tokens, units, heads.shape[1] // units)
+  d_weights = jnp.sum((scaled * heads).reshape(split), axis=-1)
+  d_heads = _scaled(weights, scaled).astype(heads.dtype)
+  d_kernel = _product(_scaled(weights, heads).T, gradient).astype(kernel.dtype)
+  return d_weights, d_heads, d_kernel
+
+
+def _scaled(weights: jax.Array, heads: jax.Array) -> jax.Array:
+  split = heads.reshape(*weights.shape, heads.shape[1] // weights.shape[1])
+  return (weights.astype(heads.dtype)[..., None] * split).reshape(heads.shape)
+
+
+def _product(left: jax.Array, right: jax.Array) -> jax.Array:
+  return jnp.matmul(left, right, preferred_element_type=jnp.float32)
+
+
+def _exact(left: jax.Array, right: jax.Array) -> jax.Array:
+  """A product of the router, which decides who wins."""
+  precision = exactly(left.dtype)
+  return jnp.matmul(left, right, precision=precision, preferred_element_type=jnp.float32)

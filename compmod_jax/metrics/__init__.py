@@ -1,0 +1,1 @@
+"""Scores of outputs, how sure they are, and what a few seeds can tell."""

@@ -1,0 +1,43 @@
+"""The table of masked language models: RoBERTa with and without competing heads."""
+
+import dataclasses
+
+from compmod_jax.core.errors import check_choice
+from compmod_jax.tables.grid import Column
+from compmod_jax.tables.spec import Row, Spec, with_model
+from compmod_jax.training.config_files import load_config
+
+SCALES = {
+  "tiny": "English sentences of the project's grammar, on a CPU",
+  "public_domain": "Tiny Shakespeare and War and Peace, 10 minutes a run on a CPU core",
+  "paper": "RoBERTa base on Wikipedia, on many GPUs",
+}
+_VARIANTS = {"tiny": "grammar", "public_domain": "public_domain", "paper": "wikipedia"}
+
+
+def roberta(scale: str) -> Spec:
+  """Masked language models after Kolios 2023, section 5.4: plain, and with competing heads.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  check_choice("--scale", scale, SCALES)
+  base = load_config(f"configs/mlm_cah.py:{_VARIANTS[scale]}")
+  # A run that its clock stops is another run on another machine.
+  base = dataclasses.replace(base, time_limit_minutes=0.0, score_train=scale != "paper")
+  rows = {
+    "none": Row(with_model(base, compete=()), {"PPL valid": 10.04, "PPL train": 12.55}),
+    "enc": Row(
+      with_model(base, compete=("encoder_self",)), {"PPL valid": 10.15, "PPL train": 12.76}
+    ),
+  }
+  columns = (
+    Column("loss test", "test", "loss", 3, lower=True),
+    Column("unigram test", "test", "unigram", 3, lower=True),
+    Column("accuracy test", "test", "accuracy", 4),
+    Column("PPL test", "test", "perplexity", lower=True),
+    Column("PPL valid", "valid", "perplexity", lower=True),
+    Column("PPL train", "train", "perplexity", lower=True),
+  )
+  title = "RoBERTa with competing heads (Kolios 2023, section 5.4)"
+  return Spec(title, SCALES[scale], rows, "none", columns)

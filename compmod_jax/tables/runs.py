@@ -1,0 +1,68 @@
+"""The cells of a table: small JSON files, one for each finished run."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from compmod_jax.core import durable
+from compmod_jax.training.experiment import Experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One run of a table.
+
+  Attributes:
+    row: name of the row.
+    seed: of the run.
+    experiment: the whole configuration.
+    file: where its result is kept.
+  """
+
+  row: str
+  seed: int
+  experiment: Experiment
+  file: Path
+
+
+def fingerprint(experiment: Experiment) -> dict[str, Any]:
+  """What decides a run's result: its configuration but for where and how often it is logged."""
+  from compmod_jax.core.config import to_json
+  from compmod_jax.training.identity import MAY_CHANGE
+
+  return {k: v for k, v in to_json(experiment).items() if k not in (*MAY_CHANGE, "name")}
+
+
+def read(cell: Cell) -> dict[str, Any] | None:
+  """The result of a cell, None if it is not done.
+
+  Raises:
+    UserError: the file is damaged, or belongs to another configuration.
+  """
+  from compmod_jax.core import errors
+  from compmod_jax.core.config import from_json
+  from compmod_jax.training.workdir import differences
+
+  if not cell.file.exists():
+    return None
+  try:
+    record = json.loads(cell.file.read_text())
+    # Through the class, so that fields that were added since then have their defaults.
+    theirs = fingerprint(from_json(Experiment, record["experiment"]))
+  except (ValueError, KeyError, TypeError) as error:
+    raise errors.UserError(
+      f"{cell.file} is not the result of a run ({error}). Restore it or delete it."
+    ) from error
+  found = differences(theirs, fingerprint(cell.experiment))
+  errors.check(
+    not found,
+    f"{cell.file} was made with another configuration: {'; '.join(found[:6])}. Choose another"
+    " --results, or delete the file to make it again.",
+  )
+  return record
+
+
+def write(cell: Cell, record: dict[str, Any]) -> None:
+  """Writes the result of a cell; the file appears whole or not at all."""
+  durable.write(cell.file, [(json.dumps(record, indent=1) + "\n").encode()], shared=True)

@@ -1,0 +1,47 @@
+"""What a table is: rows that are trained, columns that are compared, published figures."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from compmod_jax.tables.grid import Column
+from compmod_jax.training.experiment import Experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One setting of a table.
+
+  Attributes:
+    experiment: what is trained, but for its seed.
+    published: column -> published figure.
+  """
+
+  experiment: Experiment
+  published: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+  """A table: its rows and what they are compared on.
+
+  Attributes:
+    title: what it shows and where it was published.
+    data: what it is made on here, in a few words.
+    rows: name -> row, in order.
+    reference: the plain row.
+    columns: what is compared.
+    factors: name -> rows in which it is on, where rows are all settings of several factors.
+  """
+
+  title: str
+  data: str
+  rows: Mapping[str, Row]
+  reference: str
+  columns: tuple[Column, ...]
+  factors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+
+def with_model(experiment: Experiment, **changes: Any) -> Experiment:
+  """The experiment with changes of its model."""
+  return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **changes))

@@ -1,0 +1,1 @@
+"""What a model is and costs: diagrams, parameters, FLOPs, compiled programs."""

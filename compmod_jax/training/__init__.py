@@ -1,0 +1,1 @@
+"""Training: experiments, the loop, its step, checkpoints, and the folder of a run."""

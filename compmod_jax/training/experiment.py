@@ -1,0 +1,131 @@
+"""An experiment: everything that decides a training run, as one frozen dataclass."""
+
+import dataclasses
+from typing import Literal
+
+from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.config import once
+from compmod_jax.core.sharding import MeshConfig
+from compmod_jax.data.subsets import PARTS, Part
+from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.translation import TranslationConfig
+from compmod_jax.training.optimizer import OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """A stretch of training: on which data, which parameters, how long."""
+
+  name: str = "train"
+  """What logs call it."""
+  part: Part = "all"
+  """Part of the training data: all, or the large or the small one of two without a common example
+  (task.small_share)."""
+  trainable: Literal["all", "routing", "rest"] = "all"
+  """Parameters that move: all, the routers' alone, or all but the routers'."""
+  epochs: float = 0
+  """Length in epochs; 0 if it is given in steps."""
+  steps: int = 0
+  """Length in steps; 0 if it is given in epochs."""
+
+  def __post_init__(self):
+    errors.check(
+      (self.epochs > 0) != (self.steps > 0),
+      f"phases.{self.name} has epochs = {self.epochs} and steps = {self.steps}; give exactly one of"
+      " them a positive value.",
+    )
+    for field in ("epochs", "steps"):
+      value = getattr(self, field)
+      errors.check(value >= 0, f"phases.{field} is {value}; it must not be negative.")
+    errors.check_choice("phases.trainable", self.trainable, ("all", "routing", "rest"))
+    errors.check_choice("phases.part", self.part, PARTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """Task, model, optimizer and schedule of a run."""
+
+  name: str
+  """Short name, used in reports."""
+  task: TaskConfig = dataclasses.field(metadata=once(TranslationConfig))
+  """Data, tokenizers, batches, loss and decoding."""
+  model: ModelConfig = dataclasses.field(metadata=once(TransformerConfig))
+  """The model."""
+  optimizer: OptimizerConfig = OptimizerConfig()
+  """How parameters move."""
+  phases: tuple[Phase, ...] = (Phase(epochs=15),)
+  """Stretches of training, one after the other; the learning-rate schedule spans them all."""
+  mesh: MeshConfig = MeshConfig()
+  """How devices share the work."""
+  start: str = ""
+  """Folder of a trained model to start from, tokenizer included (a workdir, a model's folder, or a
+  GPT-2 checkpoint of Hugging Face's); empty: fresh parameters."""
+  seed: int = 0
+  """Seed of parameters, data order and dropout."""
+  micro_batches: int = 1
+  """Parts of a batch whose gradients are added up, to save memory."""
+  ema: float = 0.0
+  """Decay of the moving average of the parameters that is evaluated and kept; 0 for none."""
+  log_every: int = 20
+  """Steps between lines of the log."""
+  evaluate_every: int = 0
+  """Steps between evaluations on the validation split; 0 for once an epoch."""
+  evaluate_sentences: int = 500
+  """Validation sentences that are translated at each evaluation."""
+  watch_sentences: int = 64
+  """Validation sentences on which weights and norms of heads are measured at each evaluation; 0 for
+  none."""
+  score_train: bool = False
+  """Score the whole training split at the end, too: its loss and perplexity."""
+  checkpoint_every: int = 0
+  """Steps between checkpoints besides those at evaluations; 0 for none."""
+  keep_last: int = 2
+  """Checkpoints that are kept for resuming."""
+  keep_models: int = 1
+  """Evaluated models that are kept besides the best, newest first, for averaging."""
+  patience: int = 0
+  """Stop after this many evaluations without a better score; 0 for never."""
+  max_nonfinite: int = 5
+  """Stop after this many steps in a row with a non-finite loss or gradient."""
+  time_limit_minutes: float = 0.0
+  """Stop training after this much wall time; 0 for no limit."""
+  accept_data: str = ""
+  """Go on in a workdir with other training data than before: their name, which the message that
+  refuses them gives."""
+
+  def __post_init__(self):
+    check_numbers(self)
+    errors.check(bool(self.phases), "phases is empty; an experiment needs at least one phase.")
+    for field in ("micro_batches", "log_every", "keep_last", "max_nonfinite"):
+      value = getattr(self, field)
+      errors.check(value >= 1, f"{field} is {value}; it must be at least 1.")
+    for field in (
+      "seed",
+      "evaluate_every",
+      "evaluate_sentences",
+      "time_limit_minutes",
+      "watch_sentences",
+      "checkpoint_every",
+      "patience",
+      "keep_models",
+    ):
+      value = getattr(self, field)
+      errors.check(value >= 0, f"{field} is {value}; it must not be negative.")
+    errors.check(0 <= self.ema < 1, f"ema is {self.ema}; it must be at least 0 and below 1.")
+
+
+def translation_task(experiment: Experiment) -> TranslationConfig:
+  """The task of an experiment, for programs that can use no other than translation.
+
+  Raises:
+    UserError: it is another one.
+  """
+  task = experiment.task
+  if isinstance(task, TranslationConfig):
+    return task
+  raise errors.UserError(
+    f"The task of {experiment.name!r} is a {type(task).__name__}, but this program compares source"
+    " sentences with translations. Give the --config of a translation experiment."
+  )

@@ -1,0 +1,31 @@
+"""What a run remembers between steps besides its arrays."""
+
+import dataclasses
+from typing import Any
+
+from compmod_jax.training.log import Log
+
+
+@dataclasses.dataclass
+class History:
+  """Where a run stands; part of every checkpoint.
+
+  Attributes:
+    step: batches seen.
+    evaluated: step of the last evaluation.
+    best: score of the best evaluation, None before the first.
+    best_step: its step.
+    stale: evaluations since the best one.
+    seconds: wall time spent in training so far, evaluations included.
+    stopped: why training ended before its last step; empty if it did not.
+    log: what the log has added up since its last line.
+  """
+
+  step: int = 0
+  evaluated: int = -1
+  best: float | None = None
+  best_step: int = 0
+  stale: int = 0
+  seconds: float = 0.0
+  stopped: str = ""
+  log: dict[str, Any] = dataclasses.field(default_factory=lambda: Log.EMPTY)

@@ -1,0 +1,91 @@
+"""What happens when a loss or a gradient is not finite."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compmod_jax.core import errors, losses, sharding
+from compmod_jax.core.intermediates import Taps
+from compmod_jax.tasks.base import Context
+
+
+def watch(loop: Any, last: Any) -> None:
+  """Saves the batch of a bad step, and stops the run after too many of them in a row.
+
+  Args:
+    loop: the training loop.
+    last: (step, metrics, batch) of the step read last, or None.
+
+  Raises:
+    UserError: `max_nonfinite` steps in a row were bad; it says where the first bad number stands.
+  """
+  if last is None or not last[1]["bad_run"] or last[0] == getattr(loop, "bad_step", None):
+    return
+  step, metrics, batch = last
+  loop.bad_step = step
+  path = save_batch(loop.run.workdir, step, batch, loop.group.process)
+  loop.writer.say(
+    f"step {step}: loss {metrics['objective']:g}, gradient norm {metrics['gradient_norm']:g};"
+    f" step skipped, batch saved as {path}"
+  )
+  limit = loop.experiment.max_nonfinite
+  if metrics["bad_run"] < limit:
+    return
+  loop.save()
+  where = locate(loop.run.task, loop.state, loop.run.place(batch), loop.experiment.seed)
+  raise errors.UserError(
+    f"Training stopped at step {step}: the loss or its gradient was not finite in {limit} steps in"
+    f" a row (max_nonfinite). {where} The batches are in {path.parent}; look at them. The last"
+    " checkpoint holds the parameters as they were before the first bad step. To go on from there,"
+    " run the same command with a lower learning rate"
+    f" (--config.optimizer.learning_rate={loop.experiment.optimizer.learning_rate / 10:g}) or with"
+    " clipped gradients (--config.optimizer.clip=1); where these parameters are too large already,"
+    f" remove the newest folders in {loop.run.workdir / 'checkpoints'} first, to go on from an"
+    " older one."
+  )
+
+
+def save_batch(workdir: Path, step: int, batch: Any, process: int = 0) -> Path:
+  """Writes a batch as `nonfinite/step-N.npz` and returns the path; other processes their parts."""
+  folder = workdir / "nonfinite"
+  folder.mkdir(exist_ok=True)
+  path = folder / f"step-{step:08d}{f'-process-{process}' if process else ''}.npz"
+  arrays: Any = {name: np.asarray(value) for name, value in batch.items()}
+  np.savez(path, **arrays)
+  return path
+
+
+def locate(task: Any, state: Any, batch: Any, seed: int) -> str:
+  """Where the first number that is not finite stands: a parameter, a site, or a gradient."""
+  if bad := _bad_leaves(state.params):
+    return f"Parameter {bad[0]} is not finite."
+  sites: list[str] = []
+
+  def finite_sites(params: Any) -> list[jax.Array]:
+    taps = Taps(capture=None)
+    task.forward(params, batch, taps=taps)
+    sites[:] = taps.captured  # in the order in which they are computed
+    return [jnp.isfinite(value).all() for value in taps.captured.values()]
+
+  def objective(params: Any) -> Any:
+    context = Context(jax.random.key(seed), state.step, train=False)
+    return losses.objective(task.loss(params, state.carry, batch, context)[0])
+
+  finite = sharding.fetch(jax.jit(finite_sites)(state.params))
+  if not all(finite):
+    return f"The first activation that is not finite is the site {sites[finite.index(False)]}."
+  if bad := _bad_leaves(jax.jit(jax.grad(objective))(state.params)):
+    return f"The gradient of parameter {bad[0]} is not finite ({len(bad)} parameters in all)."
+  return "With dropout off, everything is finite on this batch."
+
+
+def _bad_leaves(tree: Any) -> list[str]:
+  finite = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree))(tree)
+  return [
+    jax.tree_util.keystr(path, simple=True, separator="/")
+    for path, good in jax.tree_util.tree_leaves_with_path(sharding.fetch(finite))
+    if not good
+  ]

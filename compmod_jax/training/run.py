@@ -1,0 +1,318 @@
+"""A run's parts, assembled: task, mesh, optimizer, state and the folder they live in."""
+
+import base64
+import bisect
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from compmod_jax.analysis.heads.watch import HeadWatch
+from compmod_jax.core import errors, sharding
+from compmod_jax.tasks.base import Batch, Sharing, Task
+from compmod_jax.training import compile_cache, identity
+from compmod_jax.training.experiment import Experiment
+from compmod_jax.training.memory import check_fits
+from compmod_jax.training.optimizer import (
+  OptimizerConfig,
+  carried_over,
+  learning_rate,
+  make_optimizer,
+  parts,
+)
+from compmod_jax.training.step import TrainState, init_state, make_step, trainable_mask
+from compmod_jax.training.warm_start import Start
+from compmod_jax.training.workdir import make_folder
+
+
+def cache_folder() -> Path:
+  """Where compiled programs and trained tokenizers are kept: $COMPMOD_CACHE or ~/.cache."""
+  return Path(os.environ.get("COMPMOD_CACHE") or Path.home() / ".cache" / "compmod_jax")
+
+
+def use_compile_cache() -> None:
+  """Turns on JAX's persistent compilation cache for programs of any size."""
+  compile_cache.use(cache_folder() / "xla")
+
+
+@dataclasses.dataclass
+class Run:
+  """What a training program works with.
+
+  Attributes:
+    experiment: the resolved configuration.
+    workdir: where results go.
+    task: the task, tokenizers trained.
+    mesh: the devices.
+    sharing: how batches are laid over the devices.
+    part: which of how many parts of every training batch this process reads.
+    iterators: training batches of each phase; phases on the same part of the data share one, so
+      that a later phase goes on where an earlier one stopped.
+    batches_per_epoch: of each phase.
+    notes: what the user may want to know, a sentence each.
+    past: step at which each phase ended that is over.
+    config: what `config.json` of the workdir holds.
+  """
+
+  experiment: Experiment
+  workdir: Path
+  task: Task
+  mesh: Mesh
+  sharing: Sharing
+  iterators: list[Any]
+  batches_per_epoch: list[int]
+  notes: list[str]
+  part: tuple[int, int] = (0, 1)
+  past: list[int] = dataclasses.field(default_factory=list)
+  config: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  def place(self, batch: Batch) -> Batch:
+    """Puts a training batch on the devices, of which this process has read its part."""
+    return _place(batch, self.mesh, self.experiment.micro_batches, self.part)
+
+  @functools.cached_property
+  def phase_ends(self) -> list[int]:
+    """Step at which each phase ends."""
+    return identity.ends_of(self.experiment.phases, self.batches_per_epoch, self.past)
+
+  @property
+  def total_steps(self) -> int:
+    """Updates of all phases together."""
+    return self.phase_ends[-1]
+
+  def phase_at(self, step: int) -> tuple[int, int]:
+    """Number of the phase to which a step (from 1) belongs, and its number within the phase."""
+    number = min(bisect.bisect_left(self.phase_ends, step), len(self.phase_ends) - 1)
+    return number, step - (self.phase_ends[number - 1] if number else 0)
+
+  def epoch(self, step: int) -> float:
+    """Epochs done after a step, those of all phases added up, each of its part of the data."""
+    number, within = self.phase_at(step)
+    ends = [0, *self.phase_ends]
+    before = sum(
+      (ends[i + 1] - ends[i]) / batches for i, batches in enumerate(self.batches_per_epoch[:number])
+    )
+    return before + within / self.batches_per_epoch[number]
+
+  def ends_epoch(self, step: int) -> bool:
+    """Whether an epoch or a phase ends with a step."""
+    number, within = self.phase_at(step)
+    return within % self.batches_per_epoch[number] == 0 or step == self.phase_ends[number]
+
+  @functools.cached_property
+  def optimizer(self) -> optax.GradientTransformation:
+    """The optimizer, its schedule spanning all phases."""
+    grouped = any(phase.trainable != "all" for phase in self.experiment.phases)
+    return make_optimizer(self.experiment.optimizer, self.total_steps, grouped=grouped)
+
+  @functools.cached_property
+  def rate(self) -> Any:
+    """Learning rate as a function of the number of updates."""
+    return learning_rate(self.experiment.optimizer, self.total_steps)
+
+  @functools.cached_property
+  def heads(self) -> HeadWatch | None:
+    """Measures heads on a few validation sentences, if that is wanted."""
+    count = self.experiment.watch_sentences
+    watch = HeadWatch(self.task, count, sharing=self.sharing) if count else None
+    return None if watch is None or watch.empty else watch
+
+  def _init(self) -> TrainState:
+    params = nn.unbox(self.task.init(jax.random.key(self.experiment.seed)))
+    carry = self.task.init_carry()
+    return init_state(params, carry, self.optimizer, self.experiment.ema)
+
+  @functools.cached_property
+  def state_shardings(self) -> Any:
+    """Sharding of every array of the state: optimizer and average like their parameters."""
+    whole: Any = sharding.replicated(self.mesh)
+    params = parameter_shardings(self.task, self.mesh)
+    shapes = jax.eval_shape(self._init)
+    moments = optax.tree.map_params(
+      self.optimizer,
+      lambda _, place: place,
+      shapes.opt_state,
+      params,
+      transform_non_params=lambda _: whole,
+    )
+    return TrainState(
+      step=whole,
+      params=params,
+      opt_state=moments,
+      ema=params if self.experiment.ema else (),
+      carry=jax.tree.map(lambda _: sharding.batch_sharding(self.mesh), shapes.carry),
+      skipped=whole,
+      bad_run=whole,
+    )
+
+  def abstract_state(self) -> TrainState:
+    """Shapes, types and shardings of the state."""
+    return jax.tree.map(
+      lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+      jax.eval_shape(self._init),
+      self.state_shardings,
+    )
+
+  def restored(self, checkpoints: Any, before: OptimizerConfig) -> TrainState:
+    """The state of the newest checkpoint, which a run with the optimizer `before` wrote."""
+    wanted, now = self.abstract_state(), self.experiment.optimizer
+    if parts(before) == parts(now):
+      return checkpoints.restore(wanted)[0]
+    grouped = any(phase.trainable != "all" for phase in self.experiment.phases)
+    other = make_optimizer(before, self.total_steps, grouped=grouped)
+    shapes = jax.eval_shape(other.init, wanted.params)
+    old = carried_over(wanted.opt_state, now, before, shapes)
+    state = checkpoints.restore(wanted.replace(opt_state=old))[0]
+    opt_state = carried_over(state.opt_state, before, now, wanted.opt_state)
+    return jax.device_put(state.replace(opt_state=opt_state), self.state_shardings)
+
+  def jitted_step(self, trainable: str) -> Any:
+    """The step in which these parameters train, jitted; it overwrites the state it is given."""
+    step = make_step(
+      self.task,
+      self.optimizer,
+      self.rate,
+      seed=self.experiment.seed,
+      micro_batches=self.experiment.micro_batches,
+      ema=self.experiment.ema,
+      mask=trainable_mask(jax.eval_shape(self._init).params, trainable),
+      total_steps=self.total_steps,
+    )
+    # Every process reads the metrics, without having to ask the others.
+    places = self.state_shardings, sharding.replicated(self.mesh)
+    return jax.jit(step, donate_argnums=0, out_shardings=places)
+
+  def fresh_state(self, say: Callable[[str], None] = lambda _: None) -> TrainState:
+    """The state before the first step, made on the devices.
+
+    Args:
+      say: is told what started from a trained model, if anything did.
+    """
+    state: TrainState = jax.jit(self._init, out_shardings=self.state_shardings)()
+    if not self.experiment.start:
+      return state
+    start = Start(Path(self.experiment.start))
+    fresh = sharding.fetch(state.params)
+    params, note = start.merged(fresh, self.experiment.model)
+    say(note)
+    params = jax.device_put(params, self.state_shardings.params)
+    average = jax.tree.map(jnp.array, params) if self.experiment.ema else ()
+    return state.replace(params=params, ema=average)
+
+
+def state_copies(experiment: Experiment) -> int:
+  """Arrays of every parameter's size that a step needs at least: itself, its gradient, moments."""
+  optimizer = experiment.optimizer
+  moments = int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2
+  return 2 + moments + int(experiment.ema > 0)
+
+
+def parameter_shardings(task: Task, mesh: Mesh) -> Any:
+  """Sharding of every parameter of a task's model."""
+  return sharding.parameter_shardings(jax.eval_shape(task.init, jax.random.key(0)), mesh)
+
+
+def sharing_of(mesh: Mesh, micro_batches: int = 1) -> Sharing:
+  """How batches are laid over a mesh; rows that it cannot share evenly get filler rows."""
+  return Sharing(
+    place=lambda batch: _place(batch, mesh, micro_batches),
+    multiple=sharding.batch_multiple(mesh) * micro_batches,
+  )
+
+
+def _place(batch: Batch, mesh: Mesh, micro_batches: int, part: tuple[int, int] = (0, 1)) -> Batch:
+  multiple = sharding.batch_multiple(mesh) * micro_batches
+  return sharding.place_batch(fill_up(batch, multiple // part[1]), mesh, part)
+
+
+def fill_up(batch: Mapping[str, np.ndarray], multiple: int) -> dict[str, np.ndarray]:
+  """A batch with a multiple of so many rows; the rows added are filler (zeros, index -1)."""
+  filled = {}
+  for name, value in batch.items():
+    more = -len(value) % multiple
+    filling = np.full((more, *value.shape[1:]), -1 if name == "index" else 0, value.dtype)
+    filled[name] = np.concatenate([value, filling]) if more else value
+  return filled
+
+
+def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
+  """Makes or reopens a workdir and assembles the run.
+
+  A workdir gets its configuration only once everything fits, so that a mistake can be mended.
+
+  Raises:
+    UserError: the workdir belongs to another configuration, or any part is wrong.
+  """
+  make_folder(workdir)
+  held = identity.open_workdir(workdir)
+  changed = identity.compare(held, experiment)
+  mesh = sharding.make_mesh(experiment.mesh)
+  sharing = sharing_of(mesh, experiment.micro_batches)
+  # Batches stay what they were, whatever the devices: the same sentences, in the same order.
+  multiple = held.config.get("batch_multiple", sharing.multiple)
+  files = None
+  if held.config:
+    files = held.tokenizers()
+  elif experiment.start:
+    files = Start(Path(experiment.start)).files()
+  read = sharding.part_of(mesh)
+  if multiple % sharing.multiple:
+    read = 0, 1  # filler rows go below all others, so that a process has to know how many there are
+  task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
+  shapes = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
+  check_fits(shapes, parameter_shardings(task, mesh), copies=state_copies(experiment))
+  for phase in experiment.phases:
+    trainable_mask(shapes, phase.trainable)  # raises where nothing would train
+  made = {
+    part: task.train_batches(
+      part=part,
+      seed=experiment.seed,
+      multiple=multiple,
+      process=read[0],
+      processes=read[1],
+    )
+    for part in dict.fromkeys(phase.part for phase in experiment.phases)
+  }
+  for leaf in jax.tree.leaves(jax.eval_shape(task.init_carry)):
+    errors.check(
+      leaf.shape[0] % sharing.multiple == 0,
+      f"The model keeps states for {leaf.shape[0]} rows of text, but devices and micro-batches need"
+      f" a multiple of {sharing.multiple}. Choose other micro_batches or another mesh.",
+    )
+  task.check_data()
+  data, batches = task.fingerprints(), [made[phase.part][1] for phase in experiment.phases]
+  changed += identity.compare_data(held, data, experiment.accept_data)
+  lines, past = identity.compare_phases(held, experiment.phases, batches)
+  changed += lines
+  ends = identity.ends_of(experiment.phases, batches, past)
+  config = identity.settle(
+    held, experiment, changed, data=data, ends=ends, multiple=multiple, command=command
+  )
+  identity.keep_tokenizers(workdir, task.files())
+  return Run(
+    experiment=experiment,
+    workdir=workdir,
+    task=task,
+    mesh=mesh,
+    sharing=sharing,
+    part=read,
+    iterators=[made[phase.part][0] for phase in experiment.phases],
+    batches_per_epoch=batches,
+    notes=identity.notes_on(held, experiment, changed, ends),
+    past=past,
+    config=config,
+  )
+
+
+def encode_files(files: dict[str, bytes]) -> dict[str, str]:
+  """Tokenizers as text, for a checkpoint's record."""
+  return {name: base64.b64encode(content).decode() for name, content in files.items()}

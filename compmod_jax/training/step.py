@@ -1,0 +1,208 @@
+"""One training step: gradients of the objective, the update, and what a bad step leaves alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from compmod_jax.core import errors, losses
+from compmod_jax.tasks.base import Batch, Context, Task
+from compmod_jax.training.optimizer import groups, plateau_factor
+
+
+class TrainState(flax.struct.PyTreeNode):
+  """Everything that training changes.
+
+  Attributes:
+    step: batches seen so far.
+    params: parameters.
+    opt_state: the optimizer's state.
+    ema: moving average of the parameters, or an empty tuple.
+    carry: recurrent state.
+    skipped: steps whose loss or gradient was not finite.
+    bad_run: such steps in a row, up to now.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+  ema: Any
+  carry: Any
+  skipped: jax.Array
+  bad_run: jax.Array
+
+  @property
+  def weights(self) -> Any:
+    """The parameters to evaluate: the moving average where there is one."""
+    return self.params if self.ema == () else self.ema
+
+
+def init_state(
+  params: Any, carry: Any, optimizer: optax.GradientTransformation, ema: float
+) -> TrainState:
+  """The state before the first step."""
+  zero = jnp.int32(0)
+  return TrainState(
+    step=zero,
+    params=params,
+    opt_state=optimizer.init(params),
+    ema=jax.tree.map(jnp.array, params) if ema else (),
+    carry=carry,
+    skipped=zero,
+    bad_run=zero,
+  )
+
+
+def trainable_mask(params: Any, which: str) -> Any:
+  """True for every parameter that moves in a phase: `all`, `routing` or `rest`.
+
+  Raises:
+    UserError: none does.
+  """
+  mask = jax.tree.map(lambda group: which in ("all", group), groups(params))
+  errors.check(
+    any(jax.tree.leaves(mask)),
+    f"phases.trainable is {which!r}, but the model has no such parameters: nothing would train. Let"
+    " heads or experts compete, or use trainable = all.",
+  )
+  return mask
+
+
+def used_mask(mask: Any, idle: tuple[str, ...]) -> Any:
+  """The mask without the parameters that a batch has no use for (`Task.idle`)."""
+  return {
+    name: jax.tree.map(lambda _: False, part) if name in idle else part
+    for name, part in mask.items()
+  }
+
+
+def gradients(
+  task: Task, params: Any, carry: Any, batch: Batch, context: Context, micro_batches: int
+) -> tuple[Any, jax.Array, dict[str, losses.Term], Any, dict[str, Any]]:
+  """Gradient of the objective over a batch, taken in `micro_batches` parts that add up exactly.
+
+  Terms are functions of totals, so the totals come first: one pass adds up every term's statistics,
+  the objective's derivative with respect to them is taken there, and a second pass pulls it back
+  through each part. Only what that derivative depends on is computed in the first pass; for means
+  over tokens that is the counts alone.
+
+  Returns:
+    The gradient, the objective, the terms with their totals, the new carry and the metrics.
+  """
+  if micro_batches == 1:
+
+    def whole(params: Any) -> tuple[jax.Array, Any]:
+      terms, new, found = task.loss(params, carry, batch, context)
+      return losses.objective(terms), (terms, new, found)
+
+    (value, (terms, new, found)), grads = jax.value_and_grad(whole, has_aux=True)(params)
+    return grads, value, terms, new, found
+
+  def split(leaf: jax.Array) -> jax.Array:
+    # Neighbouring rows go to different parts, so that every device keeps its own rows.
+    return leaf.reshape(-1, micro_batches, *leaf.shape[1:]).swapaxes(0, 1)
+
+  def join(leaf: jax.Array) -> jax.Array:
+    return leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:])
+
+  parts = jax.tree.map(split, (dict(batch), carry))
+  numbers = jnp.arange(micro_batches)
+
+  def part_loss(params: Any, number: jax.Array, part: Any) -> tuple[Any, Any, Any]:
+    rng = jax.random.fold_in(context.rng, number)
+    return task.loss(params, part[1], part[0], context._replace(rng=rng))
+
+  def statistics(number_part: Any) -> tuple[Any, Any, Any]:
+    return part_loss(params, *number_part)
+
+  def total(stacked: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stacked)
+
+  terms, carries, found = jax.lax.map(statistics, (numbers, parts))
+  terms, found = total(terms), total(found)
+  value, cotangent = jax.value_and_grad(losses.objective, allow_int=True)(terms)
+
+  def add(grads: Any, number_part: Any) -> tuple[Any, None]:
+    _, pull = jax.vjp(lambda p: part_loss(p, *number_part)[0], params)
+    return jax.tree.map(jnp.add, grads, pull(cotangent)[0]), None
+
+  zeros = jax.tree.map(jnp.zeros_like, params)
+  grads, _ = jax.lax.scan(add, zeros, (numbers, parts))
+  return grads, value, terms, jax.tree.map(join, carries), found
+
+
+def make_step(
+  task: Task,
+  optimizer: optax.GradientTransformation,
+  rate: Callable[[Any], jax.Array],
+  *,
+  seed: int,
+  micro_batches: int,
+  ema: float,
+  mask: Any,
+  total_steps: int = 1,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
+  """The step of a phase: a pure function from state and batch to state and metrics.
+
+  Frozen parameters (`mask` false), those that a batch has no use for, and the optimizer state of
+  both keep their bits. Where the loss or the gradient is not finite, everything but the counters
+  does. What the task varies in the course of training spans `total_steps` batches, those of all
+  phases.
+  """
+  optimizer = optax.with_extra_args_support(optimizer)
+
+  def choose(moves: Any, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda m, n, o: n if m else o, moves, new, old)
+
+  def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+    rng = jax.random.fold_in(jax.random.key(seed), state.step)
+    progress = jnp.minimum(state.step / max(total_steps - 1, 1), 1)
+    context = Context(rng=rng, step=state.step, train=True, progress=progress)
+    grads, value, terms, carry, found = gradients(
+      task, state.params, state.carry, batch, context, micro_batches
+    )
+    moving = used_mask(mask, task.idle(batch))
+    grads = choose(moving, grads, jax.tree.map(jnp.zeros_like, grads))
+    norm = optax.tree.norm(grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params, moving=moving)
+    params = choose(moving, optax.apply_updates(state.params, updates), state.params)
+    moves = optax.tree.map_params(
+      optimizer, lambda _, m: m, opt_state, moving, transform_non_params=lambda _: True
+    )
+    opt_state = choose(moves, opt_state, state.opt_state)
+    average = state.ema
+    if ema:
+      # The average forgets its start faster than its decay says, as long as few steps are in it.
+      decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
+      average = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, params)
+    finite = jnp.isfinite(value) & jnp.isfinite(norm)
+    moved = (params, opt_state, average, carry)
+    old = (state.params, state.opt_state, state.ema, state.carry)
+    params, opt_state, average, carry = jax.tree.map(
+      lambda new, old: jnp.where(finite, new, old), moved, old
+    )
+    bad = 1 - finite.astype(jnp.int32)
+    new = TrainState(
+      step=state.step + 1,
+      params=params,
+      opt_state=opt_state,
+      ema=average,
+      carry=carry,
+      skipped=state.skipped + bad,
+      bad_run=(state.bad_run + 1) * bad,
+    )
+    metrics = {
+      "objective": value,
+      "terms": {name: term.logged() for name, term in terms.items()},
+      "task": found,
+      "gradient_norm": norm,
+      "learning_rate": rate(state.step - state.skipped) * plateau_factor(state.opt_state),
+      "skipped": new.skipped,
+      "bad_run": new.bad_run,
+    }
+    return new, metrics
+
+  return step

@@ -1,21 +1,16 @@
 """Eight virtual CPU devices, strict ranks, checked array shapes; set before JAX is imported."""
 
-import importlib.metadata
 import os
+
+from xla_flags import QUICK
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "")
   + " --xla_force_host_platform_device_count=8"
   # Tests compile far more than they compute.
-  + " --xla_backend_optimization_level=0"
+  + f" --xla_backend_optimization_level=0 {QUICK}"
 )
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-  # A third less of compilation; a version that doesn't know a flag would abort.
-  os.environ["XLA_FLAGS"] += (
-    " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-  )
-
 from jaxtyping import install_import_hook
 
 # Shape annotations of the library are checked while its tests run, and only then.

@@ -2,14 +2,15 @@
 
 import os
 
+from xla_flags import QUICK
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "")
   + " --xla_force_host_platform_device_count=8"
   # Tests compile far more than they compute.
-  + " --xla_backend_optimization_level=0"
+  + f" --xla_backend_optimization_level=0 {QUICK}"
 )
-
 from jaxtyping import install_import_hook
 
 # Shape annotations of the library are checked while its tests run, and only then.

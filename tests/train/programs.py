@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from xla_flags import QUICK
 
 from compmod_jax.training import final_evaluation
 from compmod_jax.training.checkpoint import Checkpointer
@@ -123,8 +124,8 @@ class Place:
   def environment(self, devices: int | None = None, **changes: str) -> dict[str, str]:
     """Variables of a process with so many virtual devices; none of this process's XLA flags."""
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    if devices:
-      kept["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    count = f"--xla_force_host_platform_device_count={devices}" if devices else ""
+    kept["XLA_FLAGS"] = count if self.optimised else f"{count} {QUICK}"
     own = {
       "COMPMOD_CACHE": str(self.cache),
       "TINY_DATA": str(self.data),

@@ -13,8 +13,7 @@ import dataclasses
 from compmod_jax.core import errors
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.tasks.question_answering_config import AnsweringConfig
-from compmod_jax.training.config_files import load_config
-from compmod_jax.training.experiment import Experiment
+from compmod_jax.training.experiment import Experiment, load_config
 
 MECHANISMS: tuple[str, ...] = ("heads", "experts", "gate", "recoding")
 

@@ -14,7 +14,7 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.transformer_config import TransformerConfig
 from compmod_jax.training import memory
-from compmod_jax.training.config_files import load_config
+from compmod_jax.training.experiment import load_config
 
 VARIANTS = {
   "benchmarks/tiny_runs.py": ("translation", "masked", "recurrent", "questions"),

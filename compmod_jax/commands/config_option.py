@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from compmod_jax.commands import cli, help
 from compmod_jax.core import errors
-from compmod_jax.training.config_files import load_config
-from compmod_jax.training.experiment import Experiment
+from compmod_jax.training.experiment import Experiment, load_config
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compmod_jax.commands import cli
-from compmod_jax.training.config_files import find, load_config, names, variants
+from compmod_jax.training.experiment import config_names, find_config, load_config, variants
 
 ALL = "--help-all"
 EXAMPLE = "nmt_cah"  # whose values are shown where none is given
@@ -59,7 +59,7 @@ def page(make_args: Any, config: str | None) -> str:
 def _of_file(config: str) -> str:
   """What a configuration file says of itself, and its variants."""
   path = config.partition(":")[0]
-  module = ast.parse(find(path).read_text(encoding="utf-8"))
+  module = ast.parse(find_config(path).read_text(encoding="utf-8"))
   about = textwrap.indent(ast.get_docstring(module) or "(no description)", "  ")
   found = variants(path)
   listed = f"{path} has no variants that it checks."
@@ -73,8 +73,8 @@ def _files() -> Iterator[str]:
   here = Path("configs").is_dir()
   rows = [
     (f"configs/{name}.py" if here else name, about.split("\n")[0])
-    for name in names()
-    for about in [ast.get_docstring(ast.parse(find(name).read_text("utf-8"))) or ""]
+    for name in config_names()
+    for about in [ast.get_docstring(ast.parse(find_config(name).read_text("utf-8"))) or ""]
   ]
   yield f"Configurations; --config PATH --help lists the variants of one:\n\n{cli.table(rows, 28)}"
 

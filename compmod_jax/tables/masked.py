@@ -5,7 +5,7 @@ import dataclasses
 from compmod_jax.core.errors import check_choice
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
-from compmod_jax.training.config_files import load_config
+from compmod_jax.training.experiment import load_config
 
 SCALES = {
   "tiny": "English sentences of the project's grammar, on a CPU",

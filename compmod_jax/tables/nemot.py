@@ -13,8 +13,7 @@ from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.tasks.causal_lm_config import CausalLMConfig
 from compmod_jax.tasks.question_answering_config import AnsweringConfig
-from compmod_jax.training.config_files import load_config
-from compmod_jax.training.experiment import Experiment
+from compmod_jax.training.experiment import Experiment, load_config
 
 SCALES = {
   "tiny": "small simulated worlds told in English, on a CPU",

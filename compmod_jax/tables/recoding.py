@@ -11,8 +11,7 @@ from compmod_jax.mechanisms.recoding.config import AnchorConfig, RecodingConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.tasks.language_model_config import LanguageModelConfig
-from compmod_jax.training.config_files import load_config
-from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.experiment import Experiment, Phase, load_config
 
 SCALES = {
   "tiny": "10,000 English sentences of the project's grammar, 4 epochs, 3 samples, on a CPU",

@@ -12,8 +12,7 @@ from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.models.transformer_config import Place
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
-from compmod_jax.training.config_files import load_config
-from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.experiment import Experiment, Phase, load_config
 from compmod_jax.training.regimes import WAYS
 
 BLEU, TEST, TRAIN = "BLEU test", "PPL test", "PPL train"

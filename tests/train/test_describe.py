@@ -31,7 +31,7 @@ from compmod_jax.tasks.question_batches import QuestionBatches
 from compmod_jax.tasks.translation_config import TranslationConfig
 from compmod_jax.tools import describe, diagram, flops
 from compmod_jax.tools.diagram_parts import shapes_of
-from compmod_jax.training.config_files import load_config
+from compmod_jax.training.experiment import load_config
 
 ROOT = Path(__file__).parents[2]
 VOCAB = TokenizerConfig(vocab_size=96)

@@ -15,8 +15,7 @@ from programs import metrics_of, train
 import compmod_jax
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.synthetic.worlds import WorldsData
-from compmod_jax.training.config_files import load_config
-from compmod_jax.training.experiment import Phase
+from compmod_jax.training.experiment import Phase, load_config
 from compmod_jax.training.step import init_state, make_step
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -13,13 +13,12 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from compmod_jax.training.config_files import load_config
-from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.experiment import Experiment, Phase, load_config
 
 ROOT = Path(__file__).parents[2]
 
 CONFIG = """
-from compmod_jax import errors
+from compmod_jax.core import errors
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.experiment import Experiment, Phase

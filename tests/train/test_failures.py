@@ -150,7 +150,10 @@ def _end(code, *, when=b"ready", pause=0.0, times=1, options=()):
   return process.returncode, time.monotonic() - began, shown
 
 
-RUN = "from train import cli\nimport time, sys\ndef main(argv):\n  print('ready', flush=True)\n"
+RUN = (
+  "from compmod_jax.commands import cli\nimport time, sys\n"
+  "def main(argv):\n  print('ready', flush=True)\n"
+)
 
 
 C_CODE = "import hashlib; hashlib.pbkdf2_hmac('sha256', b'a', b'b', 10**9)"
@@ -182,7 +185,7 @@ def test_a_second_ctrl_c_ends_it_at_once():
 
 def test_ctrl_c_takes_back_the_file_being_written(tmp_path):
   body = (
-    "from compmod_jax import durable; from pathlib import Path\n"
+    "from compmod_jax.core import durable; from pathlib import Path\n"
     f"  durable.write(Path({str(tmp_path / 'scores.json')!r}),"
     " (b'x' for _ in iter(lambda: time.sleep(0.01), 1)))"
   )

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from compmod_jax.commands import analyse, cli, help
+from compmod_jax.commands import analyse, cli, help, programs
 from compmod_jax.commands.config_option import parse
 from compmod_jax.commands.train import Args
-from compmod_jax.training.config_files import load_config, variants
-from compmod_jax.training.experiment import Experiment
+from compmod_jax.training.experiment import Experiment, load_config, variants
 from train.__main__ import main as list_programs
-from train.__main__ import programs
 
 CONFIGS = sorted(map(str, Path("configs").glob("*.py")))
-NAMES = [name.removeprefix("train.") for name, _ in programs()]
+NAMES = ["main" if name == "train" else name for name, _ in programs()]
 
 
 def printed(capsys, program, *argv: str) -> str:

@@ -24,7 +24,7 @@ from programs import (
 from compmod_jax.checkpoints.model_folder import load_model_folder
 from compmod_jax.core.losses import Term
 from compmod_jax.training import nonfinite
-from compmod_jax.training.config_files import load_config
+from compmod_jax.training.experiment import load_config
 from compmod_jax.training.step import init_state
 from compmod_jax.training.workdir import saved_experiment
 

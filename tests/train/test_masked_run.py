@@ -14,7 +14,7 @@ from programs import assert_same_bits, computed, metrics_of, state_of, steps_sav
 import compmod_jax
 from compmod_jax.commands import average, baselines, check_data, evaluate, predict
 from compmod_jax.core.errors import UserError
-from compmod_jax.training.config_files import load_config
+from compmod_jax.training.experiment import load_config
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

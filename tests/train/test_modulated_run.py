@@ -8,8 +8,7 @@ from programs import metrics_of, train
 
 import compmod_jax
 from compmod_jax.tasks.modulated import parameters
-from compmod_jax.training.config_files import load_config
-from compmod_jax.training.experiment import Phase
+from compmod_jax.training.experiment import Phase, load_config
 
 pytestmark = pytest.mark.usefixtures("one_device")
 TEXTS = ["The dog sleeps.", "A cat which sees the dog will not jump."]

@@ -17,8 +17,7 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
-from compmod_jax.training.config_files import load_config
-from compmod_jax.training.experiment import Phase
+from compmod_jax.training.experiment import Phase, load_config
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

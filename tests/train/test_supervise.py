@@ -108,7 +108,7 @@ def test_before_the_first_step_the_longer_limit_holds(supervised):
 
 def test_sigterm_is_passed_on_and_nothing_is_started_again(tmp_path):
   code = (
-    "import sys; from pathlib import Path; from train import supervise\n"
+    "import sys; from pathlib import Path; from compmod_jax.commands import supervise\n"
     "sys.exit(supervise.supervise(sys.argv[2:], Path(sys.argv[1]), supervise.Args()))"
   )
   child = [sys.executable, "-c", CHILD, str(tmp_path), "w"]

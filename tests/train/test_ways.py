@@ -3,7 +3,7 @@
 import pytest
 from programs import Program, assert_as_uninterrupted, metrics_of, state_of
 
-from compmod_jax.training.config_files import load_config
+from compmod_jax.training.experiment import load_config
 from compmod_jax.training.regimes import WAYS, iterative, joint, sequential
 
 

@@ -23,8 +23,7 @@ from compmod_jax.checkpoints.model_folder import load_model_folder, save_model_f
 from compmod_jax.core.config import to_json
 from compmod_jax.core.errors import UserError
 from compmod_jax.training import identity
-from compmod_jax.training.config_files import load_config
-from compmod_jax.training.experiment import Phase
+from compmod_jax.training.experiment import Phase, load_config
 from compmod_jax.training.history import History
 from compmod_jax.training.loop import NO_BETTER, TIME_UP, Loop
 from compmod_jax.training.optimizer import learning_rate

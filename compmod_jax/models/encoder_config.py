@@ -5,7 +5,8 @@ import dataclasses
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.feedforward import Activation
-from compmod_jax.models.stack_config import Norm, StackConfig
+from compmod_jax.layers.positions import Positions
+from compmod_jax.layers.stack_config import Norm, StackConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,8 @@ class EncoderConfig(StackConfig):
   head_activation: Activation | None = None
   """Nonlinearity of the output head; none: that of the feed-forward networks. RoBERTa's is gelu
   whatever the feed-forward networks have."""
+  positions: Positions = "learned"
+  """Learned or fixed vectors added to embeddings, rotary or relative positions."""
   max_length: int = 512
   """Most positions of a sequence, the start token's included."""
   sinusoids_first: bool = False

@@ -6,9 +6,9 @@ import jax
 
 from compmod_jax.core.intermediates import Taps
 from compmod_jax.core.losses import Term
+from compmod_jax.layers.stack_config import StackConfig
 from compmod_jax.mechanisms.competition import drophead, losses
 from compmod_jax.mechanisms.competition.statistics import routers_captured, routers_statistics
-from compmod_jax.models.stack_config import StackConfig
 from compmod_jax.tasks.base import Context, Metrics
 
 

@@ -10,12 +10,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.layers.stack_config import TextStackConfig
 from compmod_jax.mechanisms.modulation import health
 from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
 from compmod_jax.models.encoder import Encoder, EncoderConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.nemot_config import MODULATORY, OUTPUT
-from compmod_jax.models.stack_config import TextStackConfig
 from compmod_jax.models.text import Blocks, Text
 from compmod_jax.tasks import competing
 from compmod_jax.tasks.base import Context, Metrics

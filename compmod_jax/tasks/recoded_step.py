@@ -18,7 +18,7 @@ from compmod_jax.core.errors import check
 from compmod_jax.core.intermediates import Edit, Taps
 from compmod_jax.decoding.config import DecodeConfig
 from compmod_jax.decoding.types import Cache, Step
-from compmod_jax.mechanisms.recoding.recode import recode
+from compmod_jax.mechanisms.recoding.descent import recode
 from compmod_jax.mechanisms.recoding.signals import predictive_entropy
 
 # From a cache, tokens and taps to logits and the next cache.

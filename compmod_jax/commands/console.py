@@ -20,8 +20,9 @@ def main() -> None:
   given = sys.argv[1] if len(sys.argv) > 1 else "--help"
 
   def listed(argv: list[str]) -> None:
-    rows = [(f"{cli.CONSOLE} {name}", about) for name, (_, about) in known.items()]
-    print(f"usage: {cli.CONSOLE} PROGRAM [OPTION ...]\n\n{cli.table(rows, 34)}\n")
+    start = cli.start() or cli.CONSOLE
+    rows = [(f"{start} {name}", about) for name, (_, about) in known.items()]
+    print(f"usage: {start} PROGRAM [OPTION ...]\n\n{cli.table(rows, 34)}\n")
     print(f"Each has --help. {cli.DEBUG}")
 
   def unknown(argv: list[str]) -> None:

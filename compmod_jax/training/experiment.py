@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import compmod_jax
-from compmod_jax.core import errors
+from compmod_jax.core import errors, extras
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.config import once
 from compmod_jax.core.sharding import MeshConfig
@@ -214,7 +214,7 @@ def _module(path: str) -> Any:
     raise errors.UserError(f"--config {path} is not a Python file; a configuration ends in .py.")
   module = importlib.util.module_from_spec(spec)
   sys.modules[spec.name] = module
-  with _mistakes_in(file):
+  with _mistakes_in(file), extras.needed():
     spec.loader.exec_module(module)
   errors.check(
     hasattr(module, "get_config"),

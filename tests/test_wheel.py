@@ -143,6 +143,11 @@ def test_a_model_is_trained_used_and_looked_into(place, trained):
   assert place.run("python", "-c", code).startswith("[")
 
 
+def test_the_command_of_a_published_table_runs(place):
+  words = "reproduce 5.1 --scale tiny --rows plain --seeds 1 --show"
+  assert "1 of 1 runs are not done yet" in place.run("compmod", *words.split())
+
+
 def test_the_supervisor_starts_training(place):
   words = ["compmod", "supervise", "--", "compmod", "train", "--config", "own:pairs", "--describe"]
   assert "encoder" in place.run(*words)

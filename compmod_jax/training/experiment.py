@@ -154,7 +154,8 @@ def find_config(path: str) -> Path:
   """The configuration file that a path or a name stands for.
 
   Args:
-    path: of a file, or the name of one of the package's own configurations, such as nmt_cah.
+    path: of a file, or the name of one of the package's own configurations, such as nmt_cah. Where
+      there is no folder `configs`, its path in a checkout, configs/nmt_cah.py, is a name, too.
 
   Raises:
     UserError: there is no such file.
@@ -162,8 +163,11 @@ def find_config(path: str) -> Path:
   file = Path(path)
   if file.is_file():
     return file
-  if path in config_names():
-    return configs_folder() / f"{path}.py"
+  name = path
+  if not Path("configs").is_dir():
+    name = path.removeprefix("configs/").removesuffix(".py")
+  if name in config_names():
+    return configs_folder() / f"{name}.py"
   raise errors.UserError(
     f"--config is {path!r}, which is not a file, nor the name of one of the package's"
     f" configurations ({', '.join(config_names())}). Give the path of a configuration, for example"

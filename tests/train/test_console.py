@@ -9,6 +9,7 @@ from programs import ROOT
 
 from compmod_jax.commands import cli, console, init, programs
 from compmod_jax.core.errors import UserError
+from compmod_jax.tables.registry import table
 from compmod_jax.training.experiment import load_config, variants
 
 TEXT = "Run python -m train.main --config C, then python -m train.check_data."
@@ -71,6 +72,30 @@ def test_the_package_is_a_program_of_the_same_kind():
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
   assert done.returncode == 2
   assert done.stderr.startswith("error: ")
+
+
+# Configurations by name.
+
+
+@pytest.mark.parametrize("argument", ["scan:simple", "configs/scan.py:simple"])
+def test_the_packages_configurations_are_found_in_any_folder(argument, tmp_path, monkeypatch):
+  expected = load_config(str(ROOT / "configs/scan.py:simple"))
+  monkeypatch.chdir(tmp_path)
+  assert load_config(argument) == expected
+
+
+def test_a_folder_of_configurations_of_ones_own_is_not_filled_up(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "configs").mkdir()
+  with pytest.raises(UserError, match=r"'configs/scan\.py', which is not a file, nor the name"):
+    load_config("configs/scan.py:simple")
+
+
+def test_a_published_table_is_known_in_any_folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "configs").mkdir()
+  for name in ("5.1", "roberta", "recoding", "nemot-3.1", "nemot-3.7"):
+    assert table(name, "tiny", 4).rows
 
 
 # The starter project.

@@ -144,7 +144,7 @@ def test_a_model_is_trained_used_and_looked_into(place, trained):
 
 
 def test_the_command_of_a_published_table_runs(place):
-  words = "reproduce 5.1 --scale tiny --rows plain --seeds 1 --show"
+  words = "reproduce 5.1 --scale tiny --rows none --seeds 1 --show"
   assert "1 of 1 runs are not done yet" in place.run("compmod", *words.split())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from programs import ROOT
 
+import compmod_jax
 from compmod_jax.commands import cli, console, init, programs
 from compmod_jax.core.errors import UserError
 from compmod_jax.tables.registry import table
@@ -47,6 +48,11 @@ def test_without_a_program_all_are_listed(words, monkeypatch, capsys):
   assert shown.startswith("usage: compmod PROGRAM")
   for name, _ in programs():
     assert f"  compmod {name.replace('_', '-')} " in shown
+
+
+def test_the_version_is_printed(monkeypatch, capsys):
+  assert end(monkeypatch, "compmod", "--version") == 0
+  assert capsys.readouterr().out == f"compmod_jax {compmod_jax.__version__}\n"
 
 
 def test_an_unknown_program_is_a_mistake_that_names_the_nearest(monkeypatch, capsys):

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from compmod_jax.core import extras
 from compmod_jax.core.errors import check
 
 Batch = dict[str, np.ndarray]
@@ -106,7 +107,8 @@ def train_stretches(stretches: Stretches, *, process: int = 0, processes: int = 
   Raises:
     UserError: processes cannot share the rows evenly.
   """
-  import grain
+  with extras.needed():
+    import grain
 
   check(
     stretches.rows % processes == 0,

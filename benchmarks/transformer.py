@@ -174,7 +174,7 @@ def _log_probs(task: Translation, params: Any, source: Any, tokens: Any) -> jax.
     "source": jnp.repeat(source, beams, axis=0),
     "target": tokens.reshape(batch * beams, length),
   }
-  logits = jax.nn.log_softmax(task.forward(params, flat))
+  logits = jax.nn.log_softmax(task.model.forward(params, flat))
   found = jnp.take_along_axis(logits, flat["target"][..., None], axis=-1)
   return found.sum((1, 2)).reshape(batch, beams)
 

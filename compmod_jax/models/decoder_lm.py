@@ -82,6 +82,10 @@ class DecoderConfig(TextStackConfig):
     """Layers of the decoder."""
     return self.decoder_layers
 
+  def decoder(self, vocab: int, pad: int) -> "DecoderLM":
+    """The module."""
+    return DecoderLM(self, vocab, pad)
+
   def describe(self) -> str:
     """Sizes and competition, in a few words."""
     return (

@@ -1,11 +1,15 @@
 """Sizes and options of the encoder for masked language modelling."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.feedforward import Activation
 from compmod_jax.models.stack_config import Norm, StackConfig
+
+if TYPE_CHECKING:
+  from compmod_jax.models.encoder import Encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,3 +68,9 @@ class EncoderConfig(StackConfig):
   def layers(self, side: str) -> int:
     """Layers of the encoder."""
     return self.encoder_layers
+
+  def encoder(self, vocab: int, pad: int) -> "Encoder":
+    """The module."""
+    from compmod_jax.models.encoder import Encoder  # which imports its configuration
+
+    return Encoder(self, vocab, pad)

@@ -10,6 +10,7 @@ from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.losses import Routers
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
+from compmod_jax.models.base import ModelConfig
 
 C = TypeVar("C", bound="StackConfig")
 Norm = Literal["pre", "post"]
@@ -17,7 +18,7 @@ _EXPERTS = "/ffn/"
 
 
 @dataclasses.dataclass(frozen=True)
-class StackConfig:
+class StackConfig(ModelConfig):
   """Sizes and options of stacks of layers, `<stack>/layer_<i>`; a model's own says which it has."""
 
   dim: int = 512
@@ -98,6 +99,15 @@ class StackConfig:
   def layers(self, side: str) -> int:
     """Layers of a stack."""
     raise NotImplementedError
+
+  def last_side(self, task: str) -> str:
+    """The stack whose output gives a task's logits."""
+    return "decoder"
+
+  def decoding_stack(self, task: str) -> tuple[str, int]:
+    """The stack whose output gives a task's logits in decoding, and its layers."""
+    side = self.last_side(task)
+    return side, self.layers(side)
 
   def attention(self, side: str) -> tuple[tuple[str, str], ...]:
     """Place, as `compete` has it, and name of every attention module of a stack's layers."""

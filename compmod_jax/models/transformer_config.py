@@ -1,12 +1,15 @@
 """Sizes and options of the encoder-decoder Transformer."""
 
 import dataclasses
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.embedding import Positions
 from compmod_jax.models.stack_config import Norm, StackConfig
+
+if TYPE_CHECKING:
+  from compmod_jax.models.transformer import Transformer
 
 Place = Literal["encoder_self", "decoder_self", "cross"]
 PLACES: tuple[Place, ...] = get_args(Place)
@@ -63,3 +66,9 @@ class TransformerConfig(StackConfig):
   def attention(self, side: str) -> tuple[tuple[str, str], ...]:
     """Self-attention, and in the decoder attention to the encoder, too."""
     return (*super().attention(side), *((("cross", "cross"),) if side == "decoder" else ()))
+
+  def seq2seq(self, source_vocab: int, target_vocab: int, pad: int) -> "Transformer":
+    """The module."""
+    from compmod_jax.models.transformer import Transformer  # which imports its configuration
+
+    return Transformer(self, source_vocab, target_vocab, pad)

@@ -69,7 +69,7 @@ class Case:
     tokenizer: Any = types.SimpleNamespace(vocab_size=self.vocab, pad=END, eos=END)
     length = self.length + 1
     config = CausalLMConfig(length=length, batch_tokens=self.rows * length, joined=True)
-    return config.build_with(model, tokenizer).edited(edits)
+    return config.build_with(model, tokenizer).edited(edits or {})
 
   def batch(self) -> dict[str, np.ndarray]:
     """Random blocks, each a token longer than what the model reads."""
@@ -164,7 +164,7 @@ def models(case: Case) -> Models:
     dropout=ours.config.dropout,
     **vanilla_sizes(ours.config),
   )
-  params = nn.unbox(jax.jit(case.task(nemot).init)(jax.random.key(0)))
+  params = nn.unbox(jax.jit(case.task(nemot).model.init)(jax.random.key(0)))
   params["head"]["bias"] = params["head"]["bias"].at[END].set(-100.0)
   return Models(
     Theirs(case, theirs, OPTIMIZER, END),

@@ -224,7 +224,8 @@ class Case:
     params = nn.unbox(jax.jit(layer.init)(jax.random.key(0), few))["params"]
 
     def forward(params: Any, inputs: jax.Array) -> Any:
-      return layer.apply({"params": params}, inputs)
+      made = layer.apply({"params": params}, inputs)
+      return made[0] if isinstance(layer, Attention) else made
 
     def training(params: Any, inputs: jax.Array, cotangent: jax.Array) -> Any:
       output, pull = jax.vjp(forward, params, inputs)

@@ -37,7 +37,7 @@ class Case:
   def params(self, **changes: Any) -> Any:
     """Random parameters of the task's model, of the usual size; saves compiling `init`."""
     random = np.random.default_rng(0)
-    shapes = nn.unbox(jax.eval_shape(self.task(**changes).init, jax.random.key(0)))
+    shapes = nn.unbox(jax.eval_shape(self.task(**changes).model.init, jax.random.key(0)))
 
     def draw(path: Any, leaf: Any) -> np.ndarray:
       kind = path[-1].key

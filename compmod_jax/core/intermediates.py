@@ -25,7 +25,7 @@ Edit = Callable[..., jax.Array]
 second argument is given the valid mask, bool [batch, time]: true where there is a real token."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Taps:
   """What to read and what to change during one call of a model.
 
@@ -153,10 +153,11 @@ def run(
   edits: Mapping[str, Edit] | None = None,
   **kwargs: Any,
 ) -> tuple[Any, dict[str, jax.Array]]:
-  """Calls `function(*args, taps=..., **kwargs)` and returns its result and the captured sites.
+  """Calls a function with what to read and to change, returns its result and the captured sites.
 
   Args:
-    function: for example a bound `model.apply`.
+    function: takes `taps`, for example a bound `model.apply`; or if `ctx` is given, a context that
+      holds them, such as the `apply` of a layer.
     *args: passed on.
     capture: full site names to return; `None` for every site.
     edits: full site name -> function of the activation.
@@ -167,7 +168,11 @@ def run(
   """
   wanted = None if capture is None else frozenset(capture)
   taps = Taps(capture=wanted, edits=dict(edits or {}))
-  result = function(*args, taps=taps, **kwargs)
+  if "ctx" in kwargs:
+    kwargs["ctx"] = dataclasses.replace(kwargs["ctx"], intermediates=taps)
+  else:
+    kwargs["taps"] = taps
+  result = function(*args, **kwargs)
   taps.check_all_met()
   return result, taps.captured
 

@@ -18,9 +18,8 @@ from compmod_jax.core.errors import check
 from compmod_jax.core.intermediates import Edit, Taps
 from compmod_jax.decoding.config import DecodeConfig
 from compmod_jax.decoding.types import Cache, Record, Step
-from compmod_jax.mechanisms.recoding.recode import recode
+from compmod_jax.mechanisms.recoding.descent import recode
 from compmod_jax.mechanisms.recoding.signals import predictive_entropy
-from compmod_jax.models.base import ModelConfig
 
 # From a cache, tokens and taps to logits and the next cache.
 TappedStep = Callable[[Cache, Array, Taps], tuple[Array, Cache]]
@@ -54,8 +53,7 @@ def prepared(
   config: DecodeConfig,
   *,
   batch: int,
-  model: ModelConfig,
-  task: str = "",
+  stack: Callable[[], tuple[str, int]],
 ) -> Searched:
   """A model's step as a search takes it, recoded if the configuration says so.
 
@@ -65,15 +63,14 @@ def prepared(
     taps: the edits under which the model runs.
     config: how to search.
     batch: examples.
-    model: the model's configuration.
-    task: the task whose output is decoded, for models with several.
+    stack: gives the name of the stack whose layer is recoded, and how many layers it has.
 
   Raises:
     UserError: there is no such layer.
   """
   if config.recode_layer is None:
     return Searched(lambda cache, tokens: step(cache, tokens, taps.apart()), cache, ())
-  side, layers = model.decoding_stack(task)
+  side, layers = stack()
   site = site_of(config.recode_layer, layers, side)
   cache = start(cache, batch, config.width)
   return Searched(recoded(step, taps, site, config), cache, (ENTROPY,))

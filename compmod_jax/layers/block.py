@@ -1,22 +1,26 @@
-"""One layer of the Transformer, an encoder's or a decoder's, whole or step by step."""
+"""One layer of the Transformer: self-attention, attention to a memory, feed-forward network."""
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.attention import Attention
-from compmod_jax.layers.convolution import Near, ShortConvolution, add_inputs
+from compmod_jax.layers.context import Context
+from compmod_jax.layers.convolution import ShortConvolution
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.feedforward import FeedForward
+from compmod_jax.layers.stack_config import Norm, StackConfig
 from compmod_jax.mechanisms.modulation import UNGATED, Gates, attention_bias, modulate
-from compmod_jax.models.stack_config import Norm, StackConfig
+
+State = dict[str, Any]
+"""What decoding keeps of a block, by sub-layer: leaves [batch, 1, ...], which beams share."""
 
 
 class Residual(nn.Module):
@@ -44,7 +48,7 @@ class Residual(nn.Module):
     return self.scale(x) if self.norm == "pre" else x
 
   def after(self, x: jax.Array, update: jax.Array, deterministic: bool) -> jax.Array:
-    """The stream after the sub-layer put out `update`."""
+    """The stream after the sub-layer's update."""
     x = x + self.drop(update, deterministic=deterministic)
     return x if self.norm == "pre" else self.scale(x)
 
@@ -61,36 +65,16 @@ def layer_norm(dtype: DTypeLike, epsilon: float = 1e-5, name: str | None = None)
   )
 
 
-def run_layer(
-  layer: "Layer", *args: Any, remat: bool, deterministic: bool, taps: Taps
-) -> jax.Array:
-  """Runs a layer; with `remat` its activations are computed again in the backward pass."""
-  if not remat:
-    return layer(*args, deterministic=deterministic, taps=taps)
-
-  def apart(module: Layer, *args: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-    inner = taps.apart()
-    out = module(*args, deterministic=deterministic, taps=inner)
-    seen.update(inner.seen)
-    return out, inner.captured
-
-  seen: set[str] = set()
-  out, captured = nn.remat(apart)(layer, *args)
-  taps.merge(captured, seen)
-  return out
-
-
-class Layer(nn.Module):
+class Block(nn.Module):
   """One layer: self-attention, attention to an encoder's output if it has that, feed-forward.
 
-  Sites: those of `self`, `cross` and `ffn`, and `output` [batch, time, embed].
+  Intermediates: those of `self`, `cross` and `ffn`, and `output` [batch, time, embed].
 
   Attributes:
     config: sizes and options.
     norm: whether sub-layers are normalised before or after.
-    place: what `config.compete` calls its self-attention.
+    kind: what `config.compete` calls its self-attention.
     cross: whether it attends to an encoder's output.
-    causal: whether self-attention hides later positions.
     tied_key_value: whether self-attention's keys are its values, too.
     experts: its competing feed-forward networks, in place of a single one.
     convolution: width of the convolution before self-attention; 1 for none.
@@ -98,9 +82,8 @@ class Layer(nn.Module):
 
   config: StackConfig
   norm: Norm
-  place: str
+  kind: str
   cross: bool = False
-  causal: bool = False
   tied_key_value: bool = False
   experts: ExpertsConfig | None = None
   convolution: int = 1
@@ -113,8 +96,9 @@ class Layer(nn.Module):
     self.self_attention = Attention(
       c.dim,
       c.heads,
-      competition=c.competition_at(self.place),
+      competition=c.competition_at(self.kind),
       tied_key_value=self.tied_key_value,
+      positions=c.positions,
       **sizes,
     )
     if self.convolution > 1:
@@ -133,113 +117,106 @@ class Layer(nn.Module):
       self.ffn = Experts(c.dim, width, self.experts, c.activation, c.ffn_dropout, dtype)
     self.ffn_residual = Residual(*frame)
 
+  def initial_state(
+    self, batch: int, keys: int, memory: Float[Array, "batch memory embed"] | None = None
+  ) -> State:
+    """The state before the first position.
+
+    Args:
+      batch: examples.
+      keys: room for positions; see `Attention.initial_state`.
+      memory: an encoder's output, for a block with cross attention.
+    """
+    state: State = {"self": self.self_attention.initial_state(batch, keys)}
+    if self.convolution > 1:
+      state["mix"] = self.mix.initial_state(batch, keys)
+    if memory is not None:
+      state["cross"] = self.cross_attention.memory_state(memory)
+    return state
+
   def __call__(
     self,
     x: Float[Array, "batch time embed"],
-    mask: Bool[Array, "#batch 1 #time time"] | None,
-    memory: Float[Array, "batch keys embed"] | None = None,
-    memory_mask: Bool[Array, "batch 1 1 keys"] | None = None,
+    state: State | None = None,
+    memory: Float[Array, "batch memory embed"] | None = None,
     gates: Gates = UNGATED,
-    near: Bool[Array, "#batch time before"] | None = None,
     *,
-    deterministic: bool = True,
-    taps: Taps = OFF,
-  ) -> Float[Array, "batch time embed"]:
-    """The layer at every position; gates say how much of what it computes passes."""
-    read = self.self_residual.before(x)
-    update = self.self_attention(
-      read if near is None else self.mix(read, near),
-      mask=mask,
-      bias=attention_bias(gates.logits),
-      causal=self.causal,
-      deterministic=deterministic,
-      taps=taps.scope("self"),
-    )
-    x = self.self_residual.after(x, modulate(update, gates.attention), deterministic)
-    if self.cross:
-      update = self.cross_attention(
-        self.cross_residual.before(x),
-        memory,
-        mask=memory_mask,
-        deterministic=deterministic,
-        taps=taps.scope("cross"),
-      )
-      x = self.cross_residual.after(x, update, deterministic)
-    return self._feed_forward(x, gates, deterministic, taps)
+    ctx: Context = Context(),
+  ) -> tuple[Float[Array, "batch time embed"], State | None]:
+    """The block at every position, or at the newest one of every beam.
 
-  def empty_cache(self, batch: int, keys: int, memory: jax.Array | None = None) -> dict[str, Any]:
-    """What decoding step by step keeps of this layer; see `Attention.empty_cache`."""
-    cache: dict[str, Any] = {"self": self.self_attention.empty_cache(batch, keys)}
+    Args:
+      x: the stream.
+      state: of earlier positions, to which these are added; None: these are all.
+      memory: an encoder's output, where the state does not hold it.
+      gates: how much of what is computed passes.
+      ctx: masks, where decoding stands, dropout, intermediates.
+
+    Returns:
+      The stream after the block, and the next state; None if none was given.
+    """
+    held = dict(state or {})
+    read = self.self_residual.before(x)
     if self.convolution > 1:
-      cache["mix"] = self.mix.empty_cache(batch, keys)
-    return (
-      cache if memory is None else {**cache, "cross": self.cross_attention.memory_cache(memory)}
+      read, held["mix"] = self.mix(read, held.get("mix"), ctx)
+    bias, held["gates"] = self._gate_bias(gates.logits, state, ctx)
+    update, held["self"] = self.self_attention(
+      read, held.get("self"), bias=bias, ctx=ctx.scope("self")
     )
-
-  def prefill(
-    self,
-    x: Float[Array, "batch time embed"],
-    cache: dict[str, Any],
-    mask: Bool[Array, "#batch 1 #time time"] | None,
-    gates: Gates = UNGATED,
-    near: Bool[Array, "#batch time before"] | None = None,
-    *,
-    taps: Taps = OFF,
-  ) -> tuple[Float[Array, "batch time embed"], dict[str, Any]]:
-    """The layer at the positions of a prompt, and the cache that holds them."""
-    read = self.self_residual.before(x)
-    if near is not None:
-      cache = {**cache, "mix": add_inputs(cache["mix"], read, 0)}
-      read = self.mix(read, near)
-    update, own = self.self_attention.prefill(
-      read,
-      cache["self"],
-      mask=mask,
-      bias=attention_bias(gates.logits),
-      taps=taps.scope("self"),
-    )
-    x = self.self_residual.after(x, modulate(update, gates.attention), True)
-    cache = {**cache, "self": own}
-    if gates.logits is not None:
-      room = own["key"].shape[-1] - x.shape[1]
-      cache["gates"] = jnp.pad(gates.logits, ((0, 0), (0, room), (0, 0)))[:, None]
-    return self._feed_forward(x, gates, True, taps), cache
-
-  def step(
-    self,
-    x: Float[Array, "batch beams embed"],
-    cache: dict[str, Any],
-    start: Array,
-    past: Bool[Array, "batch 1 #beams past"],
-    memory_mask: Bool[Array, "batch 1 1 keys"] | None = None,
-    gates: Gates = UNGATED,
-    near: Near | None = None,
-    *,
-    taps: Taps = OFF,
-  ) -> tuple[Float[Array, "batch beams embed"], dict[str, Any]]:
-    """One decoding step: the newest position of every beam, in the cache from place `start` on."""
-    cache, bias = dict(cache), None
-    if gates.logits is not None:
-      place = (jnp.int32(0), jnp.int32(0), start, jnp.int32(0))
-      cache["gates"] = jax.lax.dynamic_update_slice(cache["gates"], gates.logits[:, None], place)
-      bias = attention_bias(cache["gates"][:, 0])
-    read = self.self_residual.before(x)
-    if near is not None:
-      read, cache["mix"] = self.mix.step(read, cache["mix"], start, near)
-    update, cache["self"] = self.self_attention.step_self(
-      read, cache["self"], past, start, bias=bias, taps=taps.scope("self")
-    )
-    x = self.self_residual.after(x, modulate(update, gates.attention), True)
-    if memory_mask is not None:
-      update = self.cross_attention.step_memory(
-        self.cross_residual.before(x), cache["cross"], memory_mask, taps=taps.scope("cross")
+    x = self.self_residual.after(x, modulate(update, gates.attention), ctx.deterministic)
+    if self.cross:
+      update, held["cross"] = self.cross_attention(
+        self.cross_residual.before(x), held.get("cross"), memory, ctx=ctx.scope("cross")
       )
-      x = self.cross_residual.after(x, update, True)
-    return self._feed_forward(x, gates, True, taps), cache
-
-  def _feed_forward(self, x: jax.Array, gates: Gates, deterministic: bool, taps: Taps) -> jax.Array:
+      x = self.cross_residual.after(x, update, ctx.deterministic)
     update = self.ffn(
-      self.ffn_residual.before(x), deterministic=deterministic, taps=taps.scope("ffn")
+      self.ffn_residual.before(x),
+      deterministic=ctx.deterministic,
+      taps=ctx.intermediates.scope("ffn"),
     )
     update = modulate(update, gates.ffn)
-    return taps("output", self.ffn_residual.after(x, update, deterministic))
+    x = ctx.intermediates("output", self.ffn_residual.after(x, update, ctx.deterministic))
+    if state is None:
+      return x, None
+    return x, {name: value for name, value in held.items() if value is not None}
+
+  def _gate_bias(
+    self, logits: Float[Array, "batch time heads"] | None, state: State | None, ctx: Context
+  ) -> tuple[jax.Array | None, jax.Array | None]:
+    """What gates add to attention logits, and those of all keys so far for the state."""
+    if logits is None or state is None:
+      return attention_bias(logits), None
+    keys = state["self"]["key"].shape[-1]
+    held = state.get("gates", jnp.zeros((len(logits), 1, keys, logits.shape[-1]), logits.dtype))
+    zero = jnp.int32(0)
+    held = jax.lax.dynamic_update_slice(
+      held, logits[:, None], (zero, zero, jnp.asarray(ctx.start, jnp.int32), zero)
+    )
+    return attention_bias(logits if ctx.newest is None else held[:, 0]), held
+
+
+def run_block(
+  block: Block,
+  x: Float[Array, "batch time embed"],
+  state: State | None = None,
+  memory: Float[Array, "batch memory embed"] | None = None,
+  gates: Gates = UNGATED,
+  *,
+  ctx: Context,
+) -> tuple[Float[Array, "batch time embed"], State | None]:
+  """Runs a block; with `config.remat` the backward pass computes its activations again."""
+  if not block.config.remat or state is not None:
+    return block(x, state, memory, gates, ctx=ctx)
+
+  def apart(
+    module: Block, x: jax.Array, memory: jax.Array | None, gates: Gates
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    inner = ctx.intermediates.apart()
+    out, _ = module(x, None, memory, gates, ctx=dataclasses.replace(ctx, intermediates=inner))
+    seen.update(inner.seen)
+    return out, inner.captured
+
+  seen: set[str] = set()
+  out, captured = nn.remat(apart)(block, x, memory, gates)
+  ctx.intermediates.merge(captured, seen)
+  return out, None

@@ -1,7 +1,5 @@
 """Short convolutions, which mix every position with the few before it."""
 
-from typing import NamedTuple
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,6 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core.sharding import logical
+from compmod_jax.layers.context import Context
 
 
 def neighbours(segments: Int[Array, "batch time"], width: int) -> Bool[Array, "batch time before"]:
@@ -19,18 +18,6 @@ def neighbours(segments: Int[Array, "batch time"], width: int) -> Bool[Array, "b
     for k in range(1, width)
   ]
   return jnp.stack(found, axis=-1)
-
-
-class Near(NamedTuple):
-  """The positions before the newest one of every beam, the nearest first.
-
-  Attributes:
-    places: where they are in the cache.
-    there: whether they are, and of the same segment.
-  """
-
-  places: Int[Array, "batch beams before"]
-  there: Bool[Array, "batch beams before"]
 
 
 class ShortConvolution(nn.Module):
@@ -58,33 +45,42 @@ class ShortConvolution(nn.Module):
     init = logical(nn.initializers.normal(stddev=self.width**-0.5), "norm", "norm")
     self.kernel = self.param("kernel", init, (self.width - 1, self.dim))
 
-  def __call__(
-    self, x: Float[Array, "batch time embed"], near: Bool[Array, "#batch time before"]
-  ) -> Float[Array, "batch time embed"]:
-    """Whole sequences; `near` are those of `neighbours`."""
-    kernel, time, out = self.kernel.astype(self.dtype), x.shape[1], x
-    for k in range(1, min(self.width, time)):
-      earlier = jnp.pad(x[:, : time - k], ((0, 0), (k, 0), (0, 0)))
-      out = out + kernel[None, k - 1 : k] * jnp.where(near[..., k - 1, None], earlier, 0)
-    return out
-
-  def empty_cache(self, batch: int, keys: int) -> jax.Array:
+  def initial_state(self, batch: int, keys: int) -> jax.Array:
     """Room for what is read at `keys` positions, laid out as attention's keys are."""
     return jnp.zeros((batch, 1, keys, self.dim), self.dtype)
 
-  def step(
-    self, x: Float[Array, "batch beams embed"], cache: jax.Array, start: Array, near: Near
-  ) -> tuple[Float[Array, "batch beams embed"], jax.Array]:
-    """The newest position of every beam, and the cache that holds it from place `start` on."""
-    rows = jnp.arange(len(x))[:, None, None]
-    earlier = jnp.where(near.there[..., None], cache[rows, 0, near.places], 0)
-    out = x + jnp.einsum("bhkd,kd->bhd", earlier, self.kernel.astype(self.dtype))
-    return out, add_inputs(cache, x, start)
+  def __call__(
+    self, x: Float[Array, "batch time embed"], state: jax.Array | None, ctx: Context
+  ) -> tuple[Float[Array, "batch time embed"], jax.Array | None]:
+    """Mixes every position, or the newest of every beam, with the few before it.
 
+    Args:
+      x: what is read.
+      state: of earlier positions, to which this is added; None: these are all.
+      ctx: which of the positions before each are of its segment, and where decoding stands.
+    """
+    newest = ctx.newest
+    if state is None or newest is None:
+      out = self._whole(x, ctx.same_segment)
+    else:
+      assert newest.neighbours is not None, "a convolution reads the positions before the newest"
+      assert newest.same_segment is not None
+      rows = jnp.arange(len(x))[:, None, None]
+      earlier = jnp.where(newest.same_segment[..., None], state[rows, 0, newest.neighbours], 0)
+      out = x + jnp.einsum("bhkd,kd->bhd", earlier, self.kernel.astype(self.dtype))
+    if state is not None:
+      zero = jnp.int32(0)
+      place = (zero, zero, jnp.asarray(ctx.start, jnp.int32), zero)
+      state = jax.lax.dynamic_update_slice(state, x[:, None], place)
+    return out, state
 
-def add_inputs(
-  cache: jax.Array, x: Float[Array, "batch positions embed"], start: Array | int
-) -> jax.Array:
-  """The cache of a convolution with what it read from place `start` on."""
-  zero = jnp.int32(0)
-  return jax.lax.dynamic_update_slice(cache, x[:, None], (zero, zero, jnp.int32(start), zero))
+  def _whole(
+    self, x: Float[Array, "batch time embed"], near: Bool[Array, "#batch time before"] | None
+  ) -> Float[Array, "batch time embed"]:
+    kernel, time, out = self.kernel.astype(self.dtype), x.shape[1], x
+    for k in range(1, min(self.width, time)):
+      earlier = jnp.pad(x[:, : time - k], ((0, 0), (k, 0), (0, 0)))
+      if near is not None:
+        earlier = jnp.where(near[..., k - 1, None], earlier, 0)
+      out = out + kernel[None, k - 1 : k] * earlier
+    return out

@@ -1,44 +1,15 @@
-"""Token embeddings and positions."""
+"""Token embeddings."""
 
 import math
-from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
-
-Positions = Literal["sinusoidal", "learned"]
-_STDDEV = 0.02  # of a fresh table of learned positions
-
-
-def sinusoids(length: int, dim: int) -> Float[np.ndarray, "length dim"]:
-  r"""Fixed positions: sines in the first half of the width, cosines in the second.
-
-  .. math:: p_{t,i} = \sin(t\, 10000^{-i/(D/2-1)}), \quad p_{t,i+D/2} = \cos(\cdot)
-
-  Args:
-    length: number of positions, from 0.
-    dim: width, even.
-
-  Source: Vaswani et al. 2017, section 3.5, in the order that fairseq uses.
-  """
-  half = dim // 2
-  rates = np.exp(np.arange(half) * -(math.log(10000.0) / max(half - 1, 1)))
-  angles = np.arange(length)[:, None] * rates[None, :]
-  return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
-
-
-def _sinusoids_as_large(
-  key: jax.Array, shape: tuple[int, int], dtype: DTypeLike = jnp.float32
-) -> jax.Array:
-  """Sinusoids whose root mean square is that of a fresh learned table."""
-  return jnp.asarray(_STDDEV * math.sqrt(2) * sinusoids(*shape), dtype)
 
 
 class Embedding(nn.Module):
@@ -76,41 +47,3 @@ class Embedding(nn.Module):
       return jnp.einsum("nd,vd->nv", rows, table, preferred_element_type=jnp.float32)
 
     return over_rows(product, hidden)
-
-
-class PositionTable(nn.Module):
-  """Positions added to embeddings: sinusoids, or a learned table.
-
-  Attributes:
-    kind: which.
-    length: most positions.
-    dim: width.
-    dtype: compute type.
-    from_sinusoids: a learned table starts as sinusoids, in place of at random, as large.
-  """
-
-  kind: Positions
-  length: int
-  dim: int
-  dtype: DTypeLike = jnp.float32
-  from_sinusoids: bool = False
-
-  def setup(self):
-    """Makes the table."""
-    if self.kind == "learned":
-      init = nn.initializers.normal(stddev=_STDDEV)
-      if self.from_sinusoids:
-        init = _sinusoids_as_large
-      shape = (self.length, self.dim)
-      self.table = self.param("table", logical(init, "position", "embed"), shape)
-
-  def __call__(self, start: Array | int, length: int) -> Float[Array, "1 length embed"]:
-    """Vectors of `length` positions from `start`."""
-    return jax.lax.dynamic_slice_in_dim(self._table(), start, length)[None].astype(self.dtype)
-
-  def at(self, places: Int[Array, "batch time"]) -> Float[Array, "batch time embed"]:
-    """Vectors of single positions."""
-    return self._table()[places].astype(self.dtype)
-
-  def _table(self) -> jax.Array:
-    return self.table if self.kind == "learned" else jnp.asarray(sinusoids(self.length, self.dim))

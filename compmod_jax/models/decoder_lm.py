@@ -14,19 +14,21 @@ from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.block import layer_norm
 from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.embedding import Embedding, Positions, PositionTable
+from compmod_jax.layers.embedding import Embedding
 from compmod_jax.layers.feedforward import Activation
-from compmod_jax.models.runs import Newest, Prompt, Run, Whole, advance, empty_cache
-from compmod_jax.models.stack import Stack
-from compmod_jax.models.stack_config import TextStackConfig
+from compmod_jax.layers.positions import Positions, PositionTable
+from compmod_jax.layers.stack import Stack
+from compmod_jax.layers.stack_config import TextStackConfig
+from compmod_jax.models.base import ModelConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
+from compmod_jax.models.text_pass import TextPass, advanced, initial_state
 
 DECODER = "decoder"
 _STDDEV = 0.02  # of fresh embeddings
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderConfig(TextStackConfig):
+class DecoderConfig(TextStackConfig, ModelConfig):
   """Sizes and options of a decoder; the defaults are those of GPT-2 Small.
 
   Source: Radford et al. 2019, table 2.
@@ -39,7 +41,7 @@ class DecoderConfig(TextStackConfig):
   tied: bool = True
   """The output layer is the embeddings', without a bias; else it has weights of its own."""
   positions: Positions = "learned"
-  """Fixed or learned positions."""
+  """Fixed or learned vectors added to embeddings, rotary or relative positions."""
   scale_embeddings: bool = False
   """Token vectors have standard deviation 1/sqrt(dim) at first and are multiplied by sqrt(dim);
   else they have 0.02 and are not."""
@@ -63,12 +65,6 @@ class DecoderConfig(TextStackConfig):
       f"model.decoder_layers is {self.decoder_layers}; it must be at least 1.",
     )
     super().__post_init__()
-    errors.check_choice("model.positions", self.positions, ("sinusoidal", "learned"))
-    errors.check(
-      self.positions == "learned" or self.dim % 2 == 0,
-      f"model.dim is {self.dim}; sinusoidal positions need an even width. Use an even width or"
-      " positions = learned.",
-    )
 
   def sides(self) -> tuple[str, ...]:
     """The decoder."""
@@ -148,9 +144,14 @@ class DecoderLM(nn.Module):
       UserError: texts that are too long.
     """
     check_text(text, blocks or [("", len(text.tokens))], longest=self.config.max_length)
-    run = Whole(text.tokens != self.pad, causal, text.segments, deterministic)
-    x = self.drop(embed(text, self.embedding, self.positions), deterministic=deterministic)
-    return TextOutput(taps("logits", self._logits(run, x, taps)))
+    run = TextPass(
+      text.tokens != self.pad,
+      text.segments,
+      causal=causal,
+      deterministic=deterministic,
+      intermediates=taps,
+    )
+    return TextOutput(self._logits(run, embed(text, self.embedding, self.positions)))
 
   def prefill(
     self, text: Text, task: str = "", *, beams: int, length: int, taps: Taps = OFF
@@ -158,11 +159,10 @@ class DecoderLM(nn.Module):
     """The cache with which decoding after prompts starts; see `Nemot.prefill`."""
     longest = self.config.max_length
     check_text(text, [(task, len(text.tokens))], longest=longest, steps=length)
-    cache = empty_cache(text, self.pad, [(self.decoder, 0)], beams=beams, length=length)
-    x = embed(text, self.embedding, self.positions)
-    run = Prompt(text.tokens != self.pad, text.segments, cache)
-    run(self.decoder, x, taps=taps.scope(DECODER))
-    return cache
+    state = initial_state(text, self.pad, [(self.decoder, 0)], beams=beams, length=length)
+    run = TextPass(text.tokens != self.pad, text.segments, state=state, intermediates=taps)
+    run(self.decoder, embed(text, self.embedding, self.positions))
+    return state
 
   def step(
     self,
@@ -173,18 +173,20 @@ class DecoderLM(nn.Module):
     taps: Taps = OFF,
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
-    cache = advance(cache, tokens)
-    x = self.embedding(tokens) + self.positions.at(cache["lengths"] + cache["position"])
-    logits = taps("logits", self._logits(Newest(cache), x, taps))
-    return logits, {**cache, "position": cache["position"] + 1}
+    state = advanced(cache, tokens)
+    place = state["lengths"] + state["position"]
+    x = self.positions.add_at(self.embedding(tokens), place)
+    real = state["prompt"][:, 0, 0]
+    run = TextPass(real, state=state, newest=True, intermediates=taps)
+    return self._logits(run, x), {**state, "position": state["position"] + 1}
 
   def routing_sites(self) -> tuple[str, ...]:
     """Names of the weights [batch, time, units] of every router, of heads and of experts."""
     return self.config.routing_sites()
 
-  def _logits(self, run: Run, x: Array, taps: Taps) -> Float[Array, "batch positions vocab"]:
-    inner = taps.scope(DECODER)
-    x = inner("output", self.output_norm(run(self.decoder, x, taps=inner)))
-    if self.config.tied:
-      return self.embedding.logits(x)
-    return over_rows(self.head, x).astype(jnp.float32)
+  def _logits(self, run: TextPass, x: Array) -> Float[Array, "batch positions vocab"]:
+    x = self.drop(x, deterministic=run.deterministic)
+    x = self.output_norm(run(self.decoder, x))
+    x = run.intermediates(f"{DECODER}/output", x)
+    logits = self.embedding.logits(x) if self.config.tied else over_rows(self.head, x)
+    return run.intermediates("logits", logits.astype(jnp.float32))

@@ -9,10 +9,13 @@ from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
-from compmod_jax.layers.block import Layer, layer_norm, run_layer
+from compmod_jax.layers.attention_mask import AttentionMask
+from compmod_jax.layers.block import Block, layer_norm, run_block
+from compmod_jax.layers.context import Context, Places
 from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.embedding import Embedding
 from compmod_jax.layers.feedforward import ACTIVATIONS
+from compmod_jax.layers.positions import ADDED, PositionTable
 from compmod_jax.models.encoder_config import EncoderConfig
 
 __all__ = ["Encoder", "EncoderConfig"]
@@ -43,11 +46,11 @@ class Encoder(nn.Module):
     c, dtype = self.config, jnp.dtype(self.config.dtype)
     self.embedding = Embedding(self.vocab, c.dim, dtype, stddev=_STDDEV, scaled=False)
     self.positions = PositionTable(
-      "learned", c.max_length, c.dim, dtype, from_sinusoids=c.sinusoids_first
+      c.positions, c.max_length, c.dim, dtype, from_sinusoids=c.sinusoids_first
     )
     self.embedding_norm = layer_norm(dtype, c.norm_epsilon)
     self.encoder = [
-      Layer(c, c.norm, "encoder_self", experts=c.experts_in("encoder", i))
+      Block(c, c.norm, "encoder_self", experts=c.experts_in("encoder", i))
       for i in range(c.encoder_layers)
     ]
     if c.norm == "pre":
@@ -80,19 +83,24 @@ class Encoder(nn.Module):
     self, tokens: Int[Array, "batch time"], *, deterministic: bool = True, taps: Taps = OFF
   ) -> Float[Array, "batch time embed"]:
     """The last layer's output."""
-    c, taps, length = self.config, taps.scope("encoder"), tokens.shape[1]
+    c, length = self.config, tokens.shape[1]
     errors.check(
       length <= c.max_length,
       f"A sequence has {length} tokens, but the model has positions for {c.max_length}; shorten it"
       " or raise model.max_length.",
     )
-    mask = (tokens != self.pad)[:, None, None, :]
-    x = self.embedding_norm(self.embedding(tokens) + self.positions(0, length))
+    places = jnp.arange(length)[None]
+    ctx = Context(
+      mask=AttentionMask(valid=tokens != self.pad),
+      places=None if c.positions in ADDED else Places(places, places, length),
+      deterministic=deterministic,
+      intermediates=taps.scope("encoder"),
+    )
+    x = self.embedding_norm(self.positions.add(self.embedding(tokens)))
     x = self.drop(x, deterministic=deterministic)
-    for i, layer in enumerate(self.encoder):
-      inner = taps.scope(f"layer_{i}")
-      x = run_layer(layer, x, mask, remat=c.remat, deterministic=deterministic, taps=inner)
-    return taps("output", self.output_norm(x) if c.norm == "pre" else x)
+    for i, block in enumerate(self.encoder):
+      x, _ = run_block(block, x, ctx=ctx.scope(f"layer_{i}"))
+    return ctx.intermediates("output", self.output_norm(x) if c.norm == "pre" else x)
 
   def routing_sites(self) -> tuple[str, ...]:
     """Names of the weights [batch, time, units] of every router, of heads and of experts."""

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.feedforward import Activation
-from compmod_jax.models.stack_config import Norm, StackConfig
+from compmod_jax.layers.positions import Positions
+from compmod_jax.layers.stack_config import Norm, StackConfig
+from compmod_jax.models.base import ModelConfig
 
 if TYPE_CHECKING:
   from compmod_jax.models.encoder import Encoder
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderConfig(StackConfig):
+class EncoderConfig(StackConfig, ModelConfig):
   """Sizes and options of a bidirectional encoder; the defaults are those of RoBERTa base.
 
   Source: Liu et al. 2019, table 9; Devlin et al. 2019.
@@ -35,6 +37,8 @@ class EncoderConfig(StackConfig):
   head_activation: Activation | None = None
   """Nonlinearity of the output head; none: that of the feed-forward networks. RoBERTa's is gelu
   whatever the feed-forward networks have."""
+  positions: Positions = "learned"
+  """Learned or fixed vectors added to embeddings, rotary or relative positions."""
   max_length: int = 512
   """Most positions of a sequence, the start token's included."""
   sinusoids_first: bool = False

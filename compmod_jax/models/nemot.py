@@ -14,13 +14,14 @@ from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.block import layer_norm
 from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.embedding import Embedding
+from compmod_jax.layers.positions import PositionTable
 from compmod_jax.layers.reading_strategies import Highlighting, OptionInteraction
+from compmod_jax.layers.stack import Stack
 from compmod_jax.mechanisms.modulation import Gates, modulate
 from compmod_jax.models.nemot_config import LM, MODULATORY, OUTPUT, VANILLA, NemotConfig
-from compmod_jax.models.runs import Newest, Prompt, Run, Whole, advance, empty_cache
-from compmod_jax.models.stack import Stack
 from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
+from compmod_jax.models.text_pass import TextPass, advanced, initial_state
 
 __all__ = ["Nemot", "NemotConfig"]
 
@@ -116,12 +117,18 @@ class Nemot(nn.Module):
         that lack what the model reads.
     """
     self._check(text, blocks)
-    run = Whole(text.tokens != self.pad, causal, text.segments, deterministic)
-    x, plain, gates = self._modulated(run, self._embed(text), text, text.tags, deterministic, taps)
+    run = TextPass(
+      text.tokens != self.pad,
+      text.segments,
+      causal=causal,
+      deterministic=deterministic,
+      intermediates=taps,
+    )
+    x, plain, gates = self._modulated(run, self._embed(text), text, text.tags)
     parts, start = [], 0
     for task, count in blocks:
       rows = slice(start, start + count)
-      parts.append(self._put_out(run, task, x[rows], gates, rows, taps, positions))
+      parts.append(self._task_logits(run, task, x[rows], gates, rows, positions))
       start += count
     logits = taps("logits", jnp.concatenate(parts))
     if not vanilla_logits:
@@ -138,7 +145,7 @@ class Nemot(nn.Module):
     first_tag: Int[Array, " batch"] | None = None,
     taps: Taps = OFF,
   ) -> dict[str, Any]:
-    """The cache with which decoding after prompts starts; see `runs.empty_cache`.
+    """The cache with which decoding after prompts starts; see `text_pass.State`.
 
     Args:
       text: prompts of one task, each without its last token, which is the first of `step`.
@@ -160,30 +167,31 @@ class Nemot(nn.Module):
     stacks = [(self.vanilla, 0), (self.output[task], 0)]
     if self.config.gate == "on":
       stacks.append((self.modulatory, self.config.before))
-    cache = empty_cache(text, self.pad, stacks, beams=beams, length=length)
+    state = initial_state(text, self.pad, stacks, beams=beams, length=length)
     if first_tag is not None:
-      cache["first_tag"] = first_tag[:, None]
-    run = Prompt(text.tokens != self.pad, text.segments, cache)
-    x, _, gates = self._modulated(run, self._embed(text), text, text.tags, True, taps)
-    run(self.output[task], x, gates=gates.get(OUTPUT), taps=taps.scope(f"{OUTPUT}_{task}"))
-    return cache
+      state["first_tag"] = first_tag[:, None]
+    run = TextPass(text.tokens != self.pad, text.segments, state=state, intermediates=taps)
+    x, _, gates = self._modulated(run, self._embed(text), text, text.tags)
+    run(self.output[task], x, gates=gates.get(OUTPUT))
+    return state
 
   def step(
     self, cache: dict[str, Any], tokens: Int[Array, "batch beams"], task: str, *, taps: Taps = OFF
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
-    cache = advance(cache, tokens)
-    place = cache["lengths"] + cache["position"]
-    x, tags = self.embedding(tokens) + self.positions.at(place), None
+    state = advanced(cache, tokens)
+    place = state["lengths"] + state["position"]
+    x, tags = self.positions.add_at(self.embedding(tokens), place), None
     if self.config.highlighting != "off":
-      tags = jnp.where(cache["position"] == 0, cache["first_tag"], -1)
+      tags = jnp.where(state["position"] == 0, state["first_tag"], -1)
       tags = jnp.broadcast_to(tags, tokens.shape)
     if self.config.highlighting == "embedding":
       x = self.highlight(x, cast(jax.Array, tags))
-    run = Newest(cache)
-    x, _, gates = self._modulated(run, x, None, tags, True, taps)
-    logits = taps("logits", self._put_out(run, task, x, gates, slice(None), taps))
-    return logits, {**cache, "position": cache["position"] + 1}
+    real = state["prompt"][:, 0, 0]
+    run = TextPass(real, state=state, newest=True, intermediates=taps)
+    x, _, gates = self._modulated(run, x, None, tags)
+    logits = taps("logits", self._task_logits(run, task, x, gates, slice(None)))
+    return logits, {**state, "position": state["position"] + 1}
 
   def routing_sites(self) -> tuple[str, ...]:
     """Names of the weights [batch, time, units] of every router, of heads and of experts."""
@@ -197,63 +205,55 @@ class Nemot(nn.Module):
 
   def _modulated(
     self,
-    run: Run,
+    run: TextPass,
     x: jax.Array,
     text: Text | None,
     tags: jax.Array | None,
-    deterministic: bool,
-    taps: Taps,
   ) -> tuple[jax.Array, jax.Array, dict[str, dict[int, Gates]]]:
-    """The gated vanilla stream, the plain one, and the gates of later places.
+    """The gated vanilla stream, the plain one, and the gates of later modules.
 
     Args:
-      run: the way in which stacks run.
+      run: the pass, which runs stacks.
       x: embeddings.
       text: the batch; none in decoding, where nothing is an auxiliary token or an option.
       tags: of the positions of `x`, as `Text.tags`.
-      deterministic: no dropout.
-      taps: sites to read or change.
     """
-    c, inner = self.config, taps.scope(VANILLA)
+    c = self.config
     gate, gates = None, {}
-    x = self.drop(x, deterministic=deterministic)
-    x = run(self.vanilla, x, stop=c.reads, taps=inner)
+    x = self.drop(x, deterministic=run.deterministic)
+    x = run(self.vanilla, x, stop=c.reads)
     plain = x
     if c.reads == c.vanilla_layers:
-      x, plain = self._read(x, text, tags, deterministic, taps)
+      x, plain = self._read(run, x, text, tags)
     if c.gate == "on":
-      gate, gates = self._gates(run, x, text, taps)
+      gate, gates = self._gates(run, x, text)
     if c.reads < c.vanilla_layers:
-      x = run(self.vanilla, x, start=c.reads, gates=gates.get(VANILLA), taps=inner)
-      x, plain = self._read(x, text, tags, deterministic, taps)
-    return taps("gated", modulate(x, gate)), plain, gates
+      x = run(self.vanilla, x, start=c.reads, gates=gates.get(VANILLA))
+      x, plain = self._read(run, x, text, tags)
+    return run.intermediates("gated", modulate(x, gate)), plain, gates
 
   def _read(
-    self,
-    x: jax.Array,
-    text: Text | None,
-    tags: jax.Array | None,
-    deterministic: bool,
-    taps: Taps,
+    self, run: TextPass, x: jax.Array, text: Text | None, tags: jax.Array | None
   ) -> tuple[jax.Array, jax.Array]:
     """The vanilla set's output after the reading strategies, and before them."""
     c = self.config
-    plain = x = taps(f"{VANILLA}/output", self.vanilla_norm(x) if c.vanilla_norm else x)
+    x = self.vanilla_norm(x) if c.vanilla_norm else x
+    plain = x = run.intermediates(f"{VANILLA}/output", x)
     if text is not None and c.option_interaction:
       options = cast(jax.Array, text.options)
-      x = self.interaction(x, options, segments=text.segments, deterministic=deterministic)
+      x = self.interaction(x, options, segments=text.segments, deterministic=run.deterministic)
     if c.highlighting == "vanilla":
       x = self.highlight(x, cast(jax.Array, tags))
     return x, plain
 
   def _gates(
-    self, run: Run, x: jax.Array, text: Text | None, taps: Taps
+    self, run: TextPass, x: jax.Array, text: Text | None
   ) -> tuple[jax.Array, dict[str, dict[int, Gates]]]:
-    """The gate of the vanilla set's output, and set -> layer -> gates of later places."""
-    c, before = self.config, self.config.before
+    """The gate of the vanilla set's output, and set -> layer -> gates of later modules."""
+    c, before, taps = self.config, self.config.before, run.intermediates
     if text is not None:
       x = jnp.concatenate([self.auxiliary_embedding(cast(jax.Array, text.auxiliary)), x], axis=1)
-    stream = run(self.modulatory, x, before=before, taps=taps.scope(MODULATORY))
+    stream = run(self.modulatory, x, before=before)
     stream = stream[:, before:] if text is not None else stream
     whole = self.gate_projection(stream) if c.gate_start == "half" else stream
     gate = taps("gate", nn.sigmoid(whole.astype(jnp.float32)))
@@ -267,21 +267,19 @@ class Nemot(nn.Module):
       held[int(number)] = held.get(int(number), Gates())._replace(**{kind: value})
     return gate, gates
 
-  def _put_out(
+  def _task_logits(
     self,
-    run: Run,
+    run: TextPass,
     task: str,
     x: jax.Array,
     gates: Mapping[str, Mapping[int, Gates]],
     rows: slice,
-    taps: Taps,
     positions: jax.Array | None = None,
   ) -> jax.Array:
     """Logits of a task's output set, all or at positions."""
-    inner = taps.scope(f"{OUTPUT}_{task}")
     mine = jax.tree.map(lambda gate: gate[rows], dict(gates.get(OUTPUT, {})))
-    x = run(self.output[task], x, rows=rows, gates=mine, taps=inner)
-    x = inner("output", self.output_norm[task](x))
+    x = run(self.output[task], x, rows=rows, gates=mine)
+    x = run.intermediates(f"{OUTPUT}_{task}/output", self.output_norm[task](x))
     return _product(self.head, _at(x, None if positions is None else positions[rows]))
 
   def _check(self, text: Text, blocks: Blocks, steps: int = 0) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
-from compmod_jax.layers.embedding import Positions
 from compmod_jax.layers.feedforward import Activation
+from compmod_jax.layers.positions import Positions
+from compmod_jax.layers.stack_config import TextStackConfig
 from compmod_jax.mechanisms.modulation import KINDS
-from compmod_jax.models.stack_config import TextStackConfig
+from compmod_jax.models.base import ModelConfig
 
 if TYPE_CHECKING:
   from compmod_jax.models.nemot import EncoderMode, Nemot
@@ -24,7 +25,7 @@ _GATED_AT = {"attention": "self/heads_scaled", "logits": "self/heads_scaled", "f
 
 
 @dataclasses.dataclass(frozen=True)
-class NemotConfig(TextStackConfig):
+class NemotConfig(TextStackConfig, ModelConfig):
   """Sizes and options of NeMoT; the defaults are the thesis's model with positions of its own.
 
   Source: Knowles 2022, chapter 3.
@@ -55,7 +56,7 @@ class NemotConfig(TextStackConfig):
   tied_key_value: bool = False
   """Keys are values, too, in the neuromodulatory and output sets, as in the thesis's program."""
   positions: Positions = "sinusoidal"
-  """Fixed positions, or learned ones as in GPT-2."""
+  """Fixed vectors added to embeddings, learned ones as in GPT-2, rotary or relative positions."""
   scale_embeddings: bool = True
   """Token vectors have standard deviation 1/sqrt(dim) at first and are multiplied by sqrt(dim);
   else they have 0.02 and are not, as in GPT-2."""
@@ -92,13 +93,7 @@ class NemotConfig(TextStackConfig):
       errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
     errors.check_choice("model.gate", self.gate, ("on", "off"))
     errors.check_choice("model.gate_start", self.gate_start, ("stream", "half"))
-    errors.check_choice("model.positions", self.positions, ("sinusoidal", "learned"))
     errors.check_choice("model.highlighting", self.highlighting, ("off", "embedding", "vanilla"))
-    errors.check(
-      self.positions == "learned" or self.dim % 2 == 0,
-      f"model.dim is {self.dim}; sinusoidal positions need an even width. Use an even width or"
-      " positions = learned.",
-    )
     errors.check(
       -1 <= self.read_after <= self.vanilla_layers,
       f"model.read_after is {self.read_after}; give a number of vanilla layers, 0 to"

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core import errors
-from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.embedding import Embedding
+from compmod_jax.layers.positions import PositionTable
 
 Blocks = Sequence[tuple[str, int]]
 """(task, rows) of a batch in its order: every row belongs to one task."""
@@ -72,19 +73,26 @@ def check_text(text: Text, blocks: Blocks, *, longest: int, steps: int = 0) -> N
 def embed(
   text: Text, embedding: Embedding, positions: PositionTable
 ) -> Float[Array, "batch time embed"]:
-  """Token vectors and those of their positions.
+  """Token vectors, and those of their positions where positions are added.
 
   Source: Knowles 2022, equation 3.1.
   """
   x = embedding(text.tokens)
   if text.segments is None:
-    return x + positions(0, text.tokens.shape[1])
-  return x + positions.at(_places(text.segments))
+    return positions.add(x)
+  return positions.add_at(x, places_of(text.segments, text.tokens.shape[1]))
 
 
-def _places(segments: Int[Array, "batch time"]) -> Int[Array, "batch time"]:
-  """The position of every token within its segment, which goes on from the end of segment 0."""
-  numbers = jnp.broadcast_to(jnp.arange(segments.shape[1])[None], segments.shape)
+def places_of(segments: Int[Array, "batch time"] | None, time: int) -> Int[Array, "#batch time"]:
+  """The position of every token within its segment, which goes on from the end of segment 0.
+
+  Args:
+    segments: as in `Text`; None for texts of one segment.
+    time: tokens of a row.
+  """
+  if segments is None:
+    return jnp.arange(time)[None]
+  numbers = jnp.broadcast_to(jnp.arange(time)[None], segments.shape)
   first = jnp.concatenate(
     [jnp.ones_like(segments[:, :1], bool), segments[:, 1:] != segments[:, :-1]], axis=1
   )

@@ -9,10 +9,13 @@ from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Taps
-from compmod_jax.layers.block import Layer, layer_norm, run_layer
-from compmod_jax.layers.cached_attention import ancestor_mask
+from compmod_jax.layers.attention_mask import AttentionMask
+from compmod_jax.layers.block import Block, State, layer_norm, run_block
+from compmod_jax.layers.context import Context, Newest, Places
 from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.embedding import Embedding
+from compmod_jax.layers.kv_cache import ancestor_mask
+from compmod_jax.layers.positions import ADDED, PositionTable
 from compmod_jax.models.transformer_config import PLACES, TransformerConfig
 
 __all__ = ["PLACES", "Transformer", "TransformerConfig"]
@@ -21,7 +24,7 @@ __all__ = ["PLACES", "Transformer", "TransformerConfig"]
 class Transformer(nn.Module):
   """Encoder-decoder Transformer (Vaswani et al. 2017) with competitive heads and experts.
 
-  Sites: `encoder/layer_<i>/...`, `decoder/layer_<i>/...` (see `Layer` and `Attention`),
+  Sites: `encoder/layer_<i>/...`, `decoder/layer_<i>/...` (see `Block` and `Attention`),
   `encoder/output` and `logits`.
 
   Attributes:
@@ -58,11 +61,11 @@ class Transformer(nn.Module):
     self.encoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
     self.decoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
     self.encoder = [
-      Layer(c, c.norm, "encoder_self", experts=c.experts_in("encoder", i))
+      Block(c, c.norm, "encoder_self", experts=c.experts_in("encoder", i))
       for i in range(c.encoder_layers)
     ]
     self.decoder = [
-      Layer(c, c.norm, "decoder_self", cross=True, causal=True, experts=c.experts_in("decoder", i))
+      Block(c, c.norm, "decoder_self", cross=True, experts=c.experts_in("decoder", i))
       for i in range(c.decoder_layers)
     ]
     if c.norm == "pre":
@@ -96,15 +99,18 @@ class Transformer(nn.Module):
     taps: Taps = OFF,
   ) -> Float[Array, "batch source_time embed"]:
     """The encoder's output."""
-    taps, remat = taps.scope("encoder"), self.config.remat
-    mask = self._visible(source)
-    x = self.encoder_embedding(source) + self.encoder_positions(0, source.shape[1])
+    ctx = Context(
+      mask=AttentionMask(valid=source != self.pad),
+      places=self._places(source.shape[1]),
+      deterministic=deterministic,
+      intermediates=taps.scope("encoder"),
+    )
+    x = self.encoder_positions.add(self.encoder_embedding(source))
     x = self.drop(x, deterministic=deterministic)
-    for i, layer in enumerate(self.encoder):
-      scope = taps.scope(f"layer_{i}")
-      x = run_layer(layer, x, mask, remat=remat, deterministic=deterministic, taps=scope)
+    for i, block in enumerate(self.encoder):
+      x, _ = run_block(block, x, ctx=ctx.scope(f"layer_{i}"))
     x = self.encoder_norm(x) if self.config.norm == "pre" else x
-    return taps("output", x)
+    return ctx.intermediates("output", x)
 
   def decode(
     self,
@@ -116,15 +122,33 @@ class Transformer(nn.Module):
     taps: Taps = OFF,
   ) -> Float[Array, "batch target_time vocab"]:
     """Logits from the encoder's output; `source` tells which of it is padding."""
-    inner, memory_mask, remat = taps.scope("decoder"), self._visible(source), self.config.remat
-    x = self.decoder_embedding(target) + self.decoder_positions(0, target.shape[1])
+    ctx = Context(
+      mask=AttentionMask(causal=True),  # which hides padding, as that follows the tokens
+      memory_mask=self._visible(source),
+      places=self._places(target.shape[1]),
+      deterministic=deterministic,
+      intermediates=taps,
+    )
+    x = self.decoder_positions.add(self.decoder_embedding(target))
     x = self.drop(x, deterministic=deterministic)
-    for i, layer in enumerate(self.decoder):
-      scope = inner.scope(f"layer_{i}")
-      # Padding follows the tokens, so the causal mask hides it from every real position.
-      given = x, None, memory, memory_mask
-      x = run_layer(layer, *given, remat=remat, deterministic=deterministic, taps=scope)
-    return self._logits(x, taps)
+    return self._decoded(x, None, memory, ctx)[0]
+
+  def _decoded(
+    self,
+    x: Float[Array, "batch time embed"],
+    states: list[State] | None,
+    memory: Float[Array, "batch source_time embed"] | None,
+    ctx: Context,
+  ) -> tuple[Float[Array, "batch time vocab"], list[State]]:
+    """Logits at every position, or at the newest one of every beam, and the layers' next states."""
+    inner, after = ctx.scope("decoder"), []
+    for i, block in enumerate(self.decoder):
+      state = None if states is None else states[i]
+      x, state = run_block(block, x, state, memory, ctx=inner.scope(f"layer_{i}"))
+      if state is not None:
+        after.append(state)
+    x = self.decoder_norm(x) if self.config.norm == "pre" else x
+    return ctx.intermediates("logits", self.output_embedding.logits(x)), after
 
   def prefill(
     self,
@@ -155,7 +179,7 @@ class Transformer(nn.Module):
       "position": jnp.int32(0),
       "ancestry": jnp.zeros((batch, beams, length), jnp.int32),
       "memory_mask": self._visible(source),
-      "layers": [layer.empty_cache(batch, length * beams, memory) for layer in self.decoder],
+      "layers": [block.initial_state(batch, length * beams, memory) for block in self.decoder],
       "routing": {
         site: jnp.zeros((batch, beams, length, self.config.units(site)))
         for site in (self.decoder_routing_sites() if routing else ())
@@ -168,19 +192,18 @@ class Transformer(nn.Module):
     """Logits after one more token of every beam, and the cache that includes it."""
     position, routing = cache["position"], cache["routing"]
     record = taps.also(routing) if routing else taps
-    inner = record.scope("decoder")
     batch, beams = tokens.shape
     mine = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
     ancestry = jax.lax.dynamic_update_slice(cache["ancestry"], mine, (0, 0, position))
-    past = ancestor_mask(ancestry, position)
-    x = self.decoder_embedding(tokens) + self.decoder_positions(position, 1)
-    layers = []
-    for i, layer in enumerate(self.decoder):
-      scope = inner.scope(f"layer_{i}")
-      own, memory_mask = cache["layers"][i], cache["memory_mask"]
-      x, own = layer.step(x, own, position * beams, past, memory_mask, taps=scope)
-      layers.append(own)
-    logits = self._logits(x, record)
+    newest = Newest(start=position * beams, past=ancestor_mask(ancestry, position))
+    place, places = jnp.reshape(position, (1, 1)), self._places(ancestry.shape[2])
+    if places is not None:
+      places = Places(place, jnp.repeat(places.keys, beams, axis=1), places.length)
+    ctx = Context(
+      memory_mask=cache["memory_mask"], newest=newest, places=places, intermediates=record
+    )
+    x = self.decoder_positions.add_at(self.decoder_embedding(tokens), place)
+    logits, layers = self._decoded(x, cache["layers"], None, ctx)
     if routing:
       taps.merge({k: v for k, v in record.captured.items() if taps.wants(k)}, record.seen)
       routing = {
@@ -208,9 +231,12 @@ class Transformer(nn.Module):
   def _visible(self, tokens: jax.Array) -> jax.Array:
     return (tokens != self.pad)[:, None, None, :]
 
-  def _logits(self, x: jax.Array, taps: Taps) -> jax.Array:
-    x = self.decoder_norm(x) if self.config.norm == "pre" else x
-    return taps("logits", self.output_embedding.logits(x))
+  def _places(self, length: int) -> Places | None:
+    """Places of a sequence, where positions are not added to embeddings."""
+    if self.config.positions in ADDED:
+      return None
+    places = jnp.arange(length)[None]
+    return Places(places, places, length)
 
 
 def shift_right(target: Int[Array, "batch time"], start: int) -> Int[Array, "batch time"]:

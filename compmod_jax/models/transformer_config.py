@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
-from compmod_jax.layers.embedding import Positions
-from compmod_jax.models.stack_config import Norm, StackConfig
+from compmod_jax.layers.positions import Positions
+from compmod_jax.layers.stack_config import Norm, StackConfig
+from compmod_jax.models.base import ModelConfig
 
 if TYPE_CHECKING:
   from compmod_jax.models.transformer import Transformer
@@ -17,7 +18,7 @@ PLACES: tuple[Place, ...] = get_args(Place)
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(StackConfig):
+class TransformerConfig(StackConfig, ModelConfig):
   """Sizes and options of the Transformer; the defaults are the translation recipe's."""
 
   encoder_layers: int = 6
@@ -29,7 +30,7 @@ class TransformerConfig(StackConfig):
   norm: Norm = "post"
   """Normalise before each sub-layer (and after the last layer), or after each residual sum."""
   positions: Positions = "sinusoidal"
-  """Fixed or learned positions."""
+  """Fixed or learned vectors added to embeddings, rotary or relative positions."""
   share_embeddings: Literal["none", "decoder", "all"] = "decoder"
   """Which embeddings are one: decoder input and output, or those and the encoder's."""
 
@@ -40,12 +41,6 @@ class TransformerConfig(StackConfig):
       errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
     super().__post_init__()
     errors.check_choice("model.norm", self.norm, ("pre", "post"))
-    errors.check_choice("model.positions", self.positions, ("sinusoidal", "learned"))
-    errors.check(
-      self.positions == "learned" or self.dim % 2 == 0,
-      f"model.dim is {self.dim}; sinusoidal positions need an even width. Use an even width or"
-      " positions = learned.",
-    )
     errors.check_choice("model.share_embeddings", self.share_embeddings, ("none", "decoder", "all"))
 
   def describe(self) -> str:

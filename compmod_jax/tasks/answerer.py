@@ -202,7 +202,8 @@ def search_answers(
   def step(cache: Any, tokens: jax.Array, taps: Taps) -> Any:
     return apply(cache, tokens, task, taps=taps, method="step")
 
-  one = recoding.prepared(step, cache, taps, config, batch=rows, model=model.config, task=task)
+  stack = functools.partial(model.config.decoding_stack, task)
+  one = recoding.prepared(step, cache, taps, config, batch=rows, stack=stack)
   return decode(
     one.step,
     one.cache,

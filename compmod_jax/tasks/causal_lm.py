@@ -1,6 +1,7 @@
 """Causal language modelling: blocks of text in, a decoder, loss per token out."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,8 @@ class CausalModel(TaskModel[Decoder]):
 
     rows = len(prompts.tokens)
     taps = recoding.knowing_rows(taps, jnp.ones(rows, bool), config)
-    return recoding.prepared(step, cache, taps, config, batch=rows, model=self.config, task=LM)
+    stack = functools.partial(self.config.decoding_stack, LM)
+    return recoding.prepared(step, cache, taps, config, batch=rows, stack=stack)
 
 
 @dataclasses.dataclass(frozen=True)

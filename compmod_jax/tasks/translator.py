@@ -180,7 +180,8 @@ def _search(
     return apply(cache, tokens, taps=taps, method="step")
 
   taps = recoding.knowing_rows(taps, real.any(axis=1), config)
-  one = recoding.prepared(step, cache, taps, config, batch=len(source), model=model.config)
+  stack = functools.partial(model.config.decoding_stack, "")
+  one = recoding.prepared(step, cache, taps, config, batch=len(source), stack=stack)
   return decode(
     one.step,
     one.cache,

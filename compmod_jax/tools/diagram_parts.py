@@ -16,11 +16,12 @@ from flax.traverse_util import flatten_dict
 from compmod_jax.core.intermediates import Taps
 from compmod_jax.decoding.recoding import site_of
 from compmod_jax.layers.attention import Attention
-from compmod_jax.layers.block import Layer
+from compmod_jax.layers.block import Block
 from compmod_jax.layers.convolution import ShortConvolution
-from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.embedding import Embedding
 from compmod_jax.layers.experts import Experts
 from compmod_jax.layers.feedforward import FeedForward
+from compmod_jax.layers.positions import PositionTable
 from compmod_jax.layers.reading_strategies import PARTS, Highlighting, OptionInteraction
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
 from compmod_jax.models.encoder import Head
@@ -106,7 +107,7 @@ def _traced(task: Task, params: Any, shapes: Shapes) -> list[Part]:
     path, layer = "/".join(context.module.path), layers[-1]
     if path and context.method_name != "setup":
       module(context.module, path, context.method_name)
-    layers.append(path if isinstance(context.module, Layer) else layer)
+    layers.append(path if isinstance(context.module, Block) else layer)
     try:
       return call(*args, **kwargs)
     finally:

@@ -11,7 +11,9 @@ import pytest
 
 from compmod_jax.core.intermediates import Taps, run, zero_units
 from compmod_jax.layers.attention import Attention, IntoHeads, OutOfHeads, attend
-from compmod_jax.layers.cached_attention import ancestor_mask
+from compmod_jax.layers.attention_mask import AttentionMask
+from compmod_jax.layers.context import Context, Newest
+from compmod_jax.layers.kv_cache import ancestor_mask
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 BATCH, TIME, KEYS, HEADS, DIM, MEMORY = 2, 5, 7, 4, 8, 8
@@ -37,27 +39,30 @@ def module(cross: bool = False, competition: CompetitionConfig | None = None) ->
 def params(cross: bool = False, competition: CompetitionConfig | None = None) -> Any:
   """Random parameters, biases too."""
   memory = MEMORIES if cross else None
-  shapes = jax.eval_shape(module(cross, competition).init, jax.random.key(0), INPUTS, memory)
+  shapes = jax.eval_shape(module(cross, competition).init, jax.random.key(0), INPUTS, None, memory)
   leaves, tree = jax.tree.flatten(nn.unbox(shapes))
   made = [0.5 * numbers(*leaf.shape, seed=n) for n, leaf in enumerate(leaves)]
   return jax.tree.unflatten(tree, made)
 
 
+def output(attention: Attention, params: Any, ctx: Context | None = None, **asked: Any) -> Any:
+  """Output and captured sites; self-attention is causal, all of the memory is read."""
+  memory = MEMORIES if attention.cross else None
+  ctx = Context(mask=AttentionMask(causal=True)) if ctx is None else ctx
+  (out, _), sites = run(attention.apply, params, INPUTS, None, memory, ctx=ctx, **asked)
+  return out, sites
+
+
 @functools.cache
 def call(cross: bool = False, competition: CompetitionConfig | None = None) -> Any:
-  """The module, compiled, with every site: (params, mask) -> (output, sites)."""
-  memory, causal = (MEMORIES, False) if cross else (None, True)
-  return jax.jit(
-    lambda params, mask: run(
-      module(cross, competition).apply,
-      params,
-      INPUTS,
-      memory,
-      mask=mask,
-      causal=causal,
-      capture=None,
-    )
-  )
+  """The module, compiled, with every site: (params, memory mask) -> (output, sites)."""
+  one = module(cross, competition)
+
+  def made(params: Any, mask: Any) -> Any:
+    ctx = Context(mask=AttentionMask(causal=True), memory_mask=mask)
+    return output(one, params, ctx, capture=None)
+
+  return jax.jit(made)
 
 
 def explicit(query: Any, key: Any, value: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -102,10 +107,8 @@ def test_attention_is_the_softmax_of_scaled_products(cross, fused):
   query, keys = numbers(BATCH, TIME, HEADS, 2), KEYS if cross else TIME
   key, value = numbers(2, BATCH, keys, HEADS, 2, seed=3)
   taps = Taps(capture=frozenset() if fused else None)
-  mask = VISIBLE if cross else None
-  found = jax.jit(lambda q, k, v: attend(q, k, v, mask, causal=not cross, taps=taps))(
-    query, key, value
-  )
+  mask = AttentionMask(explicit=VISIBLE) if cross else AttentionMask(causal=True)
+  found = jax.jit(lambda q, k, v: attend(q, k, v, mask, intermediates=taps))(query, key, value)
   expected, probabilities = explicit(query, key, value, visibility(cross))
   np.testing.assert_allclose(found, expected, atol=1e-6)
   assert probabilities.shape == (BATCH, HEADS, TIME, keys)
@@ -115,9 +118,7 @@ def test_attention_is_the_softmax_of_scaled_products(cross, fused):
 @pytest.mark.parametrize("competition", [None, SMALL], ids=["plain", "competing"])
 def test_the_module_is_projection_attention_competition_projection(cross, competition):
   p = params(cross, competition)["params"]
-  output, sites = jax.device_get(
-    call(cross, competition)({"params": p}, VISIBLE if cross else None)
-  )
+  out, sites = jax.device_get(call(cross, competition)({"params": p}, VISIBLE if cross else None))
   heads, probabilities = explicit(*queries_keys_values(p, cross), visibility(cross))
   np.testing.assert_allclose(sites["attention"], probabilities, atol=1e-6)
   np.testing.assert_allclose(sites["heads"], heads, atol=1e-5)
@@ -127,7 +128,7 @@ def test_the_module_is_projection_attention_competition_projection(cross, compet
   width = DIM // HEADS
   concatenated = (heads * weights[..., None]).reshape(BATCH, TIME, HEADS * width)
   expected = concatenated @ p["output"]["kernel"].reshape(HEADS * width, DIM) + p["output"]["bias"]
-  np.testing.assert_allclose(output, expected, atol=1e-5)
+  np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
 def test_the_router_of_cross_attention_reads_the_query_position():
@@ -154,10 +155,10 @@ def test_uniform_weights_with_rescale_are_plain_attention_in_values_and_gradient
   p = params(cross, competition)
   plain = {"params": {k: v for k, v in p["params"].items() if k != "router"}}
   uniform = {"router/weights": lambda weights: jnp.full_like(weights, 1 / HEADS)}
-  memory, weight = (MEMORIES if cross else None), numbers(BATCH, TIME, DIM, seed=5)
+  weight = numbers(BATCH, TIME, DIM, seed=5)
 
   def total(params, attention, edits):
-    out, _ = run(attention.apply, params, INPUTS, memory, causal=not cross, edits=edits)
+    out, _ = output(attention, params, edits=edits)
     return jnp.sum(weight * out), out
 
   def gradient(attention, edits):
@@ -178,12 +179,11 @@ def test_uniform_weights_with_rescale_are_plain_attention_in_values_and_gradient
 @pytest.mark.parametrize("competition", [None, SMALL], ids=["plain", "competing"])
 def test_zeroing_a_head_equals_removing_its_slice_of_the_output_matrix(competition):
   attention, p = module(False, competition), params(False, competition)
-  edited, _ = jax.jit(
-    lambda p: run(attention.apply, p, INPUTS, edits={"heads_scaled": zero_units(2, axis=2)})
-  )(p)
-  output = p["params"]["output"]
-  cut = {**output, "kernel": jnp.asarray(np.delete(output["kernel"], 2, axis=0))}
-  _, sites = jax.jit(lambda p: run(attention.apply, p, INPUTS, capture={"heads_scaled"}))(p)
+  edits = {"heads_scaled": zero_units(2, axis=2)}
+  edited, _ = jax.jit(lambda p: output(attention, p, edits=edits))(p)
+  last = p["params"]["output"]
+  cut = {**last, "kernel": jnp.asarray(np.delete(last["kernel"], 2, axis=0))}
+  _, sites = jax.jit(lambda p: output(attention, p, capture={"heads_scaled"}))(p)
   rest = jnp.asarray(np.delete(sites["heads_scaled"], 2, axis=2))
   expected = jax.jit(OutOfHeads(DIM).apply)({"params": cut}, rest)
   np.testing.assert_allclose(edited, expected, atol=1e-6)
@@ -195,8 +195,8 @@ def test_a_query_that_sees_nothing_leaves_values_and_gradients_finite(sites):
   mask = VISIBLE.at[1].set(False)
 
   def total(params):
-    taps = Taps(capture=sites)
-    out = module(True, SMALL).apply(params, INPUTS, MEMORIES, mask=mask, taps=taps)
+    ctx = Context(memory_mask=mask, intermediates=Taps(capture=sites))
+    out, _ = module(True, SMALL).apply(params, INPUTS, None, MEMORIES, ctx=ctx)
     return jnp.sum(out**2), out
 
   (_, out), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(p)
@@ -209,8 +209,8 @@ def test_hidden_keys_have_no_influence_at_all():
 
   @jax.jit
   def gradient(memory):
-    out = lambda m: jnp.sum(module(True, SMALL).apply(p, INPUTS, m, mask=VISIBLE))  # noqa: E731
-    return jax.grad(out)(memory)
+    ctx, attention = Context(memory_mask=VISIBLE), module(True, SMALL)
+    return jax.grad(lambda m: jnp.sum(attention.apply(p, INPUTS, None, m, ctx=ctx)[0]))(memory)
 
   found = np.asarray(gradient(MEMORIES))
   np.testing.assert_array_equal(found[1, 4:], 0)
@@ -224,11 +224,11 @@ def test_dropout_acts_on_probabilities_in_training_only():
   @functools.partial(jax.jit, static_argnums=1)
   def out(seed, deterministic):
     rngs = {"dropout": jax.random.key(seed)}
-    return attention.apply(p, INPUTS, deterministic=deterministic, rngs=rngs)
+    return attention.apply(p, INPUTS, ctx=Context(deterministic=deterministic), rngs=rngs)[0]
 
   assert not np.array_equal(out(0, False), out(1, False))
   np.testing.assert_array_equal(out(0, False), out(0, False))
-  plain = jax.jit(module().apply)(p, INPUTS)
+  plain, _ = jax.jit(module().apply)(p, INPUTS)
   np.testing.assert_allclose(out(0, True), plain, rtol=1e-5, atol=1e-6)
 
 
@@ -244,14 +244,14 @@ def test_self_attention_step_by_step_equals_all_at_once(competition):
 
   @jax.jit
   def step(inputs, cache, position):
-    mask = ancestor_mask(ancestry, position)
-    return attention.apply(p, inputs, cache, mask, 2 * position, method="step_self")
+    newest = Newest(start=2 * position, past=ancestor_mask(ancestry, position))
+    return attention.apply(p, inputs, cache, ctx=Context(newest=newest))
 
-  cache = attention.bind(p).empty_cache(BATCH, 2 * (TIME + 3))
+  cache = attention.bind(p).initial_state(BATCH, 2 * (TIME + 3))
   other = np.asarray(numbers(TIME, BATCH, DIM, seed=9))
   for t in range(TIME):
     beams = jnp.asarray(np.stack([np.asarray(INPUTS)[:, t], other[t]], axis=1))
-    out, cache = step(beams, cache, t)
+    out, cache = step(beams, cache, jnp.int32(t))
     np.testing.assert_allclose(out[:, 0], expected[:, t], atol=1e-5)
 
 
@@ -272,7 +272,7 @@ def test_cross_attention_of_beams_equals_that_of_positions(competition):
   @jax.jit
   def step(inputs):
     bound = attention.bind(p)
-    return bound.step_memory(inputs, bound.memory_cache(MEMORIES), VISIBLE)
+    return bound(inputs, bound.memory_state(MEMORIES), ctx=Context(memory_mask=VISIBLE))[0]
 
   np.testing.assert_allclose(step(INPUTS), expected, atol=1e-6)
 
@@ -294,9 +294,7 @@ def test_bfloat16_computes_in_bfloat16_but_scores_and_probabilities_in_float32()
   attention = Attention(DIM, HEADS, competition=SMALL, dtype=jnp.bfloat16)
   init = jax.eval_shape(attention.init, jax.random.key(0), INPUTS)
   assert {leaf.dtype for leaf in jax.tree.leaves(init)} == {jnp.dtype("float32")}
-  out, sites = jax.eval_shape(
-    lambda p: run(attention.apply, p, INPUTS, capture=None), nn.unbox(init)
-  )
+  out, sites = jax.eval_shape(lambda p: output(attention, p, capture=None), nn.unbox(init))
   assert out.dtype == sites["heads"].dtype == sites["heads_scaled"].dtype == jnp.bfloat16
   for name in ("attention", "router/scores", "router/weights"):
     assert sites[name].dtype == jnp.float32

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.core.errors import UserError
+from compmod_jax.layers.context import Context
 from compmod_jax.layers.convolution import ShortConvolution, neighbours
 from compmod_jax.models.decoder_lm import DecoderConfig
 
@@ -21,7 +22,9 @@ def test_of_one_segment_it_is_a_convolution_of_every_channel():
   random = np.random.default_rng(0)
   x, kernel = random.normal(size=(2, 7, 3)), random.normal(size=(3, 3))
   near = neighbours(jnp.zeros((1, 7), jnp.int32), 4)
-  found = ShortConvolution(4, 3).apply({"params": {"kernel": kernel}}, jnp.asarray(x, "f4"), near)
+  found, _ = ShortConvolution(4, 3).apply(
+    {"params": {"kernel": kernel}}, jnp.asarray(x, "f4"), None, Context(same_segment=near)
+  )
   for row in range(2):
     for channel in range(3):
       expected = np.convolve(x[row, :, channel], [1, *kernel[:, channel]])[:7]
@@ -33,8 +36,12 @@ def test_nothing_comes_over_from_another_segment(width):
   x = jax.random.normal(jax.random.key(0), (1, 6, 2))
   kernel = jax.random.normal(jax.random.key(1), (width - 1, 2))
   module, params = ShortConvolution(width, 2), {"params": {"kernel": kernel}}
-  both = module.apply(params, x, neighbours(jnp.asarray([[0, 0, 1, 1, 1, 1]]), width))
-  alone = module.apply(params, x[:, 2:], neighbours(jnp.zeros((1, 4), jnp.int32), width))
+
+  def mixed(x, segments):
+    near = neighbours(jnp.asarray(segments), width)
+    return module.apply(params, x, None, Context(same_segment=near))[0]
+
+  both, alone = mixed(x, [[0, 0, 1, 1, 1, 1]]), mixed(x[:, 2:], [[0, 0, 0, 0]])
   np.testing.assert_allclose(both[:, 2:], alone, atol=1e-6)
 
 

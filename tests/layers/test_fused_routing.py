@@ -15,6 +15,8 @@ from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import run, zero_units
 from compmod_jax.core.sharding import MeshConfig
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.attention_mask import AttentionMask
+from compmod_jax.layers.context import Context, Newest
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
@@ -44,16 +46,25 @@ def module(config: CompetitionConfig, routing: Any = "plain", **fields: Any) -> 
 @functools.cache
 def params(cross: bool = False, tied: bool = False) -> Any:
   plain = module(PLAIN, cross=cross, tied_key_value=tied)
-  shapes = jax.eval_shape(plain.init, jax.random.key(0), INPUTS, MEMORY if cross else None)
+  shapes = jax.eval_shape(plain.init, jax.random.key(0), INPUTS, None, MEMORY if cross else None)
   leaves, tree = jax.tree.flatten(nn.unbox(shapes))
   made = [0.3 * numbers(*leaf.shape, seed=n) for n, leaf in enumerate(leaves)]
   return jax.tree.unflatten(tree, made)
 
 
-def output(one: Attention, params: Any, inputs: jax.Array = INPUTS, **asked: Any) -> Any:
+def output(
+  one: Attention,
+  params: Any,
+  inputs: jax.Array = INPUTS,
+  *,
+  deterministic: bool = True,
+  **asked: Any,
+) -> Any:
   """Output and captured sites."""
-  memory, causal = (MEMORY, False) if one.cross else (None, True)
-  return run(one.apply, params, inputs, memory, causal=causal, **asked)
+  memory = MEMORY if one.cross else None
+  ctx = Context(mask=AttentionMask(causal=True), deterministic=deterministic)
+  (made, _), captured = run(one.apply, params, inputs, None, memory, ctx=ctx, **asked)
+  return made, captured
 
 
 def differentiated(one: Attention, *sites: str) -> Any:
@@ -127,12 +138,12 @@ def test_decoding_is_fused_from_the_prompt_on():
     """A prompt of three positions, and a step of two beams, as another layer reads them."""
     one, other = (module(CONFIGS["best"], how, cross=cross) for cross in (False, True))
     one, other = one.bind(params[0]), other.bind(params[1])
-    past = jnp.tril(jnp.ones((1, 1, 3, 3), bool))
-    first, cache = one.prefill(INPUTS[:, :3], one.empty_cache(4, 5), mask=past)
-    sees = jnp.ones((4, 1, 2, 5), bool)
-    step, _ = one.step_self(INPUTS[:, 3:5], cache, sees, jnp.int32(3))
-    sees = jnp.ones((4, 1, 1, 7), bool)
-    read = other.step_memory(step, other.memory_cache(MEMORY), sees)
+    causal = Context(mask=AttentionMask(causal=True))
+    first, cache = one(INPUTS[:, :3], one.initial_state(4, 5), ctx=causal)
+    newest = Context(newest=Newest(jnp.int32(3), jnp.ones((4, 1, 2, 5), bool)))
+    step, _ = one(INPUTS[:, 3:5], cache, ctx=newest)
+    sees = Context(memory_mask=jnp.ones((4, 1, 1, 7), bool))
+    read, _ = other(step, other.memory_state(MEMORY), ctx=sees)
     return first, step, read
 
   held = params(), params(cross=True)
@@ -170,7 +181,7 @@ def test_where_what_is_never_formed_is_asked_for_the_plain_way_runs(asked):
 def test_what_kernels_do_not_do_runs_the_plain_way():
   config = dataclasses.replace(PLAIN, inactive="value", rule="top_k")
   assert not is_fused(module(config, "fused"))
-  expected, found = (module(config, how).apply(params(), INPUTS) for how in WAYS)
+  expected, found = (module(config, how).apply(params(), INPUTS)[0] for how in WAYS)
   np.testing.assert_array_equal(expected, found)
 
 

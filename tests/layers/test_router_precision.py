@@ -15,6 +15,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from compmod_jax.core.intermediates import Taps, run
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.attention_mask import AttentionMask
+from compmod_jax.layers.context import Context, Newest
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
@@ -34,8 +36,8 @@ def module(kind: str, config: CompetitionConfig = TOP_2, **fields: Any) -> nn.Mo
   return Attention(DIM, UNITS, competition=config, **fields)
 
 
-def inputs_of(kind: str) -> tuple[jax.Array, ...]:
-  return (INPUTS, INPUTS[:, :3]) if kind == "cross" else (INPUTS,)
+def inputs_of(kind: str) -> tuple[jax.Array | None, ...]:
+  return (INPUTS, None, INPUTS[:, :3]) if kind == "cross" else (INPUTS,)
 
 
 @functools.cache
@@ -66,7 +68,8 @@ def weights_of(kind: str, *capture: str, **fields: Any) -> jax.Array:
   one = module(kind, **fields)
 
   def apply(p: Any) -> jax.Array:
-    return run(one.apply, p, *inputs_of(kind), capture=(WEIGHTS, *capture))[1][WEIGHTS]
+    ctx = {} if kind == "experts" else {"ctx": Context()}
+    return run(one.apply, p, *inputs_of(kind), capture=(WEIGHTS, *capture), **ctx)[1][WEIGHTS]
 
   return jax.jit(apply)(params(kind))
 
@@ -92,25 +95,23 @@ def test_cached_decoding_chooses_as_the_whole_pass_does(kind):
   """A prompt of all positions but the last two, and these step by step."""
   prompt = TIME - 2
 
-  def chosen(one: Attention, inputs: jax.Array, function: Any) -> tuple[Any, jax.Array]:
+  def chosen(one: Attention, inputs: jax.Array, state: Any, **given: Any) -> tuple[Any, jax.Array]:
     taps = Taps(frozenset({WEIGHTS}))
-    made = function(one, inputs, taps=taps)
-    return made, taps.captured[WEIGHTS]
+    _, state = one(inputs, state, ctx=Context(**given, intermediates=taps))
+    return state, taps.captured[WEIGHTS]
 
   def decode(one: Attention) -> jax.Array:
     if kind == "cross":
-      cache, sees = one.memory_cache(INPUTS[:, :3]), jnp.ones((BATCH, 1, 1, 3), bool)
-      step = functools.partial(Attention.step_memory, cache=cache, mask=sees)
-      return chosen(one, INPUTS, step)[1]
-    past = jnp.tril(jnp.ones((1, 1, prompt, prompt), bool))
-    cache = one.empty_cache(BATCH, TIME)
-    first = functools.partial(Attention.prefill, cache=cache, mask=past)
-    (_, cache), weights = chosen(one, INPUTS[:, :prompt], first)
+      sees = jnp.ones((BATCH, 1, 1, 3), bool)
+      return chosen(one, INPUTS, one.memory_state(INPUTS[:, :3]), memory_mask=sees)[1]
+    state = one.initial_state(BATCH, TIME)
+    causal = AttentionMask(causal=True)
+    state, weights = chosen(one, INPUTS[:, :prompt], state, mask=causal)
     found = [weights]
     for t in range(prompt, TIME):
       sees = jnp.broadcast_to(jnp.arange(TIME) <= t, (BATCH, 1, 1, TIME))
-      step = functools.partial(Attention.step_self, cache=cache, mask=sees, start=jnp.int32(t))
-      (_, cache), weights = chosen(one, INPUTS[:, t : t + 1], step)
+      newest = Newest(jnp.int32(t), sees)
+      state, weights = chosen(one, INPUTS[:, t : t + 1], state, newest=newest)
       found.append(weights)
     return jnp.concatenate(found, axis=1)
 
@@ -125,7 +126,8 @@ def test_on_accelerators_every_product_of_a_router_has_the_highest_precision(kin
   device = AbstractDevice("TPU v5e", 1, platform="tpu")
 
   def weights(p: Any) -> jax.Array:
-    return run(one.apply, p, *inputs_of(kind), capture=(WEIGHTS,))[1][WEIGHTS]
+    ctx = {} if kind == "experts" else {"ctx": Context()}
+    return run(one.apply, p, *inputs_of(kind), capture=(WEIGHTS,), **ctx)[1][WEIGHTS]
 
   with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=device)):
     program = jax.make_jaxpr(weights)(params(kind)).jaxpr

@@ -7,7 +7,7 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.mechanisms.recoding import signals
-from compmod_jax.mechanisms.recoding.recode import descend, descend_safely, recode, smoothness
+from compmod_jax.mechanisms.recoding.descent import descend, descend_safely, recode, smoothness
 
 KEYS = jax.random.split(jax.random.key(0), 8)
 

@@ -11,10 +11,12 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import Taps, run
+from compmod_jax.layers.attention_mask import AttentionMask
 from compmod_jax.layers.block import layer_norm
+from compmod_jax.layers.context import Context
+from compmod_jax.layers.stack import Stack
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
-from compmod_jax.models.stack import Stack
 from compmod_jax.models.text import Text
 
 TASKS = ("lm", "mqa", "gqa")
@@ -246,15 +248,15 @@ def test_the_task_token_reaches_the_prediction_through_gates_alone(name):
 def plain_decoder(config, params, tokens, task, gate=None):
   """Vanilla layers normalised before, then output layers normalised after."""
   inner = params["params"]
-  real = jnp.ones_like(tokens, bool)
-  mask = jnp.tril(real[:, None, None, :] & jnp.ones((1, 1, TIME, TIME), bool))
+  ctx = Context(mask=AttentionMask(causal=True))
   table = inner["embedding"]["table"]
-  from compmod_jax.layers.embedding import sinusoids
+  from compmod_jax.layers.positions import sinusoids
 
   x = table[tokens] * np.sqrt(config.dim) + sinusoids(config.max_length, config.dim)[None, :TIME]
-  x = Stack(config, "vanilla", "pre").apply({"params": inner["vanilla"]}, x, mask)
+  x, _ = Stack(config, "vanilla", "pre").apply({"params": inner["vanilla"]}, x, ctx=ctx)
   x = x if gate is None else gate * x
-  x = Stack(config, f"output_{task}", "post").apply({"params": inner[f"output_{task}"]}, x, mask)
+  last = Stack(config, f"output_{task}", "post")
+  x, _ = last.apply({"params": inner[f"output_{task}"]}, x, ctx=ctx)
   x = layer_norm(jnp.float32).apply({"params": inner[f"output_norm_{task}"]}, x)
   rows = x.reshape(-1, config.dim) @ inner["head"]["kernel"] + inner["head"]["bias"][None]
   return rows.reshape(*tokens.shape, -1)

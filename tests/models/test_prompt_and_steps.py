@@ -72,6 +72,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "heads": 2,
     "dtype": "bfloat16",
   },
+  "rotary": {"positions": "rotary", "compete": PLACES, "competition": heads()},
+  "relative": {"positions": "relative"},
 }
 DECODERS: dict[str, dict[str, Any]] = {
   "plain": {},
@@ -92,6 +94,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "dtype": "bfloat16",
     "activation": "gelu",
   },
+  "rotary": {"positions": "rotary"},
+  "relative": {"positions": "relative", "convolution": 2},
 }
 NEMOTS: dict[str, dict[str, Any]] = {
   "as GPT-2": {
@@ -140,6 +144,13 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "compete": ("vanilla_self", "modulatory_self", "output_self"),
     "competition": heads(),
     "dtype": "bfloat16",
+  },
+  "rotary": {"positions": "rotary", "convolution": 2},
+  "relative": {
+    "positions": "relative",
+    "convolution": 2,
+    "read_after": 1,
+    "gate_places": ("vanilla_1/logits",),
   },
 }
 # Masks that are new at every step have another key at every step: without a rate they are alike.

@@ -3,7 +3,6 @@
 Written from Kolios 2023, section 5.3.2, head by head, with PyTorch's own top-k and softmax.
 """
 
-import functools
 import math
 
 import jax
@@ -14,6 +13,8 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.attention_mask import AttentionMask
+from compmod_jax.layers.context import Context
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import PLACES
 
@@ -106,8 +107,8 @@ def test_outputs_and_gradients_equal_the_equations_in_pytorch(rule, place):
   visible[1, :, 4:] = False
   mask = jnp.asarray(visible)[:, None, :1]
   visible = np.tril(visible) if causal else visible
-  apply = functools.partial(module.apply, mask=mask, causal=causal)
-  params = nn.unbox(module.init(keys[2], inputs, memory, mask=mask))["params"]
+  ctx = Context(mask=AttentionMask(causal, explicit=mask), memory_mask=mask)
+  params = nn.unbox(module.init(keys[2], inputs, None, memory, ctx=ctx))["params"]
   flat, tree = jax.tree.flatten(params)
   drawn = jax.random.split(keys[3], len(flat))
   params = jax.tree.unflatten(
@@ -115,7 +116,7 @@ def test_outputs_and_gradients_equal_the_equations_in_pytorch(rule, place):
   )
 
   def loss(params, inputs):
-    out = apply({"params": params}, inputs, memory)
+    out, _ = module.apply({"params": params}, inputs, None, memory, ctx=ctx)
     return jnp.sum(jnp.sin(out)), out
 
   grad = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))

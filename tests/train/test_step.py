@@ -169,7 +169,7 @@ def test_micro_batches_of_a_transformer_equal_one_big_batch():
   params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0), *batch.values()))["params"]
 
   def found(micro_batches: int) -> Any:
-    function = functools.partial(gradients, task, context=CONTEXT, micro_batches=micro_batches)
+    function = functools.partial(gradients, task.loss, context=CONTEXT, micro_batches=micro_batches)
     return jax.jit(lambda p, b: function(p, (), b)[:2])(params, batch)
 
   (one, one_value), (two, two_value) = found(1), found(2)

@@ -7,10 +7,10 @@ from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
+from compmod_jax.layers.positions import Positions, check_positions
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.losses import Routers
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
-from compmod_jax.models.base import ModelConfig
 
 C = TypeVar("C", bound="StackConfig")
 Norm = Literal["pre", "post"]
@@ -18,7 +18,7 @@ _EXPERTS = "/ffn/"
 
 
 @dataclasses.dataclass(frozen=True)
-class StackConfig(ModelConfig):
+class StackConfig:
   """Sizes and options of stacks of layers, `<stack>/layer_<i>`; a model's own says which it has."""
 
   dim: int = 512
@@ -31,6 +31,9 @@ class StackConfig(ModelConfig):
   """Added to the variance where layers are normalised."""
   activation: Activation = "relu"
   """Nonlinearity of the feed-forward networks."""
+  positions: Positions = "sinusoidal"
+  """Vectors added to embeddings (sinusoidal, learned), rotations of queries and keys (rotary), or
+  relative positions as in Transformer-XL (relative)."""
   max_length: int = 1024
   """Most positions of a sequence."""
   dropout: float = 0.3
@@ -74,6 +77,7 @@ class StackConfig(ModelConfig):
     for field in ("dropout", "attention_dropout", "ffn_dropout"):
       rate = getattr(self, field)
       errors.check(0 <= rate < 1, f"model.{field} is {rate}; it must be at least 0 and below 1.")
+    check_positions(self.positions, self.dim, self.heads)
     self._check_competition()
 
   def _check_competition(self) -> None:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core.intermediates import OFF, Taps
 
-Cache = dict[str, Any]
+KVCache = dict[str, Any]
 
 _PARTS = 4
 _MANY = 32  # products of one row that are too many for the library to make one by one
@@ -44,7 +44,7 @@ def ancestor_mask(
 
 def empty_cache(
   batch: int, keys: int, heads: int, head_dim: int, dtype: DTypeLike = jnp.float32
-) -> Cache:
+) -> KVCache:
   """Room for `keys` positions of every example; see `as_cache` for the shapes."""
   nothing = jnp.zeros((batch, keys, heads, head_dim), dtype)
   return as_cache(nothing, nothing)
@@ -52,7 +52,7 @@ def empty_cache(
 
 def as_cache(
   key: Float[Array, "batch keys heads head_dim"], value: Float[Array, "batch keys heads head_dim"]
-) -> Cache:
+) -> KVCache:
   """`key` [batch, 1, heads, head_dim, keys] and `value` [batch, 1, heads, keys, head_dim].
 
   The axis of length 1 says that the beams of an example share them.
@@ -63,7 +63,7 @@ def as_cache(
   }
 
 
-def add_to_cache(cache: Cache, new: Cache, start: Array) -> Cache:
+def add_to_cache(cache: KVCache, new: KVCache, start: Array) -> KVCache:
   """The cache with positions `new` written from position `start` on."""
   zero = jnp.zeros((), start.dtype)
   return {
@@ -76,28 +76,31 @@ def add_to_cache(cache: Cache, new: Cache, start: Array) -> Cache:
 
 def attend_cached(
   query: Float[Array, "batch beams heads head_dim"],
-  cache: Cache,
-  mask: Bool[Array, "batch 1 #beams keys"],
+  cache: KVCache,
+  mask: Bool[Array, "batch 1 #beams keys"] | None,
   *,
-  bias: Float[Array, "batch heads 1 keys"] | None = None,
+  bias: Float[Array, "batch heads #beams keys"] | None = None,
   filled: Array | None = None,
-  taps: Taps = OFF,
+  intermediates: Taps = OFF,
 ) -> Float[Array, "batch beams heads head_dim"]:
   r"""Attention, :math:`\mathrm{softmax}(q K^T / \sqrt{D_h}) V`, each head by itself.
 
   Args:
     query: one row a beam.
     cache: keys and values; see `as_cache`.
-    mask: true where a beam may look.
+    mask: true where a beam may look; None: everywhere.
     bias: added to the logits.
     filled: how many keys have been written, where not all have: what lies behind them is not read
       (a quarter of the room at a time).
-    taps: sites to read or change; `attention` [batch, heads, beams, keys] are the probabilities.
+    intermediates: activations to read or change; `attention` [batch, heads, beams, keys] are the
+      probabilities.
   """
   key, value = cache["key"][:, 0], cache["value"][:, 0]
+  if mask is None:
+    mask = jnp.ones((len(key), 1, 1, key.shape[-1]), bool)
   # To read only what is filled would copy it, which pays for several beams alone.
-  if filled is None or taps.wants("attention") or query.shape[1] == 1:
-    return _attend(query, key, value, mask, bias, taps)
+  if filled is None or intermediates.wants("attention") or query.shape[1] == 1:
+    return _attend(query, key, value, mask, bias, intermediates)
   return _attend_first(query, key, value, mask, bias, filled)
 
 
@@ -123,12 +126,12 @@ def _attend_first(
 
 
 def _attend(
-  query: Array, key: Array, value: Array, mask: Array, bias: Array | None, taps: Taps
+  query: Array, key: Array, value: Array, mask: Array, bias: Array | None, intermediates: Taps
 ) -> Array:
   scores = _product(jnp.swapaxes(query, 1, 2), key) / jnp.sqrt(jnp.float32(query.shape[-1]))
   scores = scores if bias is None else scores + bias
   scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-  probabilities = taps("attention", jax.nn.softmax(scores, axis=-1)).astype(value.dtype)
+  probabilities = intermediates("attention", jax.nn.softmax(scores, axis=-1)).astype(value.dtype)
   return jnp.swapaxes(_product(probabilities, value), 1, 2).astype(query.dtype)
 
 

@@ -1,0 +1,86 @@
+"""A stack of blocks with self-attention, and gates where there are any."""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from compmod_jax.layers import block
+from compmod_jax.layers.block import Block, run_block
+from compmod_jax.layers.context import Context
+from compmod_jax.layers.stack_config import Norm, TextStackConfig
+from compmod_jax.mechanisms.modulation import UNGATED, Gates
+
+State = dict[str, block.State]
+"""Number of the layer -> its state."""
+
+
+class Stack(nn.Module):
+  """Blocks of one side of a model; which of them run is for the caller to say.
+
+  Intermediates: `layer_<i>/...`; see `Block` and `Attention`.
+
+  Attributes:
+    config: sizes and options.
+    side: the stack's name.
+    norm: whether sub-layers are normalised before or after.
+    tied_key_value: whether keys are values, too.
+  """
+
+  config: TextStackConfig
+  side: str
+  norm: Norm
+  tied_key_value: bool = False
+
+  def setup(self):
+    """Makes the blocks."""
+    c = self.config
+    ((kind, _),) = c.attention(self.side)
+    self.layer = [
+      Block(
+        c,
+        self.norm,
+        kind,
+        tied_key_value=self.tied_key_value,
+        experts=c.experts_in(self.side, i),
+        convolution=c.convolution,
+      )
+      for i in range(c.layers(self.side))
+    ]
+
+  def initial_state(self, batch: int, keys: int) -> State:
+    """The state before the first position; see `Block.initial_state`."""
+    return {str(i): layer.initial_state(batch, keys) for i, layer in enumerate(self.layer)}
+
+  def __call__(
+    self,
+    x: Float[Array, "batch time embed"],
+    state: State | None = None,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    gates: Mapping[int, Gates] | None = None,
+    ctx: Context = Context(),
+  ) -> tuple[Float[Array, "batch time embed"], State | None]:
+    """The stream after blocks `start` to `stop` - 1 (the last one, if not given).
+
+    Args:
+      x: the stream.
+      state: of earlier positions, to which these are added; None: these are all.
+      start: number of the first block.
+      stop: number behind the last.
+      gates: of blocks that have some, by number.
+      ctx: masks, where decoding stands, dropout, intermediates.
+
+    Returns:
+      The stream, and the next state; None if none was given.
+    """
+    held = dict(state or {})
+    for i in range(start, len(self.layer) if stop is None else stop):
+      gate = (gates or {}).get(i, UNGATED)
+      x, after = run_block(
+        self.layer[i], x, held.get(str(i)), gates=gate, ctx=ctx.scope(f"layer_{i}")
+      )
+      if after is not None:
+        held[str(i)] = after
+    return x, held if state is not None else None

@@ -1,0 +1,91 @@
+"""Rotary and relative positions against their equations."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compmod_jax.core.errors import UserError
+from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.attention_mask import AttentionMask
+from compmod_jax.layers.context import Context, Places
+from compmod_jax.layers.positions import RelativePositions, check_positions, rotate
+
+BATCH, TIME, HEADS, WIDTH = 2, 5, 3, 8
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_a_rotation_multiplies_pairs_as_complex_numbers():
+  x, places = draw(BATCH, TIME, HEADS, WIDTH), np.array([[0, 1, 2, 7, 9], [3, 3, 0, 1, 30]])
+  found = np.asarray(rotate(jnp.asarray(x), jnp.asarray(places)))
+  half = WIDTH // 2
+  pairs = x[..., :half] + 1j * x[..., half:].astype(np.float64)
+  angles = places[..., None] * 10000.0 ** (-2 * np.arange(half) / WIDTH)
+  expected = pairs * np.exp(1j * angles)[:, :, None]
+  np.testing.assert_allclose(found[..., :half], expected.real, atol=2e-5)
+  np.testing.assert_allclose(found[..., half:], expected.imag, atol=2e-5)
+
+
+def test_products_of_rotated_queries_and_keys_depend_on_differences_of_places_alone():
+  query, key = (jnp.asarray(draw(1, TIME, HEADS, WIDTH, seed=seed)) for seed in (1, 2))
+  places = jnp.arange(TIME)[None]
+
+  def products(shift: int) -> jax.Array:
+    return jnp.einsum("bthd,bshd->bhts", rotate(query, places + shift), rotate(key, places + shift))
+
+  np.testing.assert_allclose(products(0), products(11), atol=1e-4)
+  assert np.abs(products(0) - jnp.einsum("bthd,bshd->bhts", query, key)).max() > 0.1
+
+
+def test_relative_positions_are_those_of_the_equation():
+  dim = HEADS * WIDTH
+  module = RelativePositions(dim, HEADS)
+  query, key = draw(BATCH, TIME, HEADS, WIDTH), draw(BATCH, TIME, HEADS, WIDTH, seed=1)
+  of_queries, of_keys = np.array([[0, 1, 2, 3, 4], [4, 2, 0, 1, 3]]), np.arange(TIME)[None]
+  places = Places(jnp.asarray(of_queries), jnp.asarray(of_keys), TIME)
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), jnp.asarray(query), places))
+  params = {name: draw(*leaf.shape, seed=3) for name, leaf in shapes["params"].items()}
+  moved, logits = module.apply({"params": params}, jnp.asarray(query), places)
+  found = np.einsum("bthd,bshd->bhts", moved, key) / np.sqrt(WIDTH) + np.asarray(logits)
+
+  rates = 10000.0 ** (-np.arange(0, dim, 2) / dim)
+  for b, h, t, s in np.ndindex(BATCH, HEADS, TIME, TIME):
+    distance = of_queries[b, t] - of_keys[0, s]
+    sinusoid = np.concatenate([np.sin(distance * rates), np.cos(distance * rates)])
+    of_distance = sinusoid @ params["kernel"][:, h]
+    content = (query[b, t, h] + params["content"][h]) @ key[b, s, h]
+    expected = content + (query[b, t, h] + params["distance"][h]) @ of_distance
+    np.testing.assert_allclose(found[b, h, t, s], expected / np.sqrt(WIDTH), atol=2e-4)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "relative"])
+def test_attention_does_not_change_when_all_places_move(positions):
+  module = Attention(HEADS * WIDTH, HEADS, positions=positions)
+  x = jnp.asarray(draw(BATCH, TIME, HEADS * WIDTH))
+
+  def at(shift: int) -> Context:
+    places = jnp.arange(TIME)[None] + shift
+    return Context(mask=AttentionMask(causal=True), places=Places(places, places, TIME))
+
+  params = nn.unbox(module.init(jax.random.key(0), x, ctx=at(0)))
+  (here, _), (there, _) = (module.apply(params, x, ctx=at(shift)) for shift in (0, 13))
+  np.testing.assert_allclose(here, there, atol=1e-5)
+  turned, _ = module.apply(params, x[:, ::-1], ctx=at(0))
+  assert np.abs(turned[:, ::-1] - here).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+  ("fields", "words"),
+  [
+    (("relativ", 8, 2), "model.positions"),
+    (("rotary", 12, 4), "heads are 3 wide"),
+    (("relative", 9, 3), "need an even width"),
+  ],
+)
+def test_positions_that_do_not_fit_are_refused(fields, words):
+  with pytest.raises(UserError, match=words):
+    check_positions(*fields)

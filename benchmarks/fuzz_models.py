@@ -16,12 +16,12 @@ from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.encoder import EncoderConfig
+from compmod_jax.models.matching import matching_decoder
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
-from compmod_jax.tasks.modulated import matching_decoder
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
-from compmod_jax.tasks.translation_config import TranslationConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
+from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.loop import Loop
 from compmod_jax.training.optimizer import OptimizerConfig

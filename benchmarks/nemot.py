@@ -33,11 +33,9 @@ from benchmarks.peer_gpt2 import Theirs, random_gpt2
 from compmod_jax.checkpoints.gpt2 import read_gpt2, vanilla_sizes
 from compmod_jax.core.intermediates import Edit
 from compmod_jax.decoding import greedy
-from compmod_jax.models.nemot_config import MODULATORY, NemotConfig
+from compmod_jax.models.nemot_config import LM, MODULATORY, NemotConfig
 from compmod_jax.models.text import Text
-from compmod_jax.tasks.causal_lm import CausalLM
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.modulated import LM
+from compmod_jax.tasks.causal_lm import CausalLM, CausalLMConfig
 from compmod_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from compmod_jax.training.step import init_state, make_step, trainable_mask
 
@@ -71,7 +69,7 @@ class Case:
     tokenizer: Any = types.SimpleNamespace(vocab_size=self.vocab, pad=END, eos=END)
     length = self.length + 1
     config = CausalLMConfig(length=length, batch_tokens=self.rows * length, joined=True)
-    return CausalLM(config, model, tokenizer, edits=edits)
+    return config.build_with(model, tokenizer).edited(edits or {})
 
   def batch(self) -> dict[str, np.ndarray]:
     """Random blocks, each a token longer than what the model reads."""
@@ -122,12 +120,12 @@ class Ours(NamedTuple):
 
   def forward(self) -> Callable[[], Any]:
     """A call that gives the logits of a batch."""
-    forward, batch = jax.jit(self.task.forward), jax.tree.map(jnp.asarray, self.case.batch())
+    forward, batch = jax.jit(self.task.model.forward), jax.tree.map(jnp.asarray, self.case.batch())
     return lambda: jax.block_until_ready(forward(self.params, batch))
 
   def generation(self, rows: int) -> Callable[[], Any]:
     """A call that goes on from prompts: tokens [rows, new], of which the last is the end."""
-    new, model, auxiliary = self.case.new, self.task.model, None
+    new, model, auxiliary = self.case.new, self.task.model.module, None
     if isinstance(model.config, NemotConfig):
       auxiliary = jnp.asarray([model.config.auxiliary_ids("dec", LM)] * rows)
 
@@ -166,7 +164,7 @@ def models(case: Case) -> Models:
     dropout=ours.config.dropout,
     **vanilla_sizes(ours.config),
   )
-  params = nn.unbox(jax.jit(case.task(nemot).init)(jax.random.key(0)))
+  params = nn.unbox(jax.jit(case.task(nemot).model.init)(jax.random.key(0)))
   params["head"]["bias"] = params["head"]["bias"].at[END].set(-100.0)
   return Models(
     Theirs(case, theirs, OPTIMIZER, END),

@@ -24,7 +24,7 @@ from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.optimizer import OptimizerConfig

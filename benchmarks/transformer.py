@@ -174,14 +174,14 @@ def _log_probs(task: Translation, params: Any, source: Any, tokens: Any) -> jax.
     "source": jnp.repeat(source, beams, axis=0),
     "target": tokens.reshape(batch * beams, length),
   }
-  logits = jax.nn.log_softmax(task.forward(params, flat))
+  logits = jax.nn.log_softmax(task.model.forward(params, flat))
   found = jnp.take_along_axis(logits, flat["target"][..., None], axis=-1)
   return found.sum((1, 2)).reshape(batch, beams)
 
 
 def _search(task: Translation, params: Any, source: Any, *, beams: int, length: int) -> jax.Array:
   """The hypotheses' tokens [batch, beams, length]."""
-  model, variables = task.model, {"params": params}
+  model, variables = task.model.module, {"params": params}
   config = DecodeConfig(beams=beams, n_best=beams, max_ratio=0.0, max_extra=length)
   cache = model.apply(variables, source, beams=beams, length=length, method="prefill")
   step: Any = functools.partial(model.apply, variables, method="step")
@@ -205,7 +205,7 @@ def compare_models(report: common.Report, case: Case) -> None:
   from benchmarks.peer_torch import Transformer, copy_params
 
   params, batch = case.params(), case.batch()
-  ours = np.asarray(jax.jit(case.task().forward)(params, batch))
+  ours = np.asarray(jax.jit(case.task().model.forward)(params, batch))
   peer = Transformer(case.model, case.source_vocab, case.target_vocab).eval()
   copy_params(peer, params)
   ids = {k: torch.from_numpy(v).long() for k, v in batch.items()}

@@ -32,12 +32,12 @@ class Case:
     sides: Any = [types.SimpleNamespace(vocab_size=size) for size in sizes]
     nothing: Any = None
     config = TranslationConfig(batch=BatchConfig(buckets=(64,)))
-    return Translation(config, dataclasses.replace(self.model, **changes), nothing, *sides)
+    return config.build_with(dataclasses.replace(self.model, **changes), nothing, *sides)
 
   def params(self, **changes: Any) -> Any:
     """Random parameters of the task's model, of the usual size; saves compiling `init`."""
     random = np.random.default_rng(0)
-    shapes = nn.unbox(jax.eval_shape(self.task(**changes).init, jax.random.key(0)))
+    shapes = nn.unbox(jax.eval_shape(self.task(**changes).model.init, jax.random.key(0)))
 
     def draw(path: Any, leaf: Any) -> np.ndarray:
       kind = path[-1].key

@@ -30,10 +30,11 @@ from compmod_jax.core import errors
 from compmod_jax.core.config import from_json
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, Tokenizer
 from compmod_jax.decoding import override
-from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
+from compmod_jax.models.base import Seq2Seq
+from compmod_jax.models.transformer import TransformerConfig, shift_right
 from compmod_jax.tasks.base import Status, Task, silent
 from compmod_jax.tasks.causal_lm import CausalLM
-from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tasks.language_model import LanguageModel
 from compmod_jax.tasks.masked_lm import MaskedLM
 from compmod_jax.tasks.question_answering import Answering
@@ -120,19 +121,19 @@ class TranslationModel(TrainedModel):
   task: Translation
 
   @property
-  def model(self) -> Transformer:
+  def model(self) -> Seq2Seq:
     """The module; `model.apply({"params": params}, source, target)` gives logits."""
-    return self.task.model
+    return self.task.model.module
 
   @property
   def source_tokenizer(self) -> Tokenizer:
     """From text to source tokens."""
-    return self.task.source_tokenizer
+    return self.task.dataset.source_tokenizer
 
   @property
   def target_tokenizer(self) -> Tokenizer:
     """From target tokens to text."""
-    return self.task.target_tokenizer
+    return self.task.dataset.target_tokenizer
 
   def translate(
     self, sentences: Sequence[str], *, seed: int = 0, status: Status = silent, **decode: Any
@@ -169,10 +170,11 @@ class TranslationModel(TrainedModel):
       not isinstance(sentences, str),
       f"sentences is one string, {str(sentences)[:40]!r}; give a list of sentences.",
     )
-    return self.task.translator(
+    return self.task.generator(
+      self.task.model,
       self.params,
       sentences,
-      override(self.task.config.decode, decode),
+      override(self.task.generator.decode, decode),
       routing=routing,
       rng=jax.random.key(seed),
       status=status,
@@ -198,7 +200,7 @@ class TranslationModel(TrainedModel):
       and all(not isinstance(pair, str) and len(pair) == 2 for pair in pairs),
       f"pairs is {str(pairs)[:60]!r}; a translation model scores a list of (source, target).",
     )
-    return self.task.scorer(self.params, pairs, status=status)
+    return self.task.generator.scorer(self.task.model, self.params, pairs, status=status)
 
   def capture(self, sentences: Sentences, sites: Iterable[str] | None = None) -> Captured:
     """Activations of the model while it reads sentences and writes their translations.
@@ -261,7 +263,7 @@ class TranslationModel(TrainedModel):
 def check_parameters(place: Path, params: Any, task: Task) -> None:
   """Raises a `UserError` unless parameters have the names and shapes of the task's model."""
   flat: Any = functools.partial(flatten_dict, sep="/")
-  expected = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
+  expected = jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
   there = {name: leaf.shape for name, leaf in flat(params).items()}
   here = {name: leaf.shape for name, leaf in flat(expected).items()}
   differing = [

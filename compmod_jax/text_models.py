@@ -12,21 +12,18 @@ from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import for_generation, override
-from compmod_jax.models.decoder_lm import DecoderLM
-from compmod_jax.models.encoder import Encoder
+from compmod_jax.models.base import Decoder, Encoder
 from compmod_jax.models.lstm_lm import LstmLM
-from compmod_jax.models.nemot import Nemot
-from compmod_jax.models.nemot_config import MODULATORY
-from compmod_jax.tasks import modulated
+from compmod_jax.models.nemot_config import LM
 from compmod_jax.tasks.answerer import Answer
 from compmod_jax.tasks.base import Status, silent
 from compmod_jax.tasks.causal_lm import CausalLM
-from compmod_jax.tasks.filler import Filled
-from compmod_jax.tasks.generator import Generated
+from compmod_jax.tasks.fill_mask import Filled
 from compmod_jax.tasks.language_model import LanguageModel
 from compmod_jax.tasks.masked_lm import MaskedLM
 from compmod_jax.tasks.question_answering import Answering
 from compmod_jax.tasks.scorer import Scored
+from compmod_jax.tasks.text_generator import Generated
 from compmod_jax.trained import Axis, TrainedModel
 
 
@@ -42,12 +39,12 @@ class MaskedModel(TrainedModel):
   @property
   def model(self) -> Encoder:
     """The module; `model.apply({"params": params}, tokens)` gives logits."""
-    return self.task.model
+    return self.task.model.module
 
   @property
   def tokenizer(self) -> Tokenizer:
     """From text to tokens."""
-    return self.task.tokenizer
+    return self.task.dataset.tokenizer
 
   def fill(self, texts: Sequence[str], *, top: int = 5, status: Status = silent) -> list[Filled]:
     """Every text with what is `<mask>` in it filled in, and the best candidates for each place.
@@ -62,7 +59,7 @@ class MaskedModel(TrainedModel):
       f"texts is one string, {str(texts)[:40]!r}; give a list of texts.",
     )
     errors.check(top >= 1, f"top is {top}; it must be at least 1.")
-    return self.task.filler(self.params, texts, top=top, status=status)
+    return self.task.generator(self.task.model, self.params, texts, top=top, status=status)
 
   def score(self, texts: Sequence[str], *, status: Status = silent) -> list[Scored]:
     """How probable every token of every text is given all the others, each masked in turn.
@@ -81,13 +78,13 @@ class MaskedModel(TrainedModel):
       not isinstance(texts, str),
       f"texts is one string, {str(texts)[:40]!r}; give a list of texts.",
     )
-    return self.task.filler.score(self.params, texts, status=status)
+    return self.task.generator.scorer(self.task.model, self.params, texts, status=status)
 
   def _read(
     self, texts: Sequence[str], names: tuple[str, ...] | None
   ) -> tuple[dict[str, jax.Array], list[str]]:
     """Texts between start and end token, as one padded batch."""
-    ids = [self.task.filler.encode(text, cut=False) for text in texts]
+    ids = [self.task.generator.encode(text) for text in texts]
     tokens = self._padded("given", ids, self.tokenizer.pad)
     return {"tokens": tokens, "index": jnp.arange(len(ids))}, ["tokens"]
 
@@ -95,7 +92,7 @@ class MaskedModel(TrainedModel):
     """The text's tokens, each predicted where it is read."""
     tokens = batch["tokens"]
     axis = Axis.of(self.tokenizer, tokens, tokens, tokens != self.tokenizer.pad)
-    return _behind_auxiliary(axis, self.model.config, site, "enc", [modulated.LM] * len(tokens))
+    return _behind_auxiliary(axis, self.model.config, site, "enc", [LM] * len(tokens))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +108,7 @@ class ScoringModel(TrainedModel):
   @property
   def tokenizer(self) -> Tokenizer:
     """From text to tokens."""
-    return self.task.tokenizer
+    return self.task.dataset.tokenizer
 
   def score(self, texts: Sequence[str], *, status: Status = silent) -> list[Scored]:
     """How probable every token of every text is given those before, each text from its start.
@@ -127,7 +124,7 @@ class ScoringModel(TrainedModel):
       not isinstance(texts, str),
       f"texts is one string, {str(texts)[:40]!r}; give a list of texts.",
     )
-    return self.task.scorer(self.params, texts, status=status)
+    return self.task.generator.scorer(self.task.model, self.params, texts, status=status)
 
   def generate(
     self,
@@ -174,6 +171,7 @@ class ScoringModel(TrainedModel):
       f"prompts is one string, {str(prompts)[:40]!r}; give a list of prompts.",
     )
     return self.task.generator(
+      self.task.model,
       self.params,
       prompts,
       for_generation(decode),
@@ -193,13 +191,13 @@ class RecurrentModel(ScoringModel):
   @property
   def model(self) -> LstmLM:
     """The module; see `LstmLM.__call__`."""
-    return self.task.model
+    return self.task.model.module
 
   def _read(
     self, texts: Sequence[str], names: tuple[str, ...] | None
   ) -> tuple[dict[str, jax.Array], list[str]]:
     """Texts as one padded batch."""
-    return self.task.scorer.batch(texts), ["tokens", "targets"]
+    return self.task.generator.scorer.batch(texts), ["tokens", "targets"]
 
   def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
     """The end token and the text, and one token later what is predicted."""
@@ -215,21 +213,21 @@ class CausalModel(ScoringModel):
   task: CausalLM
 
   @property
-  def model(self) -> Nemot | DecoderLM:
+  def model(self) -> Decoder:
     """The module; see `Nemot.__call__`."""
-    return self.task.model
+    return self.task.model.module
 
   def _read(
     self, texts: Sequence[str], names: tuple[str, ...] | None
   ) -> tuple[dict[str, jax.Array], list[str]]:
     """Texts as one padded batch, each behind an end token."""
-    ids = [[self.tokenizer.eos, *ids] for ids in self.task.scorer.encode(texts)]
+    ids = [[self.tokenizer.eos, *ids] for ids in self.task.generator.scorer.encode(texts)]
     tokens = self._padded("given", ids, self.tokenizer.pad)
     return {"tokens": tokens, "index": jnp.arange(len(ids))}, ["tokens"]
 
   def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
     """Every token but the last, and one token later what is predicted."""
-    tasks = [modulated.LM] * len(batch["tokens"])
+    tasks = [LM] * len(batch["tokens"])
     return _next_tokens(self.tokenizer, self.model.config, batch["tokens"], site, tasks)
 
 
@@ -244,14 +242,14 @@ class AnsweringModel(TrainedModel):
   task: Answering
 
   @property
-  def model(self) -> Nemot | DecoderLM:
+  def model(self) -> Decoder:
     """The module; see `Nemot.__call__`."""
-    return self.task.model
+    return self.task.model.module
 
   @property
   def tokenizer(self) -> Tokenizer:
     """From text to tokens."""
-    return self.task.tokenizer
+    return self.task.dataset.tokenizer
 
   def answer(
     self, questions: Sequence[Question], *, seed: int = 0, status: Status = silent, **decode: Any
@@ -274,10 +272,11 @@ class AnsweringModel(TrainedModel):
     self, questions: Sequence[Question], *, seed: int = 0, status: Status = silent, **decode: Any
   ) -> list[list[Answer]]:
     """The `n_best` answers to every question, best first, with scores and tokens; as `answer`."""
-    return self.task.answerer(
+    return self.task.generator(
+      self.task.model,
       self.params,
       questions,
-      override(self.task.decode, decode),
+      override(self.task.generator.decode, decode),
       rng=jax.random.key(seed),
       status=status,
     )
@@ -286,7 +285,7 @@ class AnsweringModel(TrainedModel):
     self, texts: Sequence[Question], names: tuple[str, ...] | None
   ) -> tuple[dict[str, jax.Array], list[str]]:
     """Questions of one task with their answers as one padded batch."""
-    return self.task.asked.batch(texts), ["tokens"]
+    return self.task.dataset.batch(texts), ["tokens"]
 
   def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
     """Every token but the last, and one token later what is predicted."""
@@ -307,7 +306,7 @@ def _next_tokens(
 
 def _behind_auxiliary(axis: Axis, config: Any, site: str, mode: str, tasks: Sequence[str]) -> Axis:
   """The positions of a site of the neuromodulatory set, which has auxiliary tokens in front."""
-  if not site.startswith(f"{MODULATORY}/"):
+  if not config.auxiliary_at(site):
     return axis
   names = [f"<{config.auxiliary[number]}>" for number in config.auxiliary_ids(mode, tasks[0])]
   return axis.behind(names)

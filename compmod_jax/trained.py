@@ -14,6 +14,7 @@ import numpy as np
 from compmod_jax.core import errors, extras
 from compmod_jax.core.intermediates import Edit, Taps, run
 from compmod_jax.data.tokenizers import Tokenizer
+from compmod_jax.tasks.base import Task
 
 
 class Axis(NamedTuple):
@@ -96,7 +97,7 @@ class TrainedModel(abc.ABC):
     folder: where they were read from.
   """
 
-  task: Any
+  task: Task[Any, Any, Any]
   params: Any = dataclasses.field(repr=False)
   meta: Mapping[str, Any] = dataclasses.field(repr=False)
   folder: Path
@@ -104,7 +105,7 @@ class TrainedModel(abc.ABC):
   @property
   def model(self) -> Any:
     """The module; `model.apply({"params": params}, ...)` gives logits."""
-    return self.task.model
+    return self.task.model.module
 
   def sites(self) -> list[str]:
     """Names of all activations that `capture` reads and `edit` changes, in the model's order."""
@@ -112,7 +113,7 @@ class TrainedModel(abc.ABC):
 
     def trace(params: Any) -> None:
       taps = Taps(capture=None)
-      self.task.forward(params, self.task.example(), taps=taps)
+      self.task.model.forward(params, self.task.dataset.example(), taps=taps)
       names.extend(taps.captured)
 
     jax.eval_shape(trace, self.params)
@@ -203,7 +204,7 @@ class TrainedModel(abc.ABC):
     """The compiled forward pass that returns these sites."""
     if names not in self._forwards:
       self._forwards[names] = jax.jit(
-        lambda params, batch: run(self.task.forward, params, batch, capture=names)[1]
+        lambda params, batch: run(self.task.model.forward, params, batch, capture=names)[1]
       )
     return self._forwards[names]
 

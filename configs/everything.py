@@ -12,7 +12,7 @@ import dataclasses
 
 from compmod_jax.core import errors
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.experiment import Experiment, load_config
 
 MECHANISMS: tuple[str, ...] = ("heads", "experts", "gate", "recoding")

@@ -22,9 +22,9 @@ from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.transformer_config import TransformerConfig
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
-from compmod_jax.tasks.translation_config import TranslationConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
+from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.optimizer import OptimizerConfig
 

@@ -149,7 +149,7 @@ def test_capture_returns_what_a_forward_pass_holds(model, everything):
   assert everything[heads].shape == (2, 6, 2, 8)
   np.testing.assert_allclose(everything[weights].sum(axis=-1), 1, atol=1e-6)
   batch = {name: jnp.asarray(everything[name]) for name in ("source", "target")}
-  logits = jax.jit(model.task.forward)(model.params, batch)
+  logits = jax.jit(model.task.model.forward)(model.params, batch)
   np.testing.assert_allclose(everything["logits"], logits, atol=1e-4)
   words = [model.target_tokenizer.decode(row.tolist()) for row in everything["target"]]
   assert words == [target for _, target in PAIRS]
@@ -210,7 +210,7 @@ def test_step_by_step_decoding_runs_with_the_same_edits_as_a_forward_pass(model)
   batch = {"source": jnp.asarray([source], jnp.int32), "target": jnp.asarray(tokens)[None]}
 
   def best(task):
-    logits = np.array(jax.jit(task.forward)(model.params, batch))[0]
+    logits = np.array(jax.jit(task.model.forward)(model.params, batch))[0]
     logits[:, [PAD, BOS, UNK]] = -np.inf
     return logits.argmax(axis=-1)[:-1].tolist()  # the last may be the end that the limit forces
 
@@ -222,8 +222,8 @@ def test_an_edit_leaves_the_model_it_was_made_from_alone(model, everything):
   site = "encoder/layer_0/self/router/weights"
   one_head = model.edit({site: lambda x: jnp.zeros_like(x).at[..., 0].set(1)})
   both = one_head.edit({"encoder/output": lambda x: x * 0})
-  assert not model.task.edits
-  assert set(one_head.task.edits) == {site}
+  assert not model.task.model.edits
+  assert set(one_head.task.model.edits) == {site}
   found = both.capture(PAIRS, [site, "encoder/output"])
   assert (found[site][..., 0] == 1).all()
   assert (found["encoder/output"] == 0).all()
@@ -255,7 +255,7 @@ def test_an_edit_that_needs_the_valid_mask_gets_it_whatever_the_batch(model):
     "source": jnp.asarray([[*model.source_tokenizer.encode(sentence), EOS]]),
     "target": jnp.asarray(found[0].tokens)[None],
   }
-  logits = np.array(jax.jit(edited.task.forward)(model.params, batch))[0]
+  logits = np.array(jax.jit(edited.task.model.forward)(model.params, batch))[0]
   logits[:, [PAD, BOS, UNK]] = -np.inf
   assert logits.argmax(axis=-1)[:-1].tolist() == found[0].tokens[:-1].tolist()
   assert edited.translate(SENTENCES)[0] == edited.translate([sentence])[0]

@@ -70,7 +70,7 @@ def task() -> Translation:
     train_tokenizer([" ".join(f"w{n}" for n in range(types - 4))], words)
     for types in (SOURCE_TYPES, TARGET_TYPES)
   ]
-  return Translation(config, model, Splits(config.data), *tokenizers)
+  return config.build_with(model, Splits(config.data), *tokenizers)
 
 
 @functools.cache

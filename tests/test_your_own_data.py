@@ -44,10 +44,10 @@ def test_the_training_files_have_ten_lines_each():
 def test_its_files_are_read_whole_by_its_configuration(place, variant):
   given = get_config(variant)
   task = given.task.build(given.model)
-  task.check_data()
-  notes = " ".join(task.data_notes())
+  task.dataset.check()
+  notes = " ".join(task.dataset.notes())
   assert not re.search(r"[1-9]\d* (pairs|questions) (are )?left out", notes), notes
-  batches, _ = task.train_batches(seed=0, multiple=1)
+  batches, _ = task.dataset.train_batches(seed=0, multiple=1)
   batch = next(batches)
   assert (batch["index"] >= 0).any()
 

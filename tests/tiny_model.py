@@ -81,7 +81,7 @@ def make_experiment(data: TextData) -> Experiment:
 
 def random_parameters(task: Translation, seed: int) -> dict:
   """Parameters large enough that outputs depend on every part of the model."""
-  shapes = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
+  shapes = jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
   random = np.random.default_rng(seed)
   return jax.tree.map(lambda leaf: np.float32(random.normal(size=leaf.shape) * 0.7), shapes)
 
@@ -93,7 +93,7 @@ def make_workdir(workdir: Path) -> Path:
   (workdir / "config.json").write_text(json.dumps(config))
   task = experiment.task.build(experiment.model)
   meta = {
-    "task": to_json(task.resolved_config()),
+    "task": to_json(task.dataset.resolved_config()),
     "model": to_json(experiment.model),
     "name": experiment.name,
     "metric": task.metric,
@@ -102,6 +102,9 @@ def make_workdir(workdir: Path) -> Path:
     params = random_parameters(task, step)
     for name in (f"step-{step:08d}", *(("best",) if step == STEPS[-1] else ())):
       save_model_folder(
-        workdir / "models" / name, params=params, files=task.files(), meta={**meta, "step": step}
+        workdir / "models" / name,
+        params=params,
+        files=task.dataset.files(),
+        meta={**meta, "step": step},
       )
   return workdir

@@ -74,7 +74,11 @@ class TranslationReader:
 
   def tokenizer(self, stream: str) -> Tokenizer:
     """The tokenizer of that side."""
-    return self.task.source_tokenizer if stream == "source" else self.task.target_tokenizer
+    return (
+      self.task.dataset.source_tokenizer
+      if stream == "source"
+      else self.task.dataset.target_tokenizer
+    )
 
   def tokens(self, stream: str, batch: Batch) -> np.ndarray:
     """What every position reads; the decoder's first one a start token."""
@@ -95,12 +99,12 @@ class TranslationReader:
 
   def info(self, split: str, number: int) -> Mapping[str, Any]:
     """`Pairs.info` of a pair."""
-    info = self.task.splits[split].info
+    info = self.task.dataset.pairs[split].info
     return {} if info is None else info[number]
 
   def texts(self, stream: str, split: str) -> Sequence[str]:
     """That side of all pairs."""
-    pairs = self.task.splits[split]
+    pairs = self.task.dataset.pairs[split]
     return pairs.source if stream == "source" else pairs.target
 
   def targets(self, batch: Batch) -> tuple[Any, Any]:
@@ -122,13 +126,13 @@ class MaskedReader:
 
   def tokenizer(self, stream: str) -> Tokenizer:
     """The tokenizer."""
-    return self.task.tokenizer
+    return self.task.dataset.tokenizer
 
   def tokens(self, stream: str, batch: Batch) -> np.ndarray:
     """The text as it was before it was masked, without the start token."""
     labels, counted = (np.asarray(value) for value in self.targets(batch))
     ids = np.where(counted, labels, np.asarray(batch["tokens"]))
-    pad, start = self.task.tokenizer.pad, np.arange(ids.shape[1]) < 1
+    pad, start = self.task.dataset.tokenizer.pad, np.arange(ids.shape[1]) < 1
     away = (ids == pad) | start[None] | (np.asarray(batch["index"]) < 0)[:, None]
     return np.where(away, NOTHING, ids)
 
@@ -146,9 +150,9 @@ class MaskedReader:
 
   def texts(self, stream: str, split: str) -> Sequence[str]:
     """The blocks, documents parted by a line break."""
-    tokenizer = self.task.tokenizer
+    tokenizer = self.task.dataset.tokenizer
     texts = []
-    for block in self.task.blocks[split].columns["tokens"]:
+    for block in self.task.dataset.blocks(split).columns["tokens"]:
       parts = np.split(block, np.flatnonzero(block == tokenizer.eos) + 1)
       texts.append("\n".join(tokenizer.decode(part.tolist()) for part in parts if len(part)))
     return texts

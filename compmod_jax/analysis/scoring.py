@@ -31,7 +31,7 @@ def sentence_losses(subject: Subject, reader: Reader) -> Losses:
 
   @jax.jit
   def of_batch(params: Any, batch: Batch, edits: Mapping[str, Edit]) -> jax.Array:
-    logits = subject.task.forward(params, batch, taps=Taps(edits=dict(edits)))
+    logits = subject.task.model.forward(params, batch, taps=Taps(edits=dict(edits)))
     labels, counted = reader.targets(batch)
 
     def of_row(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> jax.Array:
@@ -70,15 +70,15 @@ def decoded(
     edits: as in `sentence_losses`.
     name: what the progress display calls them.
   """
-  task: Any = subject.task
+  task: Any = subject.task  # one that decodes
   sources, references = (
     [reader.texts(stream, subject.split)[int(number)] for number in numbers]
     for stream in reader.streams
   )
-  found = task.translator(
+  found = task.generator(
+    task.model,
     subject.params,
     sources,
-    task.decode,
     sharing=subject.sharing,
     edits=edits,
     status=subject.status,

@@ -102,7 +102,7 @@ class Subject:
     """
     whole = [
       {name: np.asarray(value) for name, value in batch.items()}
-      for batch in self.task.eval_batches(self.split, multiple=self.sharing.multiple)
+      for batch in self.task.dataset.eval_batches(self.split, multiple=self.sharing.multiple)
     ]
     numbers = _numbers(whole)
     check(
@@ -125,10 +125,10 @@ class Subject:
 
     def trace(params: Any, batch: Any) -> None:
       taps = Taps(capture=None)
-      self.task.forward(params, batch, taps=taps)
+      self.task.model.forward(params, batch, taps=taps)
       shapes.update({name: value.shape for name, value in taps.captured.items()})
 
-    jax.eval_shape(trace, self.params, self.task.example())
+    jax.eval_shape(trace, self.params, self.task.dataset.example())
     return modules_of(shapes)
 
   def place(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -109,7 +109,7 @@ def _analyse(args: Any, output: Path, command: str) -> None:
   of_splits = getattr(args, "of_splits", True)
   splits = args.splits if of_splits else args.splits[:1]
   for split in splits if of_splits else ():
-    errors.check_choice("--splits", split, task.split_names())
+    errors.check_choice("--splits", split, task.dataset.splits())
   records = read_records(args.workdir / "metrics.jsonl")
   progress = Progress(0, quiet=args.quiet)
 

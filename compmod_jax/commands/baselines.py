@@ -20,7 +20,7 @@ import tyro
 
 from compmod_jax.commands.config_option import parse
 from compmod_jax.commands.evaluate import write_json
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.experiment import Experiment, translation_task
 
 if TYPE_CHECKING:

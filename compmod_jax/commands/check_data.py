@@ -17,10 +17,10 @@ from compmod_jax.data.base import Pairs
 from compmod_jax.data.qa import check as check_questions
 from compmod_jax.data.qa.tokenized import Coder
 from compmod_jax.data.tokenizers import pair_tokenizers
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.language_model_config import LanguageModelConfig
-from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.language_model import LanguageModelConfig
+from compmod_jax.tasks.masked_lm import MaskedLMConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.experiment import Experiment, translation_task
 
 

@@ -53,9 +53,9 @@ def import_model(theirs: Path, ours: Path) -> None:
   from compmod_jax.checkpoints.model_folder import MODEL, save_model_folder
   from compmod_jax.core.config import to_json
   from compmod_jax.core.errors import check
-  from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
-  from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
-  from compmod_jax.tasks.text_tokenizer import FILE
+  from compmod_jax.data.text_tokenizer import FILE
+  from compmod_jax.tasks.configs import ModelConfig, TaskConfig
+  from compmod_jax.tasks.masked_lm import MaskedLMConfig
 
   check(
     not ours.exists() or (ours / MODEL).is_file() or (ours.is_dir() and not any(ours.iterdir())),
@@ -101,6 +101,7 @@ def export_model(
   from compmod_jax.checkpoints.huggingface_folder import CONFIG, WEIGHTS
   from compmod_jax.checkpoints.huggingface_tokenizer import HuggingFaceTokenizer, write_tokenizer
   from compmod_jax.core.errors import UserError, check
+  from compmod_jax.models.encoder import EncoderConfig
 
   # A workdir has a config.json of its own, which is not to be overwritten.
   check(
@@ -111,9 +112,13 @@ def export_model(
   model = load(ours, model=name)
   if not isinstance(model, MaskedModel):
     raise UserError(f"The model in {ours} is no masked language model, so it cannot be exported.")
-  tokenizer = model.tokenizer
+  tokenizer, config = model.tokenizer, model.model.config
+  if not isinstance(config, EncoderConfig):
+    raise UserError(
+      f"The model in {ours} is a {type(config).__name__}; RoBERTa and BERT are encoders."
+    )
   params = jax.tree.map(np.asarray, model.params)
-  made = Checkpoint(model.model.config, params, tokenizer.vocab_size, tokenizer.pad, kind)
+  made = Checkpoint(config, params, tokenizer.vocab_size, tokenizer.pad, kind)
   write_checkpoint(theirs, made, bos=tokenizer.bos, eos=tokenizer.eos)
   if isinstance(tokenizer, HuggingFaceTokenizer):
     write_tokenizer(theirs, tokenizer)

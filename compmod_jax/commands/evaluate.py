@@ -91,9 +91,9 @@ def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
   from compmod_jax.training.final_evaluation import evaluate_splits
 
   task = _with_stride(opened.model.task, args.stride)
-  splits = args.splits or task.final_splits()
+  splits = args.splits or task.dataset.final_splits()
   for split in splits:
-    check_choice("--splits", split, task.split_names())
+    check_choice("--splits", split, task.dataset.splits())
   progress = Progress(0, quiet=args.quiet)
 
   def status(text: str, done: int | None = None, total: int | None = None) -> None:
@@ -130,7 +130,7 @@ def _with_stride(task: Any, stride: int | None) -> Any:
   if stride is None:
     return task
   check(
-    hasattr(task.config, "stride"),
+    hasattr(task.dataset.config, "stride"),
     "--stride is for decoders, whose text is scored in windows; leave it out for this model.",
   )
   return _rebuilt(task, stride=stride)
@@ -144,11 +144,11 @@ def _on_file(task: Any, file: Path, unit: Literal["paragraph", "file", "line"]) 
   """
   from compmod_jax.core.errors import check
   from compmod_jax.data.sources.documents import TextDocuments
-  from compmod_jax.tasks.text_tokenizer import DocumentData
+  from compmod_jax.data.text_tokenizer import DocumentData
 
   check(file.is_file(), f"--files: there is no file {file}. Give the paths of text files.")
   check(
-    isinstance(getattr(task.config, "data", None), DocumentData),
+    isinstance(getattr(task.dataset.config, "data", None), DocumentData),
     "--files is for language models, but this model was trained on something else than running"
     " text. Leave it out.",
   )
@@ -158,12 +158,12 @@ def _on_file(task: Any, file: Path, unit: Literal["paragraph", "file", "line"]) 
 
 def _rebuilt(task: Any, **changes: Any) -> Any:
   """The task with another configuration, the model and the tokenizer as they are."""
-  config = dataclasses.replace(task.config, **changes)
-  return config.build(task.model.config, files=task.files()).edited(task.edits)
+  config = dataclasses.replace(task.dataset.config, **changes)
+  return config.build(task.model.config, files=task.dataset.files()).edited(task.model.edits)
 
 
 def _heading(opened: Opened) -> str:
-  decode, folder = opened.model.task.decode, opened.model.folder
+  decode, folder = opened.model.task.generator.decode, opened.model.folder
   model = f"{folder} (step {opened.model.meta.get('step', '?')})"
   if decode is None:
     return f"{model}\n"
@@ -182,7 +182,7 @@ def _record(opened: Opened, found: "dict[str, Evaluation]", command: str) -> dic
   """All numbers, and what they belong to."""
   from compmod_jax.training.provenance import provenance
 
-  meta, decode = opened.model.meta, opened.model.task.decode
+  meta, decode = opened.model.meta, opened.model.task.generator.decode
   return {
     "name": meta.get("name", ""),
     "command": command,

@@ -31,7 +31,7 @@ from compmod_jax.training.progress import Progress
 
 if TYPE_CHECKING:
   from compmod_jax.decoding import DecodeConfig
-  from compmod_jax.tasks.generator import Generated, Generator
+  from compmod_jax.tasks.text_generator import Generated, TextGenerator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +61,19 @@ def main(argv: list[str]) -> None:
   args = cli.options(Args, argv)
   check(args.nbest >= 1, f"--nbest is {args.nbest}; it must be at least 1.")
   from compmod_jax.decoding import for_generation
+  from compmod_jax.tasks.text_generator import TextGenerator
 
   decode = args.decoding()
   config = for_generation({**decode, "n_best": args.nbest})
   # These options are of generation, not of the task, which searches for nothing.
   opened = open_model(dataclasses.replace(args, **dict.fromkeys(decode)))
-  generator = getattr(opened.model.task, "generator", None)
-  if generator is None:
+  model, generator = opened.model.task.model, opened.model.task.generator
+  if not isinstance(generator, TextGenerator):
     raise UserError(
       f"The model in {opened.model.folder} is no language model, so there is no text that it could"
       " continue. Use train.predict."
     )
-  generator.most(args.length)  # a wrong length is a mistake before anything is read
+  generator.most(model, args.length)  # a wrong length is a mistake before anything is read
   on_standard_input(
     lambda *given: _continue(opened, generator, args, config, *given),
     chunk=args.chunk,
@@ -82,7 +83,7 @@ def main(argv: list[str]) -> None:
 
 def _continue(
   opened: Opened,
-  generator: "Generator",
+  generator: "TextGenerator",
   args: Args,
   config: "DecodeConfig",
   lines: list[str],
@@ -90,9 +91,13 @@ def _continue(
   progress: Progress,
 ) -> Iterator[str]:
   """The lines of a chunk and what follows them; warns where the beginning of one is not read."""
-  cut = [first + place + 1 for place in generator.too_long(lines, args.length)]
-  warn(cut, f"has more than {generator.most(args.length)} tokens; the first ones were not read")
+  model = opened.model.task.model
+  cut = [first + place + 1 for place in generator.too_long(model, lines, args.length)]
+  warn(
+    cut, f"has more than {generator.most(model, args.length)} tokens; the first ones were not read"
+  )
   found = generator(
+    model,
     opened.params,
     lines,
     config,

@@ -66,7 +66,7 @@ def _judge(args: Args) -> list:
   if not isinstance(model, RecurrentModel):
     raise UserError(f"The model in {model.folder} is no language model; minimal pairs need one.")
   if args.format == "grammar":
-    data = getattr(model.task.config.data, "grammar", GrammarData())
+    data = getattr(model.task.dataset.config.data, "grammar", GrammarData())
     pairs = attractors(data)
   else:
     pairs = read_minimal_pairs(args.format, args.file)
@@ -74,7 +74,7 @@ def _judge(args: Args) -> list:
   if args.treebank:
     texts = treebank_style(texts, model.tokenizer)
   labels = None
-  if model.task.classifier is not None:
+  if model.task.model.classifier is not None:
     labels = [pair.label for pair in pairs for _ in range(2) if pair.label is not None]
     check(
       len(labels) == len(texts),
@@ -87,8 +87,8 @@ def _judge(args: Args) -> list:
     progress.status(text, done, total)
 
   try:
-    scored = model.task.scorer(
-      opened.params, texts, labels=labels, sharing=opened.sharing, status=status
+    scored = model.task.generator.scorer(
+      model.task.model, opened.params, texts, labels=labels, sharing=opened.sharing, status=status
     )
   finally:
     progress.close()

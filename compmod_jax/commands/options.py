@@ -86,7 +86,7 @@ def open_model(args: ModelArgs) -> Opened:
   mesh, micro_batches = _layout(args.workdir)
   # Training laid batches out like this, so that sums come out the same to the last bit.
   sharing = run.sharing_of(mesh, micro_batches)
-  boxed = jax.eval_shape(model.task.init, jax.random.key(0))
+  boxed = jax.eval_shape(model.task.model.init, jax.random.key(0))
   params = jax.device_put(model.params, sharding.parameter_shardings(boxed, mesh))
   return Opened(model, params, sharing)
 
@@ -123,13 +123,13 @@ def _decoding(model: "TrainedModel", options: dict[str, Any]) -> "TrainedModel":
 
   if not options:
     return model
-  if model.task.decode is None:
+  if model.task.generator.decode is None:
     raise errors.UserError(
       f"{', '.join(f'--{name}' for name in options)}: the model in {model.folder} does not search"
       " for its outputs, so that there is nothing to set. Leave these options out."
     )
   return dataclasses.replace(
-    model, task=model.task.decoding(api.override(model.task.decode, options))
+    model, task=model.task.decoding(api.override(model.task.generator.decode, options))
   )
 
 
@@ -158,7 +158,7 @@ def _recoding(model: "TrainedModel", fields: tuple[str, ...]) -> "TrainedModel":
     except ValueError:
       changed[name] = value
   config = dataclasses.replace(config, recoding=from_json(RecodingConfig, changed))
-  task = model.task.config.build(config, files=model.task.files())
+  task = model.task.dataset.config.build(config, files=model.task.dataset.files())
   api.check_parameters(model.folder, model.params, task)
   return dataclasses.replace(model, task=task)
 

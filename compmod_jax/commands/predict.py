@@ -117,10 +117,10 @@ def _worker(opened: Opened, args: Args) -> Worker:
 
   model = opened.model
   if isinstance(model, TranslationModel):
-    decode = override(model.task.decode, {"n_best": args.nbest})
+    decode = override(model.task.generator.decode, {"n_best": args.nbest})
     return lambda *given: _translate(opened, model, args, decode, *given)
   if isinstance(model, AnsweringModel):
-    decode = override(model.task.decode, {"n_best": args.nbest})
+    decode = override(model.task.generator.decode, {"n_best": args.nbest})
     return lambda *given: _answer(opened, model, args, decode, *given)
   if isinstance(model, MaskedModel):
     check(
@@ -146,11 +146,12 @@ def _translate(
   """The translations of a chunk; warns of what is cut."""
   import jax
 
-  ceiling = model.task.batch.longest - 1
+  ceiling = model.task.dataset.batch.longest - 1
   encoded = model.source_tokenizer.encode_batch(sentences)
   long = [first + i for i, ids in enumerate(encoded, start=1) if len(ids) > ceiling]
   warn(long, f"has more than {ceiling} tokens, as no training sentence had; the rest was cut off")
-  found = model.task.translator(
+  found = model.task.generator(
+    model.task.model,
     opened.params,
     sentences,
     decode,
@@ -178,16 +179,17 @@ def _answer(
   from compmod_jax.data.qa.typed import typed_question
   from compmod_jax.tasks.answerer import NONE
 
-  answerer, questions = model.task.answerer, {}
+  answerer, questions = model.task.generator, {}
   for place, line in enumerate(lines):
     try:
       question = typed_question(line)
-      answerer.check(question)
+      answerer.check(model.task.model, question)
       questions[place] = question
     except UserError as error:
       if line:
         warn_of(first + place + 1, error)
   found = answerer(
+    model.task.model,
     opened.params,
     list(questions.values()),
     decode,
@@ -219,12 +221,11 @@ def _fill(
   progress: Progress,
 ) -> Iterator[str]:
   """The lines of a chunk with their masks filled in; warns of what is cut."""
-  filler, most = model.task.filler, model.model.config.max_length
-  long = [
-    first + i for i, text in enumerate(sentences, 1) if len(filler.encode(text, cut=False)) > most
-  ]
+  fill, most = model.task.generator, model.model.config.max_length
+  long = [first + i for i, text in enumerate(sentences, 1) if len(fill.encode(text)) > most]
   warn(long, f"has more than {most} tokens with its ends, the model's positions; it was cut")
-  found = filler(
+  found = fill(
+    model.task.model,
     opened.params,
     sentences,
     top=max(1, args.top),

@@ -15,6 +15,7 @@ A line that cannot be scored, as it is too long or has no tab, gets a warning an
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,16 +52,14 @@ def main(argv: list[str]) -> None:
   from compmod_jax.api import MaskedModel, ScoringModel, TranslationModel
 
   model = opened.model
-  if isinstance(model, MaskedModel):
-    score, too_long = model.task.filler.score, model.task.filler.too_long
-  elif isinstance(model, ScoringModel | TranslationModel):
-    score, too_long = model.task.scorer, model.task.scorer.too_long
-  else:
+  if not isinstance(model, MaskedModel | ScoringModel | TranslationModel):
     raise UserError(
       f"The model in {model.folder} answers questions; what it makes of a text is no score. Give a"
       " translation model or a language model."
     )
-  pairs = isinstance(model, TranslationModel)
+  scorer, pairs = model.task.generator.scorer, isinstance(model, TranslationModel)
+  score = functools.partial(scorer, model.task.model)
+  too_long = functools.partial(scorer.too_long, model.task.model)
   on_standard_input(
     lambda *given: _score(opened, score, too_long, args.tokens, pairs, *given),
     chunk=args.chunk,

@@ -1,12 +1,20 @@
-"""What every data source hands over: sentence pairs and where each one stands."""
+"""Contracts of data: what sources load, and the batches that a task trains on and is scored on."""
 
+import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+
+import jax
+import numpy as np
 
 from compmod_jax.core.errors import UserError, check, check_choice
+from compmod_jax.data.fingerprint import Fingerprints
 
 Metric = Literal["bleu", "exact_match"]
+Batch = Mapping[str, Any]
+"""Name of a column -> its values, [rows, ...]; `index`, the number of every row, is -1 in rows that
+only fill up a batch."""
 
 
 class DataError(UserError):
@@ -62,6 +70,7 @@ class Pairs:
     )
 
 
+@runtime_checkable
 class HasSplits(Protocol):
   """A data configuration."""
 
@@ -86,3 +95,94 @@ class Splits:
       check_choice("split", split, self.config.splits())
       self._loaded[split] = self.config.load(split)
     return self._loaded[split]
+
+
+@runtime_checkable
+class TrainIterator(Protocol):
+  """An endless iterator over batches whose state can be saved and restored exactly."""
+
+  def __next__(self) -> Mapping[str, np.ndarray]: ...
+
+  def get_state(self) -> Any:
+    """The position, as JSON can hold it."""
+    ...
+
+  def set_state(self, state: Any) -> None:
+    """Goes to a position that `get_state` gave."""
+    ...
+
+
+C = TypeVar("C", covariant=True)
+
+
+class Dataset(abc.ABC, Generic[C]):
+  """Examples of a task as batches of token numbers, with the tokenizers that made them.
+
+  Attributes:
+    config: the task's configuration; `config.data` says where the examples come from.
+  """
+
+  config: C
+
+  # What there is.
+
+  def splits(self) -> tuple[str, ...]:
+    """Names of all splits, that of training among them."""
+    config: Any = self.config
+    return config.data.splits()
+
+  def final_splits(self) -> tuple[str, ...]:
+    """Names of the splits that are scored at the end of training: all but the training split."""
+    return tuple(split for split in self.splits() if split != "train")
+
+  @abc.abstractmethod
+  def check(self) -> None:
+    """Loads what will be scored, so that what is missing is known before training, not after.
+
+    Raises:
+      UserError: a split is missing, damaged or empty.
+    """
+
+  @abc.abstractmethod
+  def notes(self) -> list[str]:
+    """Sentences on the training data: how much there is, and what was left out."""
+
+  @abc.abstractmethod
+  def fingerprints(self) -> Fingerprints:
+    """Part of the training data -> what identifies its examples, as they are trained on."""
+
+  @abc.abstractmethod
+  def files(self) -> dict[str, bytes]:
+    """What must be kept with the parameters to use them: tokenizers."""
+
+  def resolved_config(self) -> C:
+    """The configuration with everything in it that was chosen from the training data."""
+    return self.config
+
+  # Batches.
+
+  @abc.abstractmethod
+  def train_batches(
+    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
+  ) -> tuple[TrainIterator, int]:
+    """Training batches, and how many make an epoch.
+
+    Args:
+      part: of the training data; see `data.subsets`.
+      seed: of the order, and of the split into parts.
+      multiple: the rows of a batch are a multiple of this.
+      process: which process reads, from 0; it gets its rows of every batch.
+      processes: how many read.
+    """
+
+  @abc.abstractmethod
+  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterable[Batch]:
+    """Batches in which every example of a split is once, as they are scored."""
+
+  @abc.abstractmethod
+  def example(self) -> dict[str, jax.Array]:
+    """The smallest batch that the model takes, to trace it with."""
+
+  @abc.abstractmethod
+  def describe_batches(self) -> str:
+    """What a training batch holds, in a few words."""

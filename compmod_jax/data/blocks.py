@@ -1,16 +1,26 @@
 """Documents as one stream of token ids, cut into blocks of one length."""
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core import durable
-from compmod_jax.core.errors import UserError, check
+from compmod_jax.core.errors import UserError, check, check_choice
+from compmod_jax.data import pipeline
+from compmod_jax.data.base import Batch, Dataset, TrainIterator
+from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Column, Examples
+from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.sources.documents import Documents
+from compmod_jax.data.subsets import part_numbers
+from compmod_jax.data.text_tokenizer import FILE, DocumentData
 from compmod_jax.data.tokenizers.vocabulary import Tokenizer
 
 _CHUNK = 1024
@@ -135,3 +145,154 @@ def _cached(path: Path, dtype: type) -> np.ndarray | None:
   for start in range(0, size, _PIECE):
     digest.update(held[start : min(start + _PIECE, size)].data)
   return held[:size].view(dtype) if digest.digest() == held[size:].tobytes() else None
+
+
+@runtime_checkable
+class BlocksConfig(Protocol):
+  """What the configuration of a task on blocks of text says of them."""
+
+  @property
+  def data(self) -> DocumentData:
+    """Where documents come from."""
+    ...
+
+  @property
+  def length(self) -> int:
+    """Tokens of a block."""
+    ...
+
+  @property
+  def batch_tokens(self) -> int:
+    """Tokens of a global batch."""
+    ...
+
+  @property
+  def tokenizer_documents(self) -> int:
+    """Documents that the tokenizer is trained on, at most."""
+    ...
+
+  @property
+  def small_share(self) -> float:
+    """Share of the training blocks in the small part."""
+    ...
+
+
+def check_blocks(task: BlocksConfig) -> None:
+  """Raises a `UserError` for a value of a task's configuration that cannot be."""
+  check(task.length >= 2, f"task.length is {task.length}; it must be at least 2.")
+  check(
+    task.batch_tokens >= task.length and task.batch_tokens % task.length == 0,
+    f"task.batch_tokens is {task.batch_tokens}; it must be a multiple of task.length ="
+    f" {task.length}.",
+  )
+  check(
+    task.tokenizer_documents >= 1,
+    f"task.tokenizer_documents is {task.tokenizer_documents}; it must be at least 1.",
+  )
+  check(
+    0 < task.small_share < 1,
+    f"task.small_share is {task.small_share}; it must lie between 0 and 1.",
+  )
+
+
+C = TypeVar("C", bound=BlocksConfig, covariant=True)
+
+
+class TextBlocks(Dataset[C]):
+  """Blocks of running text: the start token, and a stretch of documents with their ends.
+
+  Batches hold `tokens` [rows, length] and `index`.
+
+  Attributes:
+    config: the task's configuration.
+    tokenizer: from text to tokens.
+    start: the token that every block begins with.
+    cache: folder in which tokenised text is kept.
+  """
+
+  def __init__(self, config: C, tokenizer: Tokenizer, start: int, cache: Path | None = None):
+    self.config, self.tokenizer, self.start, self.cache = config, tokenizer, start, cache
+    self._loaded = dict[tuple[str, int], Examples]()
+
+  def blocks(self, split: str, stride: int | None = None) -> Examples:
+    """Blocks of which a new one begins every `stride` tokens; end to end if not given.
+
+    Raises:
+      UserError: an unknown split, or one without text.
+    """
+    stride = self.config.length - 1 if stride is None else stride
+    if (split, stride) not in self._loaded:
+      check_choice("split", split, self.config.data.splits())
+      stream = token_stream(self.config.data.load(split), self.tokenizer, self.cache)
+      check(
+        len(stream) > 0,
+        f"The split {split!r} has no text. Check task.data with `python -m train.check_data`.",
+      )
+      found = block_examples(
+        stream, self.config.length, start=self.start, pad=self.tokenizer.pad, stride=stride
+      )
+      self._loaded[split, stride] = found
+    return self._loaded[split, stride]
+
+  def unknown(self, split: str) -> float:
+    """Per cent of a split's tokens, ends included, that are unknown words."""
+    blocks, found = self.blocks(split), 0
+    for block in blocks.columns["tokens"]:
+      found += int(np.sum(block[1:] == self.tokenizer.unk))
+    return 100 * found / int(blocks.tokens["tokens"] - len(blocks))
+
+  def check(self) -> None:
+    """Loads every split that will be scored, and that of training.
+
+    Raises:
+      UserError: one is missing, damaged or empty.
+    """
+    for split in self.splits():
+      self.blocks(split)
+
+  def notes(self) -> list[str]:
+    """How much training text there is."""
+    blocks = self.blocks("train")
+    return [f"{blocks.tokens['tokens'] - len(blocks):,} training tokens in {len(blocks):,} blocks"]
+
+  def fingerprints(self) -> Fingerprints:
+    """Of the training text."""
+    blocks = self.blocks("train")
+    column, tokens = blocks.columns["tokens"], blocks.tokens["tokens"] - len(blocks)
+    assert isinstance(column, Column)
+    return {"text": fingerprint(tokens, "tokens", column.numbers())}
+
+  def files(self) -> dict[str, bytes]:
+    """The tokenizer, serialised."""
+    return {FILE: self.tokenizer.to_bytes()}
+
+  @functools.cached_property
+  def batch(self) -> BatchConfig:
+    """The pipeline's configuration: one shape."""
+    return BatchConfig(tokens=self.config.batch_tokens, buckets=(self.config.length,))
+
+  def train_batches(
+    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
+  ) -> tuple[TrainIterator, int]:
+    """An endless iterator over batches of blocks, and how many make an epoch."""
+    examples = self.blocks("train")
+    if part != "all":
+      share = self.config.small_share
+      examples = examples.select(part_numbers(part, len(examples), small_share=share, seed=seed))
+    iterator = pipeline.train_batches(
+      examples, self.batch, seed=seed, multiple=multiple, process=process, processes=processes
+    )
+    return iterator, pipeline.batches_per_epoch(examples, self.batch, multiple)
+
+  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
+    """Batches in which every block of a split is once."""
+    return pipeline.eval_batches(self.blocks(split), self.batch, multiple=multiple)
+
+  def example(self) -> dict[str, jax.Array]:
+    """The smallest batch that the model takes, to trace it with."""
+    return {"tokens": jnp.full((1, 2), self.tokenizer.unk, jnp.int32), "index": jnp.arange(1)}
+
+  def describe_batches(self) -> str:
+    """What a training batch holds, in a few words."""
+    blocks = self.config.batch_tokens // self.config.length
+    return f"batches of {blocks} blocks of {self.config.length} tokens"

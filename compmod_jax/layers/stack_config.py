@@ -108,6 +108,15 @@ class StackConfig:
     """Layers of a stack."""
     raise NotImplementedError
 
+  def last_side(self, task: str) -> str:
+    """The stack whose output gives a task's logits."""
+    return "decoder"
+
+  def decoding_stack(self, task: str) -> tuple[str, int]:
+    """The stack whose output gives a task's logits in decoding, and its layers."""
+    side = self.last_side(task)
+    return side, self.layers(side)
+
   def attention(self, side: str) -> tuple[tuple[str, str], ...]:
     """Place, as `compete` has it, and name of every attention module of a stack's layers."""
     return ((f"{side}_self", "self"),)

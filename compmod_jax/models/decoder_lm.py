@@ -19,6 +19,7 @@ from compmod_jax.layers.feedforward import Activation
 from compmod_jax.layers.positions import Positions, PositionTable
 from compmod_jax.layers.stack import Stack
 from compmod_jax.layers.stack_config import TextStackConfig
+from compmod_jax.models.base import ModelConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
 from compmod_jax.models.text_pass import TextPass, advanced, initial_state
 
@@ -27,7 +28,7 @@ _STDDEV = 0.02  # of fresh embeddings
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderConfig(TextStackConfig):
+class DecoderConfig(TextStackConfig, ModelConfig):
   """Sizes and options of a decoder; the defaults are those of GPT-2 Small.
 
   Source: Radford et al. 2019, table 2.
@@ -76,6 +77,10 @@ class DecoderConfig(TextStackConfig):
   def layers(self, side: str) -> int:
     """Layers of the decoder."""
     return self.decoder_layers
+
+  def decoder(self, vocab: int, pad: int) -> "DecoderLM":
+    """The module."""
+    return DecoderLM(self, vocab, pad)
 
   def describe(self) -> str:
     """Sizes and competition, in a few words."""

@@ -1,16 +1,21 @@
 """Sizes and options of the encoder for masked language modelling."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.feedforward import Activation
 from compmod_jax.layers.positions import Positions
 from compmod_jax.layers.stack_config import Norm, StackConfig
+from compmod_jax.models.base import ModelConfig
+
+if TYPE_CHECKING:
+  from compmod_jax.models.encoder import Encoder
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderConfig(StackConfig):
+class EncoderConfig(StackConfig, ModelConfig):
   """Sizes and options of a bidirectional encoder; the defaults are those of RoBERTa base.
 
   Source: Liu et al. 2019, table 9; Devlin et al. 2019.
@@ -67,3 +72,9 @@ class EncoderConfig(StackConfig):
   def layers(self, side: str) -> int:
     """Layers of the encoder."""
     return self.encoder_layers
+
+  def encoder(self, vocab: int, pad: int) -> "Encoder":
+    """The module."""
+    from compmod_jax.models.encoder import Encoder  # which imports its configuration
+
+    return Encoder(self, vocab, pad)

@@ -1,10 +1,16 @@
 """Sizes and options of the recurrent language model."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.errors import check
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
+from compmod_jax.models.base import ModelConfig
+
+if TYPE_CHECKING:
+  from compmod_jax.models.lstm_lm import LstmLM
+
 
 # What recoding lowers, in words; {} is the number of samples.
 _SIGNALS = {
@@ -21,7 +27,7 @@ _SIGNALS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class LstmConfig:
+class LstmConfig(ModelConfig):
   """Sizes and options; the defaults are the recipe of Gulordava et al. 2018."""
 
   layers: int = 2
@@ -110,3 +116,9 @@ class LstmConfig:
     if c.active:
       how = f"recoding by {c.signal.replace('_', ' ')}, {c.step} step size from {c.size:g}"
     return f"{self.layers} layers of width {self.dim}, {how}"
+
+  def recurrent(self, vocab: int) -> "LstmLM":
+    """The module."""
+    from compmod_jax.models.lstm_lm import LstmLM  # which imports its configuration
+
+    return LstmLM(self, vocab)

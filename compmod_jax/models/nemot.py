@@ -19,7 +19,7 @@ from compmod_jax.layers.positions import PositionTable
 from compmod_jax.layers.reading_strategies import Highlighting, OptionInteraction
 from compmod_jax.layers.stack import Stack
 from compmod_jax.mechanisms.modulation import Gates, modulate
-from compmod_jax.models.nemot_config import MODULATORY, OUTPUT, VANILLA, NemotConfig
+from compmod_jax.models.nemot_config import LM, MODULATORY, OUTPUT, VANILLA, NemotConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
 from compmod_jax.models.text_pass import TextPass, advanced, initial_state
 
@@ -313,3 +313,31 @@ def _at(x: jax.Array, positions: jax.Array | None) -> jax.Array:
 
 def _product(head: nn.Dense, x: jax.Array) -> jax.Array:
   return over_rows(head, x).astype(jnp.float32)
+
+
+class EncoderMode(Nemot):
+  """NeMoT in encoder mode, as an encoder is called: texts of the task lm, seen whole.
+
+  Its parameters are those of `Nemot`.
+  """
+
+  def __call__(
+    self,
+    tokens: Int[Array, "batch time"],
+    *,
+    positions: Int[Array, "batch predicted"] | None = None,
+    deterministic: bool = True,
+    taps: Taps = OFF,
+  ) -> Float[Array, "batch predicted vocab"]:
+    """Logits of the tokens that belong at positions; see `Encoder.__call__`."""
+    ids = jnp.asarray(self.config.auxiliary_ids("enc", LM), jnp.int32)
+    text = Text(tokens, jnp.broadcast_to(ids[None], (len(tokens), len(ids))))
+    out = super().__call__(
+      text,
+      [(LM, len(tokens))],
+      causal=False,
+      positions=positions,
+      deterministic=deterministic,
+      taps=taps,
+    )
+    return out.logits

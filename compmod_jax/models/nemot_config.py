@@ -2,7 +2,8 @@
 
 import dataclasses
 import re
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
@@ -10,7 +11,13 @@ from compmod_jax.layers.feedforward import Activation
 from compmod_jax.layers.positions import Positions
 from compmod_jax.layers.stack_config import TextStackConfig
 from compmod_jax.mechanisms.modulation import KINDS
+from compmod_jax.models.base import ModelConfig
 
+if TYPE_CHECKING:
+  from compmod_jax.models.nemot import EncoderMode, Nemot
+
+GATE = "gate"
+LM = "lm"  # the task of running text
 VANILLA, MODULATORY, OUTPUT = "vanilla", "modulatory", "output"
 MODES = ("enc", "dec")
 # From kinds of gates to the site that follows what they gate.
@@ -18,7 +25,7 @@ _GATED_AT = {"attention": "self/heads_scaled", "logits": "self/heads_scaled", "f
 
 
 @dataclasses.dataclass(frozen=True)
-class NemotConfig(TextStackConfig):
+class NemotConfig(TextStackConfig, ModelConfig):
   """Sizes and options of NeMoT; the defaults are the thesis's model with positions of its own.
 
   Source: Knowles 2022, chapter 3.
@@ -188,3 +195,74 @@ class NemotConfig(TextStackConfig):
       f"{sets} of width {self.dim} and {self.heads} heads{gated}{places}"
       f" ({self.describe_competition()})"
     )
+
+  def decoder(self, vocab: int, pad: int) -> "Nemot":
+    """The module."""
+    from compmod_jax.models.nemot import Nemot  # which imports its configuration
+
+    return Nemot(self, vocab, pad)
+
+  def encoder(self, vocab: int, pad: int) -> "EncoderMode":
+    """The module in encoder mode, on running text.
+
+    Raises:
+      UserError: as `check_running_text`.
+    """
+    from compmod_jax.models.nemot import EncoderMode
+
+    self.check_running_text()
+    return EncoderMode(self, vocab, pad)
+
+  def check_running_text(self) -> None:
+    """Raises a `UserError` unless the model can read text without questions."""
+    errors.check_choice(f"task {LM!r}, which language modelling needs,", LM, self.tasks)
+    errors.check(
+      self.tasks == (LM,),
+      f"model.tasks is {', '.join(self.tasks)}, but running text trains the output set of {LM}"
+      f" alone. Set tasks to {LM}; a model of more tasks can start from the trained one (start).",
+    )
+    errors.check(
+      not self.reads_options and not self.reads_tags,
+      "model.option_interaction or model.highlighting is on, but running text has neither answer"
+      " options nor parts of speech. Switch them off.",
+    )
+
+  def output_tasks(self) -> tuple[str, ...]:
+    """Every task has an output set."""
+    return self.tasks
+
+  def for_tasks(self, tasks: Sequence[str]) -> "NemotConfig":
+    """The configuration as if it had the output sets of these tasks alone: those that run."""
+    away = {f"{OUTPUT}_{task}" for task in self.tasks} - {f"{OUTPUT}_{task}" for task in tasks}
+    experts = tuple(
+      name for name in self.expert_layers if not {name, name.rpartition("_")[0]} & away
+    )
+    return dataclasses.replace(self, tasks=tuple(dict.fromkeys(tasks)), expert_layers=experts)
+
+  def unused_parameters(self, tasks: Sequence[str]) -> tuple[str, ...]:
+    """Those of the other tasks' output sets."""
+    away = [task for task in self.tasks if task not in tasks]
+    return tuple(name for t in away for name in (f"{OUTPUT}_{t}", f"{OUTPUT}_norm_{t}"))
+
+  def auxiliary_at(self, site: str) -> int:
+    """Auxiliary tokens stand before a text in the neuromodulatory set alone."""
+    return self.before if site.startswith(f"{MODULATORY}/") else 0
+
+  def gate_site(self) -> str | None:
+    """The gate of the vanilla set's output."""
+    return GATE if self.gate == "on" else None
+
+  @property
+  def reads_options(self) -> bool:
+    """Whether positions of answer options see each other."""
+    return self.option_interaction
+
+  @property
+  def reads_tags(self) -> bool:
+    """Whether vectors for parts of speech are added."""
+    return self.highlighting != "off"
+
+  @property
+  def has_vanilla_head(self) -> bool:
+    """The vanilla set has a head of its own."""
+    return True

@@ -1,12 +1,16 @@
 """Sizes and options of the encoder-decoder Transformer."""
 
 import dataclasses
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.layers.positions import Positions
 from compmod_jax.layers.stack_config import Norm, StackConfig
+from compmod_jax.models.base import ModelConfig
+
+if TYPE_CHECKING:
+  from compmod_jax.models.transformer import Transformer
 
 Place = Literal["encoder_self", "decoder_self", "cross"]
 PLACES: tuple[Place, ...] = get_args(Place)
@@ -14,7 +18,7 @@ PLACES: tuple[Place, ...] = get_args(Place)
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(StackConfig):
+class TransformerConfig(StackConfig, ModelConfig):
   """Sizes and options of the Transformer; the defaults are the translation recipe's."""
 
   encoder_layers: int = 6
@@ -57,3 +61,9 @@ class TransformerConfig(StackConfig):
   def attention(self, side: str) -> tuple[tuple[str, str], ...]:
     """Self-attention, and in the decoder attention to the encoder, too."""
     return (*super().attention(side), *((("cross", "cross"),) if side == "decoder" else ()))
+
+  def seq2seq(self, source_vocab: int, target_vocab: int, pad: int) -> "Transformer":
+    """The module."""
+    from compmod_jax.models.transformer import Transformer  # which imports its configuration
+
+    return Transformer(self, source_vocab, target_vocab, pad)

@@ -11,8 +11,8 @@ from compmod_jax.data.qa.mixed import Mixed, name_of
 from compmod_jax.data.qa.sets import QASet
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.experiment import Experiment, load_config
 
 SCALES = {

@@ -10,7 +10,7 @@ from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.mechanisms.recoding.config import AnchorConfig, RecodingConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
-from compmod_jax.tasks.language_model_config import LanguageModelConfig
+from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.training.experiment import Experiment, Phase, load_config
 
 SCALES = {

@@ -1,22 +1,53 @@
-"""What the training loop knows of a task."""
+"""A task: a data set, a model, an objective, evaluators and a generator.
 
+The training loop, the programs and the analyses know these five contracts and nothing else of a
+task. Its parts do not know each other; `Task` brings them together where a loss is computed, a
+split is scored or an output is generated.
+"""
+
+import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, Self
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import OFF, Edit, Taps
 from compmod_jax.core.losses import Term
 from compmod_jax.core.sharding import fetch
-from compmod_jax.data.fingerprint import Fingerprints
+from compmod_jax.data.base import Batch, Dataset, TrainIterator
 from compmod_jax.decoding import DecodeConfig
+from compmod_jax.models.base import ModelConfig
 
-Batch = Mapping[str, Any]
+__all__ = [
+  "Batch",
+  "Context",
+  "Dataset",
+  "Evaluation",
+  "Evaluator",
+  "Generator",
+  "Loss",
+  "Metrics",
+  "Objective",
+  "Scoring",
+  "Sharing",
+  "Status",
+  "Task",
+  "TaskModel",
+  "Terms",
+  "TrainIterator",
+  "lower_is_better",
+  "silent",
+]
+
+Params = Any  # nested dictionaries of arrays
+Carry = Any  # recurrent state, leaves [rows, ...]; an empty tuple for models without
+Terms = dict[str, Term]
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
 Status = Callable[..., None]
-Place = Callable[[Batch], Batch]
 
 
 def silent(text: str, done: int | None = None, total: int | None = None) -> None:
@@ -32,7 +63,7 @@ class Sharing:
     multiple: rows of a batch are a multiple of this.
   """
 
-  place: Place = dict
+  place: Callable[[Batch], Batch] = dict
   multiple: int = 1
 
 
@@ -44,25 +75,188 @@ class Context(NamedTuple):
     step: number of updates made so far.
     train: whether dropout and the like are on.
     progress: 0 at the first step of the run and 1 at the last.
+    taps: intermediates of the forward pass that are read or changed.
   """
 
   rng: jax.Array
   step: jax.Array
   train: bool
   progress: jax.Array | float = 0.0
+  taps: Taps = OFF
+
+  @property
+  def dropout_rng(self) -> jax.Array | None:
+    """The key of dropout; None where it is off."""
+    return self.rng if self.train else None
 
 
-class TrainIterator(Protocol):
-  """An endless iterator over batches whose state can be saved and restored exactly."""
+M = TypeVar("M")
 
-  def __next__(self) -> Mapping[str, np.ndarray]: ...
 
-  def get_state(self) -> Any:
-    """The position, as JSON can hold it."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class TaskModel(abc.ABC, Generic[M]):
+  """A module, and how the batches of a task become its inputs.
+
+  Attributes:
+    module: the Linen module.
+    edits: site -> change of that activation, wherever the model runs.
+  """
+
+  module: M
+  edits: Mapping[str, Edit] = dataclasses.field(default_factory=dict, kw_only=True)
+
+  @property
+  def config(self) -> Any:
+    """The configuration of the module; see `models.base.ModelConfig`."""
+    module: Any = self.module
+    return module.config
+
+  def edited(self, edits: Mapping[str, Edit]) -> Self:
+    """The same model with activations changed at these sites besides those of `self.edits`."""
+    return dataclasses.replace(self, edits={**self.edits, **edits})
+
+  @abc.abstractmethod
+  def init(self, rng: jax.Array) -> Params:
+    """Fresh parameters, boxed with the logical names of their dimensions."""
+
+  def init_carry(self) -> Carry:
+    """Recurrent state at the start of an epoch of training; nothing for models without."""
+    return ()
+
+  @abc.abstractmethod
+  def forward(
+    self, params: Params, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+  ) -> jax.Array:
+    """Logits on a batch, [batch, time, vocab]; with dropout if a key is given."""
+
+  @abc.abstractmethod
+  def valid_mask(self, site: str, batch: Batch) -> jax.Array:
+    """Positions at which a site holds real tokens, bool [batch, time]."""
+
+  def start_tokens(self, site: str) -> int:
+    """How many positions at the start of a site's sequences hold a start token and no word."""
+    return 0
+
+  def routing_sites(self) -> tuple[str, ...]:
+    """Names of the weights [batch, time, units] of every router, in the model's order."""
+    return self.config.routing_sites()
+
+  def running_config(self, batch: Batch) -> ModelConfig:
+    """The configuration as if the model had nothing but what runs on a batch."""
+    return self.config
+
+  def unused_parameters(self, batch: Batch) -> tuple[str, ...]:
+    """Top-level names of the parameters that do not run on a batch: a step leaves them alone."""
+    return ()
+
+  def jit(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
+    """`function(self, ..., **static)`, compiled once for this model and these static arguments."""
+    key = (function, *sorted(static.items()))
+    if key not in self._compiled:
+      self._compiled[key] = jax.jit(functools.partial(function, self, **static))
+    return self._compiled[key]
+
+  @functools.cached_property
+  def _compiled(self) -> dict[Any, Callable[..., Any]]:
+    return {}
+
+
+@runtime_checkable
+class Loss(Protocol):
+  """The loss of a task: an objective with its model."""
+
+  def __call__(
+    self, params: Params, carry: Carry, batch: Batch, context: Context
+  ) -> tuple[Terms, Carry, Metrics]:
+    """Terms of the objective, the next carry, and additive metrics (sum, count)."""
     ...
 
-  def set_state(self, state: Any) -> None:
-    """Goes to a position that `get_state` gave."""
+
+@runtime_checkable
+class Objective(Protocol):
+  """What training lowers; `tasks.objectives` has the ones that wrap another."""
+
+  def __call__(
+    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+  ) -> tuple[Terms, Carry, Metrics]:
+    """Terms of the objective, the next carry, and additive metrics (sum, count).
+
+    The forward pass takes `context.taps`, through which a wrapper reads and changes intermediates.
+    """
+    ...
+
+  def weights(self, config: Any) -> dict[str, float]:
+    """The active terms for a model of this configuration, and their weights."""
+    ...
+
+
+T = TypeVar("T", bound="Task[Any, Any, Any]")
+
+
+@dataclasses.dataclass
+class Scoring(Generic[T]):
+  """A split that is being scored, as its evaluators see it.
+
+  Attributes:
+    task: the task.
+    params: parameters of its model.
+    split: name of the split.
+    sharing: how batches are laid over devices.
+    decode: generate outputs for all examples, for the first n, or for none.
+    status: shows progress.
+    outputs: what was generated, one text for each example. The evaluator that generates puts them
+      here for those that are listed after it; so it does with `references` and `sources`.
+    references: what should have been generated.
+    sources: what it was generated from.
+  """
+
+  task: T
+  params: Params
+  split: str
+  sharing: Sharing = Sharing()
+  decode: bool | int = True
+  status: Status = silent
+  outputs: list[str] = dataclasses.field(default_factory=list)
+  references: list[str] = dataclasses.field(default_factory=list)
+  sources: list[str] = dataclasses.field(default_factory=list)
+
+  def count(self, examples: int) -> int:
+    """For how many of so many examples an output is generated."""
+    return examples if self.decode is True else min(int(self.decode), examples)
+
+  def batches(self) -> Iterator[Batch]:
+    """The split's batches, each shown as read once the next is taken."""
+    whole = list(self.task.dataset.eval_batches(self.split, multiple=self.sharing.multiple))
+    for number, batch in enumerate(whole):
+      yield batch
+      self.status(f"loss on {self.split}", number + 1, len(whole))
+
+  def sums(self, score: Callable[..., Any]) -> list[float]:
+    """Results of `score(model, params, batch)` for every batch, summed in double precision."""
+    run = self.task.model.jit(score)
+    found = [
+      np.asarray(fetch(run(self.params, self.sharing.place(batch))), np.float64)
+      for batch in self.batches()
+    ]
+    return np.sum(found, axis=0).tolist()
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+  """Scores of a split. A new metric is a class like this, listed in its task."""
+
+  @property
+  def metric(self) -> str:
+    """Name of its score by which checkpoints are compared; empty if it has none."""
+    ...
+
+  @property
+  def units(self) -> str:
+    """What its scores are, and per what."""
+    ...
+
+  def __call__(self, scoring: Scoring[Any]) -> Iterable[tuple[str, Any]]:
+    """Names and values of its scores, as they are logged."""
     ...
 
 
@@ -71,8 +265,8 @@ class Evaluation(NamedTuple):
 
   Attributes:
     values: name -> number or text (`signature`), as written to the log.
-    outputs: what the model put out, one for each example; empty if nothing was decoded.
-    references: what it should have put out.
+    outputs: what the model generated, one for each example; empty if nothing was generated.
+    references: what it should have generated.
     sources: what it was given.
   """
 
@@ -82,29 +276,35 @@ class Evaluation(NamedTuple):
   sources: list[str]
 
 
-def total_losses(
-  score: Callable[[Any, Batch], Any],
-  params: Any,
-  batches: Iterable[Batch],
-  split: str,
-  sharing: Sharing,
-  status: Status,
-) -> list[float]:
-  """What a jitted function puts out for every batch of a split, summed in double precision.
+@runtime_checkable
+class Generator(Protocol):
+  """Uses a model: translates, continues, answers or fills in texts."""
 
-  Args:
-    score: from parameters and a batch to numbers, such as sums of losses and counts.
-    params: the model's parameters.
-    batches: of the split.
-    split: its name, for the display.
-    sharing: how batches are laid over devices.
-    status: shows progress.
-  """
-  found, whole = [], list(batches)
-  for number, batch in enumerate(whole):
-    found.append(np.asarray(fetch(score(params, sharing.place(batch))), np.float64))
-    status(f"loss on {split}", number + 1, len(whole))
-  return np.sum(found, axis=0).tolist()
+  @property
+  def decode(self) -> DecodeConfig | None:
+    """How outputs are searched for unless a call says otherwise; None where nothing is searched."""
+    ...
+
+  def decoding(self, decode: DecodeConfig) -> Self:
+    """The same generator, which searches in another way.
+
+    Raises:
+      UserError: it does not search.
+    """
+    ...
+
+
+class NoSearch:
+  """The part of a generator that has no way to search of its own."""
+
+  decode = None
+
+  def decoding(self, decode: DecodeConfig) -> Self:
+    """Raises a `UserError`: there is nothing to set."""
+    raise UserError(
+      f"{type(self).__name__} does not search for outputs when a split is scored; leave decoding"
+      " options out."
+    )
 
 
 def lower_is_better(metric: str) -> bool:
@@ -112,157 +312,74 @@ def lower_is_better(metric: str) -> bool:
   return metric == "loss" or metric.endswith("perplexity")
 
 
-class OfSplits:
-  """The part of a task whose splits are those of `config.data`, and whose batches use all of it."""
-
-  config: Any
-
-  def idle(self, batch: Batch) -> tuple[str, ...]:
-    """None: every batch uses all parameters."""
-    return ()
-
-  def split_names(self) -> tuple[str, ...]:
-    """Names of all splits, that of training among them."""
-    return self.config.data.splits()
-
-  def final_splits(self) -> tuple[str, ...]:
-    """Names of the splits that are scored at the end: all but the training split."""
-    return tuple(split for split in self.split_names() if split != "train")
+D = TypeVar("D", bound=Dataset[Any])
+N = TypeVar("N", bound=TaskModel[Any])
+G = TypeVar("G", bound=Generator)
 
 
-class Task(Protocol):
-  """A task: its data, its model, what a batch means and how it is scored.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task(Generic[D, N, G]):
+  """What is learned from which data by which model, and how well.
 
   Attributes:
-    config: the task's configuration.
-    model: the module.
-    edits: site -> change of that activation, wherever the model runs.
+    dataset: batches, tokenizers and the task's configuration.
+    model: the module, and how batches become its inputs.
+    objective: what training lowers.
+    evaluators: scores of a split, computed in this order.
+    generator: uses the model.
   """
 
-  config: Any
-  model: Any
-  edits: dict[str, Edit]
+  dataset: D
+  model: N
+  objective: Objective
+  evaluators: tuple[Evaluator, ...]
+  generator: G
 
   @property
   def metric(self) -> str:
-    """Name of the score by which checkpoints are compared; see `lower_is_better`."""
-    ...
-
-  @property
-  def decode(self) -> DecodeConfig | None:
-    """How outputs are searched for; none where nothing is searched for."""
-    ...
-
-  def decoding(self, decode: DecodeConfig) -> Self:
-    """The same task, whose outputs are searched for in another way."""
-    ...
-
-  def edited(self, edits: Mapping[str, Edit]) -> Self:
-    """The same task with activations changed at these sites besides those of `edits`."""
-    ...
-
-  def describe(self) -> str:
-    """One sentence on model and data."""
-    ...
-
-  def describe_batches(self) -> str:
-    """What a training batch holds, in a few words."""
-    ...
-
-  def describe_scores(self) -> str:
-    """What loss and perplexity are per, and other units of `evaluate`, in a sentence or two."""
-    ...
-
-  def split_names(self) -> tuple[str, ...]:
-    """Names of all splits, that of training among them."""
-    ...
-
-  def final_splits(self) -> tuple[str, ...]:
-    """Names of the splits that are scored at the end."""
-    ...
-
-  def check_data(self) -> None:
-    """Loads what will be scored, so that what is missing is told before training, not after."""
-    ...
-
-  def resolved_config(self) -> Any:
-    """The task's configuration with everything in it that was chosen from the training data."""
-    ...
-
-  def data_notes(self) -> list[str]:
-    """Sentences on what of the training data was left out."""
-    ...
-
-  def fingerprints(self) -> Fingerprints:
-    """Part of the training data -> what identifies its examples, as they are trained on."""
-    ...
-
-  def objective(self) -> dict[str, float]:
-    """The active terms of the objective and their weights."""
-    ...
-
-  def files(self) -> dict[str, bytes]:
-    """What must be kept with the parameters to use them: tokenizers."""
-    ...
-
-  def init(self, rng: jax.Array) -> Any:
-    """Fresh parameters, boxed with the logical names of their dimensions."""
-    ...
-
-  def init_carry(self) -> Any:
-    """Recurrent state at the start of an epoch; an empty tuple for models without."""
-    ...
+    """Name of the score by which checkpoints are compared: the first that an evaluator names."""
+    return next(one.metric for one in self.evaluators if one.metric)
 
   def loss(
-    self, params: Any, carry: Any, batch: Batch, context: Context
-  ) -> tuple[dict[str, Term], Any, Metrics]:
-    """Terms of the objective, the next carry, and additive metrics (sum, count)."""
-    ...
-
-  def idle(self, batch: Batch) -> tuple[str, ...]:
-    """Names of what parameters a batch has no use for, at the top level: they do not move."""
-    ...
-
-  def train_batches(
-    self, *, part: str, seed: int, multiple: int, process: int, processes: int
-  ) -> tuple[TrainIterator, int]:
-    """Training batches of a part of the data, and how many make an epoch."""
-    ...
+    self, params: Params, carry: Carry, batch: Batch, context: Context
+  ) -> tuple[Terms, Carry, Metrics]:
+    """The objective for the task's model; see `Objective`."""
+    return self.objective(self.model, params, carry, batch, context)
 
   def evaluate(
     self,
-    params: Any,
+    params: Params,
     split: str,
     *,
     sharing: Sharing = Sharing(),
     decode: bool | int = True,
     status: Status = silent,
   ) -> Evaluation:
-    """Scores a split; `decode` says whether outputs are made: for all, for the first n, or none."""
-    ...
+    """Scores a split.
 
-  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterable[Mapping[str, np.ndarray]]:
-    """Batches in which every example of a split is once, as they are scored."""
-    ...
+    Args:
+      params: the model's parameters.
+      split: name of the split.
+      sharing: how batches are laid over devices.
+      decode: generate outputs for all examples, for the first n, or for none.
+      status: shows progress.
+    """
+    scoring = Scoring(self, params, split, sharing, decode, status)
+    values = {name: value for one in self.evaluators for name, value in one(scoring)}
+    return Evaluation(values, scoring.outputs, scoring.references, scoring.sources)
 
-  def example(self) -> Mapping[str, jax.Array]:
-    """The smallest batch that the model takes, to trace it with."""
-    ...
+  def edited(self, edits: Mapping[str, Edit]) -> Self:
+    """The same task with activations changed at these sites besides those already changed."""
+    return dataclasses.replace(self, model=self.model.edited(edits))
 
-  def forward(
-    self, params: Any, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
-  ) -> jax.Array:
-    """The model's logits on a batch; with dropout if a key is given."""
-    ...
+  def decoding(self, decode: DecodeConfig) -> Self:
+    """The same task, whose outputs are searched for in another way."""
+    return dataclasses.replace(self, generator=self.generator.decoding(decode))
 
-  def routing_sites(self) -> list[str]:
-    """Names of the weights [batch, time, units] of every router, in the model's order."""
-    ...
+  def describe(self) -> str:
+    """One sentence on model and data."""
+    return self.dataset.config.describe(self.model.config)
 
-  def rows(self, site: str, batch: Batch) -> jax.Array:
-    """Positions [batch, time] at which a site holds real tokens."""
-    ...
-
-  def start_tokens(self, site: str) -> int:
-    """How many positions at the start of a site's sequences hold a start token and no word."""
-    ...
+  def describe_scores(self) -> str:
+    """What loss, perplexity and the other scores are per."""
+    return " ".join(one.units for one in self.evaluators if one.units)

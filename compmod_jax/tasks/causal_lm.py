@@ -1,5 +1,6 @@
-"""Language modelling by decoders: blocks of text in, loss per token out."""
+"""Causal language modelling: blocks of text in, a decoder, loss per token out."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,247 +12,302 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.core.losses import Term, cross_entropy, token_nll
 from compmod_jax.data import pipeline
-from compmod_jax.data.tokenizers import Tokenizer
-from compmod_jax.decoding import DecodeConfig
-from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.models.text import Text, TextOutput
-from compmod_jax.tasks import modulated, recoded_step
+from compmod_jax.data.blocks import TextBlocks, check_blocks
+from compmod_jax.data.sources.documents import GrammarDocuments
+from compmod_jax.data.text_tokenizer import UNKNOWN, DocumentData, count_words, text_tokenizer
+from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
+from compmod_jax.decoding import DecodeConfig, recoding
+from compmod_jax.models.base import Decoder, ModelConfig, valid_at
+from compmod_jax.models.nemot_config import LM
+from compmod_jax.models.text import Text
 from compmod_jax.tasks.base import (
   Batch,
+  Carry,
   Context,
-  Evaluation,
   Metrics,
-  Sharing,
-  Status,
-  silent,
-  total_losses,
+  Params,
+  Scoring,
+  Task,
+  TaskModel,
+  Terms,
 )
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.generator import Generator, Prompts
-from compmod_jax.tasks.over_blocks import OverBlocks
+from compmod_jax.tasks.objectives import standard
 from compmod_jax.tasks.scorer import Scorer
-from compmod_jax.tasks.text_blocks import TextBlocks
-from compmod_jax.tasks.text_tokenizer import UNKNOWN, count_words
-
-__all__ = ["CausalLM", "CausalLMConfig"]
+from compmod_jax.tasks.text_generator import Prompts, TextGenerator
 
 
-class CausalLM(OverBlocks):
-  """A language modelling task for decoders; see `CausalLMConfig` and the contract in `tasks.base`.
+@dataclasses.dataclass(frozen=True)
+class CausalLMConfig:
+  """A language modelling task for decoders: text, tokenizer, and blocks of documents."""
 
-  Batches hold `tokens` [rows, length] and `index`; those of evaluation also `counted`, which says
-  of every predicted token whether it counts. A document begins with the end token of the one before
-  it, and a block with that token, too.
+  data: DocumentData = GrammarDocuments()
+  """Where documents come from; each ends with an end token."""
+  tokenizer: TokenizerConfig = TokenizerConfig()
+  """The tokenizer."""
+  tokenizer_documents: int = 200_000
+  """The tokenizer is trained on the first so many training documents, at most."""
+  length: int = 128
+  """Tokens of a block: the start token, and a stretch of documents with an end token after each."""
+  batch_tokens: int = 4096
+  """Tokens of a global batch, a multiple of `length`."""
+  joined: bool = False
+  """Tokens see the documents before their own in a block; else every document is apart."""
+  stride: int = 0
+  """Evaluation: windows start every so many tokens, and only the last ones of a window count
+  (all of the first); 0: a block's length, so that every token is read once."""
+  small_share: float = 0.07
+  """Share of the training blocks in the small part, for phases that train on a part."""
 
-  Attributes:
-    config: the task's configuration.
-    model: the decoder.
-    blocks: the data.
-    tokenizer: from text to tokens.
-    edits: site -> change of that activation, wherever the model runs.
-  """
-
-  def __init__(
-    self,
-    config: CausalLMConfig,
-    model: NemotConfig | DecoderConfig,
-    tokenizer: Tokenizer,
-    cache: Path | None = None,
-    edits: Mapping[str, Edit] | None = None,
-  ):
+  def __post_init__(self):
+    check_blocks(self)
     errors.check(
-      config.length - 1 <= model.max_length,
-      f"task.length is {config.length} but model.max_length is {model.max_length}; every token but"
+      0 <= self.stride < self.length,
+      f"task.stride is {self.stride}; give 1 to {self.length - 1} tokens (task.length - 1), or 0"
+      " for the whole length.",
+    )
+
+  def build(
+    self,
+    model: ModelConfig,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    cache: Path | None = None,
+  ) -> "CausalLM":
+    """The task with its tokenizer: the one in `files`, else trained on the training split.
+
+    Args:
+      model: the configuration of a decoder.
+      files: what `CausalBlocks.files` returned.
+      cache: folder in which the tokenizer and tokenised text are kept.
+
+    Raises:
+      UserError: the model is of another kind, data are missing, or `files` lacks the tokenizer.
+    """
+    model.decoder(1, 0)  # a model of another kind is refused before the tokenizer is trained
+    return self.build_with(model, self.make_tokenizer(files, cache), cache)
+
+  def build_with(
+    self, model: ModelConfig, tokenizer: Tokenizer, cache: Path | None = None
+  ) -> "CausalLM":
+    """The task with this tokenizer.
+
+    Raises:
+      UserError: the model is of another kind, has too few positions, or reads no running text.
+    """
+    errors.check(
+      self.length - 1 <= model.max_length,
+      f"task.length is {self.length} but model.max_length is {model.max_length}; every token but"
       " the last of a block needs a position. Raise model.max_length.",
     )
-    if isinstance(model, NemotConfig):
-      modulated.check_running_text(model)
-    self.config, self.tokenizer, self.edits = config, tokenizer, dict(edits or {})
-    self.blocks = TextBlocks(config, tokenizer, tokenizer.eos, cache)
-    self.model = modulated.build(model, tokenizer.vocab_size, tokenizer.pad)
-    self._scores = jax.jit(self._score)
-
-  def edited(self, edits: Mapping[str, Edit]) -> "CausalLM":
-    """The same task with activations changed at these sites besides those of `self.edits`."""
-    cache, model = self.blocks.cache, self.model.config
-    return CausalLM(self.config, model, self.tokenizer, cache, {**self.edits, **edits})
-
-  # Words.
-
-  @property
-  def metric(self) -> str:
-    """Perplexity per token."""
-    return "perplexity"
-
-  def describe(self) -> str:
-    """One sentence on model and data."""
-    return f"Language model, {self.model.config.describe()}; {self.config.data.describe()}."
-
-  def describe_scores(self) -> str:
-    """What loss and perplexity are per, and how far back a prediction looks."""
-    window, stride = self.config.length - 1, self._stride
-    return (
-      "Loss: nats per token; perplexity per token and per word between blanks. The end of every"
-      f" document counts as a token and as a word. Windows of {window} tokens start every {stride};"
-      " after the first, only tokens that no window had before count." + UNKNOWN
+    model.check_running_text()
+    module = model.decoder(tokenizer.vocab_size, tokenizer.pad)
+    dataset = CausalBlocks(self, tokenizer, tokenizer.eos, cache)
+    return CausalLM(
+      dataset=dataset,
+      model=CausalModel(module, tokenizer.eos, tokenizer.pad, self.joined),
+      objective=standard(NextTokenLoss()),
+      evaluators=(WindowPerplexity(self.length - 1, dataset.stride),),
+      generator=TextGenerator(tokenizer, Scorer(tokenizer, _token_scores)),
     )
 
-  # Data.
+  def make_tokenizer(
+    self, files: Mapping[str, bytes] | None = None, cache: Path | None = None
+  ) -> Tokenizer:
+    """The tokenizer in `files`, else one that is trained on the training split."""
+    return text_tokenizer(self.data, self.tokenizer, self.tokenizer_documents, files, cache)
+
+  def describe(self, model: ModelConfig) -> str:
+    """One sentence on model and data."""
+    return f"Language model, {model.describe()}; {self.data.describe()}."
+
+
+class CausalBlocks(TextBlocks[CausalLMConfig]):
+  """Blocks of running text; in evaluation, windows in which every token counts once.
+
+  A document begins with the end token of the one before it, and a block with that token, too.
+  Batches of evaluation also hold `counted`, which says of every predicted token whether it counts.
+  """
 
   @property
-  def _stride(self) -> int:
+  def stride(self) -> int:
+    """Tokens after which a window of evaluation starts behind the one before."""
     return self.config.stride or self.config.length - 1
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Batches of windows in which every token of a split counts once."""
-    examples, news = self.blocks.windows(split, self._stride), self.config.length - 1 - self._stride
-    for batch in pipeline.eval_batches(examples, self.blocks.batch, multiple=multiple):
+    examples, news = self.blocks(split, self.stride), self.config.length - 1 - self.stride
+    for batch in pipeline.eval_batches(examples, self.batch, multiple=multiple):
       places = np.arange(batch["tokens"].shape[1] - 1)[None]
       new = (places >= news) | (batch["index"] == 0)[:, None]
-      yield {**batch, "counted": new & self._real(batch)}
+      yield {**batch, "counted": new & predicted(batch, self.tokenizer.pad)}
 
   def example(self) -> dict[str, jax.Array]:
     """The smallest batch that the model takes, to trace it with."""
     return {"tokens": jnp.full((1, 3), self.tokenizer.eos, jnp.int32), "index": jnp.arange(1)}
 
-  def _real(self, batch: Batch) -> Any:
-    """Which tokens are predicted: all but padding, and none of a row that is filler."""
-    return (batch["tokens"][:, 1:] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
 
-  # Model.
+def predicted(batch: Batch, pad: int) -> Any:
+  """Which tokens after the first are predicted: all but padding, and none of a row that is none."""
+  return (batch["tokens"][:, 1:] != pad) & (batch["index"] >= 0)[:, None]
 
-  def init(self, rng: jax.Array) -> Any:
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CausalModel(TaskModel[Decoder]):
+  """A decoder on blocks of text; logits are those of every token after the first.
+
+  Attributes:
+    eos: the token that ends documents and starts blocks.
+    pad: the token that marks padding.
+    joined: tokens see the documents before their own.
+    swapped: auxiliary token that takes the place of each, int32 [auxiliary tokens]; none: itself.
+  """
+
+  eos: int
+  pad: int
+  joined: bool
+  swapped: jax.Array | None = None
+
+  def init(self, rng: jax.Array) -> Params:
     """Fresh parameters, boxed with the logical names of their dimensions."""
-    tokens = self.example()["tokens"][:, :-1]
-    return self.model.init(rng, self.text(tokens), [(modulated.LM, 1)])["params"]
+    tokens = jnp.full((1, 2), self.eos, jnp.int32)
+    return self.module.init(rng, self.text(tokens), [(LM, 1)])["params"]
 
   def text(self, tokens: jax.Array) -> Text:
-    """What the model is given."""
-    config, auxiliary, segments = self.model.config, None, None
-    if isinstance(config, NemotConfig):
-      ids = jnp.asarray(config.auxiliary_ids("dec", modulated.LM), jnp.int32)
+    """What the module is given."""
+    auxiliary, segments, numbers = None, None, self.config.auxiliary_ids("dec", LM)
+    if numbers:
+      ids = jnp.asarray(numbers, jnp.int32)
       auxiliary = jnp.broadcast_to(ids[None], (len(tokens), len(ids)))
-    if not self.config.joined:
-      segments = 1 + jnp.cumsum(tokens == self.tokenizer.eos, axis=1, dtype=jnp.int32)
+      auxiliary = auxiliary if self.swapped is None else jnp.take(self.swapped, auxiliary)
+    if not self.joined:
+      segments = 1 + jnp.cumsum(tokens == self.eos, axis=1, dtype=jnp.int32)
     return Text(tokens, auxiliary, segments)
 
   def forward(
-    self, params: Any, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+    self, params: Params, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
   ) -> jax.Array:
     """Logits of every token after the first of a block; with dropout if a key is given."""
-    return self._logits(params, jnp.asarray(batch["tokens"])[:, :-1], taps, rng)
+    return self.logits(params, jnp.asarray(batch["tokens"])[:, :-1], taps, rng)
 
-  def _logits(
-    self, params: Any, tokens: jax.Array, taps: Taps = OFF, rng: jax.Array | None = None
+  def logits(
+    self, params: Params, tokens: jax.Array, taps: Taps = OFF, rng: jax.Array | None = None
   ) -> jax.Array:
-    out: TextOutput = self.model.apply(  # pyright: ignore[reportAssignmentType]
+    """Logits of the token after each, [batch, time, vocab]."""
+    out = self.module.apply(
       {"params": params},
       self.text(tokens),
-      [(modulated.LM, len(tokens))],
+      [(LM, len(tokens))],
       deterministic=rng is None,
       taps=taps.editing(self.edits).knowing(lambda site: self._holds(site, tokens)),
       rngs=None if rng is None else {"dropout": rng},
     )
     return out.logits
 
-  def rows(self, site: str, batch: Batch) -> jax.Array:
+  def valid_mask(self, site: str, batch: Batch) -> jax.Array:
     """Positions that hold real tokens, auxiliary ones where a site has them."""
     return self._holds(site, batch["tokens"][:, :-1], batch["index"] >= 0)
 
   def _holds(
     self, site: str, tokens: jax.Array, rows: jax.Array | bool = True
   ) -> Bool[Array, "batch time"]:
-    real = (tokens != self.tokenizer.pad) & jnp.reshape(jnp.asarray(rows), (-1, 1))
-    return modulated.with_auxiliary(self.model.config, site, real)
+    real = (tokens != self.pad) & jnp.reshape(jnp.asarray(rows), (-1, 1))
+    return valid_at(self.config, site, real)
 
-  def loss(
-    self, params: Any, carry: Any, batch: Batch, context: Context
-  ) -> tuple[dict[str, Term], Any, Metrics]:
-    """Cross-entropy in nats per token."""
-    rng = context.rng if context.train else None
-    taps = modulated.loss_taps(self.model.config, context)
-    logits = self.forward(params, batch, taps=taps, rng=rng)
-    losses = cross_entropy(logits, batch["tokens"][:, 1:], self._real(batch))
-    terms, found = self._read(losses, taps, functools.partial(self.rows, batch=batch))
-    return terms, carry, found
+  def start_tokens(self, site: str) -> int:
+    """One: every block begins with the start token."""
+    return 1
 
-  def evaluate(
-    self,
-    params: Any,
-    split: str,
-    *,
-    sharing: Sharing = Sharing(),
-    decode: bool | int = True,
-    status: Status = silent,
-  ) -> Evaluation:
-    """Loss, perplexity and accuracy of a split.
+  def prepare(
+    self, params: Params, prompts: Prompts, config: DecodeConfig, length: int
+  ) -> recoding.Searched:
+    """What a search after prompts takes."""
 
-    Args:
-      params: the model's parameters.
-      split: name of the split.
-      sharing: how batches are laid over devices.
-      decode: of no importance: nothing is put out.
-      status: shows progress.
-    """
-    batches = self.eval_batches(split, multiple=sharing.multiple)
-    nll, correct, tokens = total_losses(self._scores, params, batches, split, sharing, status)
-    words = count_words(self.config.data.load(split), self.tokenizer)
-    values = {
-      "tokens": int(tokens),
-      "loss": nll / tokens,
-      "perplexity": float(np.exp(nll / tokens)),
-      "word_perplexity": float(np.exp(nll / words)),
-      "accuracy": correct / tokens,
-      "unknown": self.blocks.unknown(split),
-    }
-    return Evaluation(values, [], [], [])
+    def apply(*args: Any, **options: Any) -> Any:
+      return self.module.apply({"params": params}, *args, **options)
 
-  @functools.cached_property
-  def scorer(self) -> Scorer:
-    """Scores texts one by one; see `Scorer`."""
-
-    def run(params: Any, batch: Batch) -> dict[str, jax.Array]:
-      logits = self._logits(params, jnp.asarray(batch["tokens"]))
-      return {"nll": token_nll(logits, jnp.asarray(batch["targets"]))}
-
-    return Scorer(self.tokenizer, run, self.model.config.max_length)
-
-  @functools.cached_property
-  def generator(self) -> Generator:
-    """Continues texts; see `Generator`."""
-    return Generator(self.tokenizer, self._prepare, self.model.config.max_length)
-
-  def _prepare(
-    self, params: Any, prompts: Prompts, config: DecodeConfig, length: int
-  ) -> recoded_step.Searched:
-    """What a search takes."""
-    apply = functools.partial(self.model.apply, {"params": params})
-    text, taps, task = self.text(prompts.tokens), OFF.editing(self.edits), modulated.LM
+    text, taps = self.text(prompts.tokens), OFF.editing(self.edits)
     before = taps.knowing(lambda site: self._holds(site, prompts.tokens))
     cache = apply(
-      text, task, beams=config.width, length=length, taps=before.apart(), method="prefill"
+      text, LM, beams=config.width, length=length, taps=before.apart(), method="prefill"
     )
 
     def step(cache: Any, tokens: jax.Array, taps: Taps) -> Any:
-      return apply(cache, tokens, task, taps=taps, method="step")
+      return apply(cache, tokens, LM, taps=taps, method="step")
 
-    side = self.model.config.last_side(task)
-    return recoded_step.prepared(
-      step,
-      cache,
-      recoded_step.knowing_rows(taps, jnp.ones(len(prompts.tokens), bool), config),
-      config,
-      batch=len(prompts.tokens),
-      side=side,
-      layers=self.model.config.layers(side),
+    rows = len(prompts.tokens)
+    taps = recoding.knowing_rows(taps, jnp.ones(rows, bool), config)
+    stack = functools.partial(self.config.decoding_stack, LM)
+    return recoding.prepared(step, cache, taps, config, batch=rows, stack=stack)
+
+
+@dataclasses.dataclass(frozen=True)
+class NextTokenLoss:
+  """Cross-entropy in nats per token after the first of a block."""
+
+  def weights(self, config: ModelConfig) -> dict[str, float]:
+    """One term."""
+    return {"cross_entropy": 1.0}
+
+  def __call__(
+    self, model: CausalModel, params: Params, carry: Carry, batch: Batch, context: Context
+  ) -> tuple[Terms, Carry, Metrics]:
+    """See `Objective`."""
+    logits = model.forward(params, batch, taps=context.taps, rng=context.dropout_rng)
+    losses = cross_entropy(logits, batch["tokens"][:, 1:], predicted(batch, model.pad))
+    metrics = {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
+    return {"cross_entropy": Term(losses.nll, losses.count)}, carry, metrics
+
+
+def _token_scores(model: CausalModel, params: Params, batch: Batch) -> dict[str, jax.Array]:
+  """What `Scored` holds of every token of texts."""
+  logits = model.logits(params, jnp.asarray(batch["tokens"]))
+  return {"nll": token_nll(logits, jnp.asarray(batch["targets"]))}
+
+
+def _sums(model: CausalModel, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+  """Sums of loss, right predictions and tokens."""
+  logits = model.forward(params, batch)
+  losses = cross_entropy(logits, batch["tokens"][:, 1:], batch["counted"])
+  return losses.nll, losses.correct, losses.count
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowPerplexity:
+  """Loss, perplexity and accuracy over windows in which every token of a split counts once.
+
+  Attributes:
+    window: tokens of a window.
+    stride: tokens after which the next one starts.
+  """
+
+  window: int
+  stride: int
+  metric: str = "perplexity"
+
+  @property
+  def units(self) -> str:
+    """What loss and perplexity are per, and how far back a prediction looks."""
+    return (
+      "Loss: nats per token; perplexity per token and per word between blanks. The end of every"
+      f" document counts as a token and as a word. Windows of {self.window} tokens start every"
+      f" {self.stride}; after the first, only tokens that no window had before count." + UNKNOWN
     )
 
-  def _score(self, params: Any, batch: Batch) -> tuple[jax.Array, ...]:
-    """Sums of loss, right predictions and tokens."""
-    logits = self.forward(params, batch)
-    losses = cross_entropy(logits, batch["tokens"][:, 1:], batch["counted"])
-    return losses.nll, losses.correct, losses.count
+  def __call__(self, scoring: Scoring["CausalLM"]) -> Iterator[tuple[str, Any]]:
+    """See `Evaluator`."""
+    dataset = scoring.task.dataset
+    nll, correct, tokens = scoring.sums(_sums)
+    words = count_words(dataset.config.data.load(scoring.split), dataset.tokenizer)
+    yield "tokens", int(tokens)
+    yield "loss", nll / tokens
+    yield "perplexity", float(np.exp(nll / tokens))
+    yield "word_perplexity", float(np.exp(nll / words))
+    yield "accuracy", correct / tokens
+    yield "unknown", dataset.unknown(scoring.split)
+
+
+class CausalLM(Task[CausalBlocks, CausalModel, TextGenerator]):
+  """A causal language modelling task; made by `CausalLMConfig.build`."""

@@ -1,275 +1,454 @@
 """Question answering: questions in one text format in, generated answers out."""
 
 import dataclasses
-import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.core.losses import Term, cross_entropy, token_nll
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.tokenized import Coder
+from compmod_jax.data.qa.mixed import Mixed
+from compmod_jax.data.qa.question_sets import MULTIPLE_CHOICE, QuestionSets
+from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, Coder, texts_of
 from compmod_jax.data.qa.unified import QUESTION
-from compmod_jax.data.tokenizers import Tokenizer
+from compmod_jax.data.text_tokenizer import FILE, UNKNOWN
+from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig, cached_tokenizer
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import OUTPUT, NemotConfig
+from compmod_jax.models.base import Decoder, ModelConfig, valid_at
+from compmod_jax.models.nemot_config import OUTPUT
 from compmod_jax.models.text import Text, TextOutput
-from compmod_jax.tasks import answer_tokens, competing, modulated
 from compmod_jax.tasks.answer_scores import scores, source_text
 from compmod_jax.tasks.answerer import Answerer
 from compmod_jax.tasks.base import (
   Batch,
+  Carry,
   Context,
-  Evaluation,
   Metrics,
-  Sharing,
-  Status,
-  silent,
-  total_losses,
+  Params,
+  Scoring,
+  Task,
+  TaskModel,
+  Terms,
 )
-from compmod_jax.tasks.of_questions import OfQuestions
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
-from compmod_jax.tasks.question_batches import QuestionBatches
+from compmod_jax.tasks.objectives import standard
 from compmod_jax.tasks.translator import mean_entropy
 
-__all__ = ["Answering", "AnsweringConfig"]
 
+@dataclasses.dataclass(frozen=True)
+class AnsweringConfig:
+  """A question answering task: sets of questions, tokenizer, batches, losses, how answers are made.
 
-class Answering(OfQuestions):
-  """A question answering task; see `AnsweringConfig` and the contract in `tasks.base`.
-
-  Batches are those of `data.qa.batches`: rows in blocks of one task each. Logits are those of every
-  token after the first.
-
-  Attributes:
-    edits: site -> change of that activation, wherever the model runs.
+  Source: Knowles 2022, chapter 3.4.
   """
 
-  def __init__(
-    self,
-    config: AnsweringConfig,
-    model: NemotConfig | DecoderConfig,
-    tokenizer: Tokenizer,
-    edits: Mapping[str, Edit] | None = None,
-  ):
+  data: Mixed = Mixed()
+  """Sets of questions."""
+  tokenizer: TokenizerConfig = TokenizerConfig(vocab_size=1000, special_tokens=TRAINED_TOKENS)
+  """The tokenizer, whose special tokens are those of the unified format."""
+  tokenizer_questions: int = 20_000
+  """The tokenizer is trained on the first so many training questions of each set, at most."""
+  length: int = 192
+  """Most tokens of a question with its answer; longer passages are cut."""
+  truncate: Literal["start", "end"] = "start"
+  """Which end of a passage is cut."""
+  answer_length: int = 24
+  """Most tokens of an answer that is generated, the end token included."""
+  batch_questions: int = 32
+  """Rows of a global batch: questions, or passages with several of them."""
+  turns: int = 1
+  """Training: most questions on one passage in a row of a batch, each as if it stood alone. Sets
+  have to have the questions of a passage one after another."""
+  buckets: int = 3
+  """Padded lengths, at most; each is a shape to compile."""
+  answer_mean: Literal["token", "question"] = "token"
+  """What the loss on answers is a mean over: tokens, or questions, so that long answers weigh no
+  more than labels."""
+  answer_weight: float = 1.0
+  """Weight of the loss on the answer: on the label alone in multiple choice."""
+  sequence_weight: float = 0.2
+  """Weight of the next-token loss over the whole text."""
+  vanilla_weight: float = 0.5
+  """Weight of the answer's loss by the vanilla set's own head; models without one do without."""
+  decode: DecodeConfig = DecodeConfig(method="greedy")
+  """How answers are searched for; its limits of length do not count, `answer_length` does."""
+  small_share: float = 0.07
+  """Share of the training questions in the small part, for phases that train on a part."""
+
+  def __post_init__(self):
+    for field in (
+      "tokenizer_questions",
+      "length",
+      "answer_length",
+      "batch_questions",
+      "turns",
+      "buckets",
+    ):
+      value = getattr(self, field)
+      errors.check(value >= 1, f"task.{field} is {value}; it must be at least 1.")
+    for field in ("answer_weight", "sequence_weight", "vanilla_weight"):
+      value = getattr(self, field)
+      errors.check(value >= 0, f"task.{field} is {value}; it must be 0 or more.")
     errors.check(
-      config.length <= model.max_length,
-      f"task.length is {config.length} but model.max_length is {model.max_length}; every token"
+      self.answer_weight + self.sequence_weight > 0,
+      "task.answer_weight and task.sequence_weight are both 0; the model would learn nothing."
+      " Give one of them a positive value.",
+    )
+    errors.check(
+      self.answer_length < self.length,
+      f"task.answer_length is {self.answer_length} but task.length is {self.length}, which is for"
+      " question and answer together; raise task.length.",
+    )
+    errors.check_choice("task.truncate", self.truncate, ("start", "end"))
+    errors.check_choice("task.answer_mean", self.answer_mean, ("token", "question"))
+    errors.check(
+      0 < self.small_share < 1,
+      f"task.small_share is {self.small_share}; it must lie between 0 and 1.",
+    )
+
+  def build(
+    self,
+    model: ModelConfig,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    cache: Path | None = None,
+  ) -> "Answering":
+    """The task with its tokenizer: the one in `files`, else trained on the training questions.
+
+    Args:
+      model: the configuration of a decoder.
+      files: what `QuestionSets.files` returned.
+      cache: folder in which the tokenizer is kept.
+
+    Raises:
+      UserError: the model is of another kind, data are missing, or `files` lacks the tokenizer.
+    """
+    model.decoder(1, 0)  # a model of another kind is refused before the tokenizer is trained
+    return self.build_with(model, self.make_tokenizer(files, cache))
+
+  def build_with(self, model: ModelConfig, tokenizer: Tokenizer) -> "Answering":
+    """The task with this tokenizer.
+
+    Raises:
+      UserError: the model is of another kind, has too few positions, or reads no several questions.
+    """
+    errors.check(
+      self.length <= model.max_length,
+      f"task.length is {self.length} but model.max_length is {model.max_length}; every token"
       " needs a position. Raise model.max_length.",
     )
     errors.check(
-      config.turns == 1 or not getattr(model, "option_interaction", False),
-      f"task.turns is {config.turns} but model.option_interaction is on, which is for one question"
+      self.turns == 1 or not model.reads_options,
+      f"task.turns is {self.turns} but model.option_interaction is on, which is for one question"
       " a row. Set task.turns = 1.",
     )
-    self.config, self.tokenizer, self.edits = config, tokenizer, dict(edits or {})
-    self.tagged = isinstance(model, NemotConfig) and model.highlighting != "off"
-    self.coder = Coder(tokenizer, config.length, config.truncate, tagged=self.tagged)
-    self.model = modulated.build(model, tokenizer.vocab_size, tokenizer.pad)
-    tasks = model.tasks if isinstance(model, NemotConfig) else None
-    self.asked = QuestionBatches(config, self.coder, tasks)
-    self._sums = jax.jit(self._answer_sums)
+    tagged = model.reads_tags
+    coder = Coder(tokenizer, self.length, self.truncate, tagged=tagged)
+    dataset = QuestionSets(self, coder, model.output_tasks(), tagged=tagged)
+    module = model.decoder(tokenizer.vocab_size, tokenizer.pad)
+    return Answering(
+      dataset=dataset,
+      model=QuestionModel(module, tokenizer, coder.special_ids[QUESTION]),
+      objective=standard(AnswerLosses(self, dataset)),
+      evaluators=(AnswerLoss(), AnswerScores()),
+      generator=Answerer(
+        coder,
+        self.answer_length,
+        edges=tuple(sorted({min(e, self.length - self.answer_length) for e in dataset.lengths})),
+        rows=self.batch_questions,
+        decode=self.decode,
+      ),
+    )
 
-  def edited(self, edits: Mapping[str, Edit]) -> "Answering":
-    """The same task with activations changed at these sites besides those of `self.edits`."""
-    return self._with(self.config, {**self.edits, **edits})
+  def make_tokenizer(
+    self, files: Mapping[str, bytes] | None = None, cache: Path | None = None
+  ) -> Tokenizer:
+    """The tokenizer in `files`, else one that is trained on the first questions of every set."""
+    if files is not None:
+      errors.check(FILE in files, f"{FILE} is missing among the saved files; restore the folder.")
+      return Tokenizer.from_bytes(files[FILE], self.tokenizer)
+    texts = list[str]()
+    for data, split in self.data.sets("train"):
+      items = data.load(split).items
+      texts += texts_of(items[i] for i in range(min(len(items), self.tokenizer_questions)))
+    return cached_tokenizer(texts, self.tokenizer, cache)
 
-  def decoding(self, decode: DecodeConfig) -> "Answering":
-    """The same task, whose answers are searched for in another way."""
-    return self._with(dataclasses.replace(self.config, decode=decode), self.edits)
+  def describe(self, model: ModelConfig) -> str:
+    """One sentence on model and data."""
+    return f"Question answering, {model.describe()}; {self.data.describe()}."
 
-  def _with(self, config: AnsweringConfig, edits: Mapping[str, Edit]) -> "Answering":
-    new = Answering(config, self.model.config, self.tokenizer, edits)
-    new.asked = self.asked  # what is edited or searched for changes no token
-    return new
 
-  def init(self, rng: jax.Array) -> Any:
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuestionModel(TaskModel[Decoder]):
+  """A decoder on questions; logits are those of every token after the first of a text.
+
+  Attributes:
+    tokenizer: of the texts.
+    question: the token in front of every question.
+    swapped: auxiliary token that takes the place of each, int32 [auxiliary tokens]; none: itself.
+  """
+
+  tokenizer: Tokenizer
+  question: int
+  swapped: jax.Array | None = None
+
+  def init(self, rng: jax.Array) -> Params:
     """Fresh parameters, boxed with the logical names of their dimensions."""
-    batch = self.example()
-    text = self.text(batch, batch["tokens"])
-    return self.model.init(rng, text, blocks_of(batch), vanilla_logits=True)["params"]
+    tasks = self.config.output_tasks() or (MULTIPLE_CHOICE,)
+    batch: dict[str, jax.Array] = {f"rows/{task}": jnp.zeros(1, jnp.int32) for task in tasks}
+    tokens = jnp.full((len(tasks), 3), self.tokenizer.eos, jnp.int32)
+    batch["answer"] = jnp.ones((len(tasks), 1), jnp.int32)
+    batch["options"] = jnp.zeros((len(tasks), 2), jnp.int32)
+    batch["tags"] = jnp.full(tokens.shape, -1, jnp.int32)
+    text = self.text(batch, tokens)
+    return self.module.init(rng, text, blocks_of(batch), vanilla_logits=True)["params"]
 
-  def init_carry(self) -> tuple[()]:
-    """Nothing: the model has no recurrent state."""
-    return ()
+  def running_config(self, batch: Batch) -> ModelConfig:
+    """The configuration as if the model had the outputs of a batch's tasks alone."""
+    return self.config.for_tasks([task for task, _ in blocks_of(batch)])
 
-  def idle(self, batch: Batch) -> tuple[str, ...]:
-    """Parameters of the output sets whose tasks a batch does not have."""
-    config, there = self.model.config, {task for task, _ in blocks_of(batch)}
-    tasks = config.tasks if isinstance(config, NemotConfig) else ()
-    away = [task for task in tasks if task not in there]
-    return tuple(name for t in away for name in (f"{OUTPUT}_{t}", f"{OUTPUT}_norm_{t}"))
+  def unused_parameters(self, batch: Batch) -> tuple[str, ...]:
+    """Parameters of the outputs whose tasks a batch does not have."""
+    return self.config.unused_parameters([task for task, _ in blocks_of(batch)])
 
   def text(self, batch: Batch, tokens: jax.Array) -> Text:
-    """What the model is given."""
-    config, segments = self.model.config, None
+    """What the module is given."""
+    config, segments, options, tags = self.config, None, None, None
     if batch["answer"].shape[1] > 1 or config.convolution > 1:
       # The passage, and every question with its answer, into which no convolution carries it over.
-      mark = self.coder.special_ids[QUESTION]
-      segments = jnp.cumsum(tokens == mark, axis=1, dtype=jnp.int32)
-    if not isinstance(config, NemotConfig):
-      return Text(tokens, segments=segments)
+      segments = jnp.cumsum(tokens == self.question, axis=1, dtype=jnp.int32)
     ids = [config.auxiliary_ids("dec", task) for task, n in blocks_of(batch) for _ in range(n)]
-    options = None
-    if config.option_interaction:
-      options = answer_tokens.in_options(batch, tokens.shape[1])
-    tags = jnp.asarray(batch["tags"])[:, : tokens.shape[1]] if self.tagged else None
-    return Text(tokens, jnp.asarray(ids, jnp.int32), segments, options, tags)
+    if not any(ids):
+      return Text(tokens, segments=segments)
+    auxiliary = jnp.asarray(ids, jnp.int32)
+    auxiliary = auxiliary if self.swapped is None else jnp.take(self.swapped, auxiliary)
+    if config.reads_options:
+      options = in_options(batch, tokens.shape[1])
+    if config.reads_tags:
+      tags = jnp.asarray(batch["tags"])[:, : tokens.shape[1]]
+    return Text(tokens, auxiliary, segments, options, tags)
 
-  def _run(
+  def run(
     self,
-    params: Any,
+    params: Params,
     batch: Batch,
-    taps: Taps,
-    rng: jax.Array | None,
+    taps: Taps = OFF,
+    rng: jax.Array | None = None,
     vanilla_positions: jax.Array | None = None,
   ) -> TextOutput:
-    """What the model puts out; of the vanilla set's own head, at positions if there are any."""
+    """Logits; also of the vanilla set's own head, at positions if there are any."""
     vanilla: dict[str, Any] = {}
     if vanilla_positions is not None:
       vanilla = {"vanilla_logits": True, "vanilla_positions": vanilla_positions}
-    out: TextOutput = self.model.apply(  # pyright: ignore[reportAssignmentType]
+    return self.module.apply(
       {"params": params},
       self.text(batch, jnp.asarray(batch["tokens"])[:, :-1]),
       blocks_of(batch),
       **vanilla,
       deterministic=rng is None,
-      taps=taps.editing(self.edits).knowing(lambda site: self.rows(site, batch)),
+      taps=taps.editing(self.edits).knowing(lambda site: self.valid_mask(site, batch)),
       rngs=None if rng is None else {"dropout": rng},
     )
-    return out
 
   def forward(
-    self, params: Any, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+    self, params: Params, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
   ) -> jax.Array:
     """Logits of every token after the first of a text; with dropout if a key is given."""
-    return self._run(params, batch, taps, rng).logits
+    return self.run(params, batch, taps, rng).logits
 
-  def routing_sites(self) -> list[str]:
-    """Names of the weights [batch, time, units] of every router, in the model's order."""
-    return list(self.model.routing_sites())
-
-  def rows(self, site: str, batch: Batch) -> jax.Array:
+  def valid_mask(self, site: str, batch: Batch) -> jax.Array:
     """Positions that hold real tokens, auxiliary ones where a site has them; a set's own rows."""
     real = (batch["tokens"][:, :-1] != self.tokenizer.pad) & (batch["index"] >= 0)[:, None]
-    real, start = modulated.with_auxiliary(self.model.config, site, real), 0
+    real, start = valid_at(self.config, site, real), 0
     for task, count in blocks_of(batch):
       if site.startswith(f"{OUTPUT}_{task}/"):
         return real[start : start + count]
       start += count
     return real
 
-  def start_tokens(self, site: str) -> int:
-    """None: every text begins with a token of its own."""
-    return 0
-
-  def objective(self) -> dict[str, float]:
-    """The three losses, and the routers' where their coefficients are not 0."""
-    config = self.config
-    found = {"answer": config.answer_weight, "sequence": config.sequence_weight}
-    if isinstance(self.model.config, NemotConfig):
-      found["vanilla"] = config.vanilla_weight
-    found = {name: weight for name, weight in found.items() if weight}
-    return found | competing.objective(self.model.config)
-
   def counted(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Which tokens after the first the losses are of; see `answer_tokens.counted`."""
-    interacting = getattr(self.model.config, "option_interaction", False)
-    return answer_tokens.counted(batch, self.tokenizer, interacting=interacting)
+    """Which tokens after the first the losses are of; see the function `counted`."""
+    return counted(batch, self.tokenizer, interacting=self.config.reads_options)
 
-  def loss(
-    self, params: Any, carry: Any, batch: Batch, context: Context
-  ) -> tuple[dict[str, Term], Any, Metrics]:
-    """The three losses in nats per token, and what competition adds.
 
-    Source: Knowles 2022, equations 3.16 and 3.17.
-    """
-    wanted, rng = self.objective(), context.rng if context.train else None
-    config = modulated.for_tasks(self.model.config, blocks_of(batch))
-    taps = modulated.loss_taps(config, context)
-    labels, (answer, whole) = jnp.asarray(batch["tokens"])[:, 1:], self.counted(batch)
-    places = None
+# Which tokens of a batch the losses are of, and how much each of them counts. What these functions
+# say of tokens they say of those after the first, as logits predict them.
+
+
+def in_options(batch: Batch, time: int) -> jax.Array:
+  """Positions of answer options, bool [rows, time]."""
+  places, ends = jnp.arange(time)[None], batch["options"]
+  return (places >= ends[:, :1]) & (places < ends[:, 1:])
+
+
+def counted(
+  batch: Batch, tokenizer: Tokenizer, *, interacting: bool = False
+) -> tuple[jax.Array, jax.Array]:
+  """Which tokens after the first the losses are of, bool [rows, time]: of answers, of all text.
+
+  Of answers in multiple choice it is the label alone, of others all up to the end token, which
+  nothing but an answer has. Over the whole text, what follows an answer is left out.
+
+  Args:
+    batch: of questions.
+    tokenizer: of its tokens.
+    interacting: options see each other; what their positions predict, as they see it, is left out.
+  """
+  tokens, starts = jnp.asarray(batch["tokens"]), jnp.asarray(batch["answer"])
+  places = jnp.arange(1, tokens.shape[1])
+  real = (tokens[:, 1:] != tokenizer.pad) & (batch["index"] >= 0)[:, None]
+  real &= tokens[:, :-1] != tokenizer.eos
+  labels = [jnp.full((count, 1), task == MULTIPLE_CHOICE) for task, count in blocks_of(batch)]
+  begins = jnp.any(places[None, :, None] == starts[:, None], axis=-1)
+  ends = tokens[:, 1:] == tokenizer.eos
+  inside = jnp.cumsum(begins, axis=1) > jnp.cumsum(ends, axis=1) - ends
+  answer = real & jnp.where(jnp.concatenate(labels), begins, inside)
+  if interacting:
+    real = real & ~in_options(batch, len(places))
+  return answer, real
+
+
+def shares(answer: jax.Array, starts: Any, mean: str) -> jax.Array:
+  """How much every token counts in the loss on answers, float [rows, time].
+
+  Args:
+    answer: tokens of answers, of `counted`.
+    starts: where the answers of a row begin, [rows, questions]; 0 for none.
+    mean: over what the loss is a mean: `token`, or `question`, where all answers count alike.
+  """
+  share = answer.astype(jnp.float32)
+  if mean == "token":
+    return share
+  starts, places = jnp.asarray(starts), jnp.arange(1, answer.shape[1] + 1)
+  begun = places[None, :, None] >= starts[:, None]
+  number = jnp.sum(begun & (starts > 0)[:, None], axis=-1)
+  mine = number[..., None] == jnp.arange(1, starts.shape[1] + 1)[None, None]
+  lengths = jnp.sum(share[..., None] * mine, axis=1, keepdims=True)
+  return share / jnp.maximum(jnp.sum(mine * lengths, axis=-1), 1)
+
+
+def places_of(answer: jax.Array, most: int) -> jax.Array:
+  """Distinct positions [rows, places] among which are all that predict answers.
+
+  Args:
+    answer: tokens of answers, of `counted`.
+    most: tokens of answers in a row.
+  """
+  return jax.lax.top_k(answer.astype(jnp.int32), min(most, answer.shape[1]))[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerLosses:
+  """The losses in nats per token on the answer, on the whole text, and of the vanilla set's head.
+
+  Source: Knowles 2022, equations 3.16 and 3.17.
+
+  Attributes:
+    config: their weights, and what the loss on the answer is a mean over.
+    dataset: knows the longest answer, where the vanilla set's loss is wanted.
+  """
+
+  config: AnsweringConfig
+  dataset: QuestionSets[AnsweringConfig]
+
+  def weights(self, config: ModelConfig) -> dict[str, float]:
+    """Of the losses whose weight is not 0."""
+    found = {"answer": self.config.answer_weight, "sequence": self.config.sequence_weight}
+    if config.has_vanilla_head:
+      found["vanilla"] = self.config.vanilla_weight
+    return {name: weight for name, weight in found.items() if weight}
+
+  def __call__(
+    self, model: QuestionModel, params: Params, carry: Carry, batch: Batch, context: Context
+  ) -> tuple[Terms, Carry, Metrics]:
+    """See `Objective`."""
+    wanted, places = self.weights(model.config), None
+    labels, (answer, whole) = jnp.asarray(batch["tokens"])[:, 1:], model.counted(batch)
     if "vanilla" in wanted:
-      places = answer_tokens.places_of(answer, self.asked.longest_answer)
-    out = self._run(params, batch, taps, rng, places)
-    rows = functools.partial(self.rows, batch=batch)
-    terms, found = competing.read(config, taps, rows)
+      places = places_of(answer, self.dataset.longest_answer)
+    out = model.run(params, batch, context.taps, context.dropout_rng, places)
     nll = token_nll(out.logits, labels)
-    share = answer_tokens.shares(answer, batch["answer"], self.config.answer_mean)
+    share = shares(answer, batch["answer"], self.config.answer_mean)
     losses = {"answer": (nll, share), "sequence": (nll, whole.astype(jnp.float32))}
     if places is not None and out.vanilla is not None:
-      own, shares = (jnp.take_along_axis(values, places, axis=1) for values in (labels, share))
-      losses["vanilla"] = token_nll(out.vanilla, own), shares
-    for name, (values, shares) in losses.items():
-      if name in wanted:
-        terms[name] = Term(jnp.sum(values * shares), jnp.sum(shares), weight=wanted[name])
-    one = cross_entropy(out.logits, labels, answer)
-    found |= {"nll": (one.nll, one.count), "accuracy": (one.correct, one.count)}
-    return terms, carry, found | modulated.gate_health(config, taps, rows)
-
-  # Evaluation and use.
-
-  def evaluate(
-    self,
-    params: Any,
-    split: str,
-    *,
-    sharing: Sharing = Sharing(),
-    decode: bool | int = True,
-    status: Status = silent,
-  ) -> Evaluation:
-    """Loss of a split's answers, and scores of generated ones; see `describe_scores`.
-
-    Args:
-      params: the model's parameters.
-      split: name of the split.
-      sharing: how batches are laid over devices.
-      decode: answer all questions, n of them drawn once and for all, or none.
-      status: shows progress.
-    """
-    batches = self.eval_batches(split, multiple=sharing.multiple)
-    nll, correct, tokens = total_losses(self._sums, params, batches, split, sharing, status)
-    coded = self.asked[split]
-    values: dict[str, Any] = {
-      "sentences": len(coded) + len(coded.too_long),
-      "truncated": coded.truncated,
-      "loss": nll / tokens,
-      "accuracy": correct / tokens,
-      "unknown": self.asked.unknown(split),
+      own, mine = (jnp.take_along_axis(values, places, axis=1) for values in (labels, share))
+      losses["vanilla"] = token_nll(out.vanilla, own), mine
+    terms = {
+      name: Term(jnp.sum(values * weights), jnp.sum(weights), weight=wanted[name])
+      for name, (values, weights) in losses.items()
+      if name in wanted
     }
-    questions, sets = self.asked.chosen(split, decode)
+    one = cross_entropy(out.logits, labels, answer)
+    return terms, carry, {"nll": (one.nll, one.count), "accuracy": (one.correct, one.count)}
+
+
+def _sums(model: QuestionModel, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+  """Sums of loss, right predictions and tokens, of answers."""
+  labels, (answer, _) = jnp.asarray(batch["tokens"])[:, 1:], model.counted(batch)
+  losses = cross_entropy(model.forward(params, batch), labels, answer)
+  return losses.nll, losses.correct, losses.count
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerLoss:
+  """Loss of a split's gold answers."""
+
+  metric: str = ""
+  units: str = ""
+
+  def __call__(self, scoring: Scoring["Answering"]) -> Iterator[tuple[str, Any]]:
+    """See `Evaluator`."""
+    dataset = scoring.task.dataset
+    nll, correct, tokens = scoring.sums(_sums)
+    coded = dataset.tokenized(scoring.split)
+    yield "sentences", len(coded) + len(coded.too_long)
+    yield "truncated", coded.truncated
+    yield "loss", nll / tokens
+    yield "accuracy", correct / tokens
+    yield "unknown", dataset.unknown(scoring.split)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerScores:
+  """Answers the questions of a split, or some drawn once and for all, and scores the answers.
+
+  Its `score` is the mean over sets of the mean main score of their questions, 0 to 100.
+  """
+
+  metric: str = "score"
+  units: str = (
+    "Score: per cent, the mean over questions (and then over sets) of accuracy in multiple choice"
+    " and yes/no, SQuAD's F1 in extractive and ROUGE-L in abstractive questions, all of answers"
+    " that were generated; malformed: per cent of labels and yes/no answers that are none. Loss:"
+    " nats per token of the gold answers, given the tokens before." + UNKNOWN
+  )
+
+  def __call__(self, scoring: Scoring["Answering"]) -> Iterator[tuple[str, Any]]:
+    """See `Evaluator`."""
+    task = scoring.task
+    questions, sets = task.dataset.chosen(scoring.split, scoring.decode)
     if not questions:
-      return Evaluation(values, [], [], [])
-    answers = self.answerer(
-      params, questions, self.decode, sharing=sharing, status=status, name=split
+      return
+    answers = task.generator(
+      task.model,
+      scoring.params,
+      questions,
+      sharing=scoring.sharing,
+      status=scoring.status,
+      name=scoring.split,
     )
-    outputs = [best[0].text for best in answers]
-    values |= {"decoded": len(outputs), "search": self.decode.describe()}
-    values |= scores(questions, sets, outputs) | mean_entropy(answers)
-    sources = [source_text(question) for question in questions]
-    return Evaluation(values, outputs, [question.answer for question in questions], sources)
+    scoring.outputs = [best[0].text for best in answers]
+    scoring.references = [question.answer for question in questions]
+    scoring.sources = [source_text(question) for question in questions]
+    yield "decoded", len(scoring.outputs)
+    yield "search", task.generator.decode.describe()
+    yield from scores(questions, sets, scoring.outputs).items()
+    yield from mean_entropy(answers).items()
 
-  @functools.cached_property
-  def answerer(self) -> Answerer:
-    """Answers questions; see `Answerer`."""
-    room = self.config.answer_length
-    longest = self.config.length - room  # of a prompt
-    return Answerer(
-      self.model,
-      self.coder,
-      room,
-      self.text,
-      edges=tuple(sorted({min(edge, longest) for edge in self.asked.lengths})),
-      rows=self.config.batch_questions,
-      edits=self.edits,
-    )
 
-  def _answer_sums(self, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
-    labels, (answer, _) = jnp.asarray(batch["tokens"])[:, 1:], self.counted(batch)
-    losses = cross_entropy(self.forward(params, batch), labels, answer)
-    return losses.nll, losses.correct, losses.count
+class Answering(Task[QuestionSets[AnsweringConfig], QuestionModel, Answerer]):
+  """A question answering task; made by `AnsweringConfig.build`."""

@@ -1,5 +1,6 @@
 """How probable every token of a text is to a model: of running text, and of translations."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core.errors import UserError
+from compmod_jax.core.losses import token_nll
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizers import Tokenizer
-from compmod_jax.tasks.base import Batch, Sharing, Status, silent
+from compmod_jax.tasks.base import Batch, Sharing, Status, TaskModel, silent
 
 _SHORTEST = 8  # padded length of the shortest texts
 _TOKENS = 4096  # padded positions of a batch
@@ -64,31 +66,27 @@ class Scored(NamedTuple):
 _NOTHING = np.zeros(0, np.float32)
 
 
+def _longest(model: TaskModel[Any]) -> int | None:
+  """The model's positions; None where a text may have any length."""
+  return getattr(model.config, "max_length", None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Scorer:
   """Scores texts one by one, each from the start, after an end token.
 
   Attributes:
     tokenizer: from text to tokens.
-    run: from parameters and a batch to what `Scored` holds of every token, each [batch, time]:
-      `nll`, and where something is recoded `error`, `error_after` and `nll_after`.
-    longest: the model's positions; None where a text may have any length.
+    run: from a model, parameters and a batch to what `Scored` holds of every token, each [batch,
+      time]: `nll`, and where something is recoded `error`, `error_after` and `nll_after`.
   """
 
-  def __init__(
-    self,
-    tokenizer: Tokenizer,
-    run: Callable[[Any, Batch], dict[str, jax.Array]],
-    longest: int | None = None,
-  ):
-    self.tokenizer, self.longest = tokenizer, longest
-    buckets = tuple(_SHORTEST << i for i in range(9))
-    if longest is not None:
-      buckets = (*(length for length in buckets if length < longest), longest)
-    self._batch = BatchConfig(tokens=max(_TOKENS, buckets[-1]), buckets=buckets)
-    self._run = jax.jit(run)
+  tokenizer: Tokenizer
+  run: Callable[[Any, Any, Batch], dict[str, jax.Array]]
 
   def __call__(
     self,
+    model: TaskModel[Any],
     params: Any,
     texts: Sequence[str],
     *,
@@ -102,14 +100,14 @@ class Scorer:
       UserError: a text has more tokens than the model has positions.
     """
     ids = self.encode(texts)
-    for number, problem in self.too_long(texts).items():
+    for number, problem in self.too_long(model, texts).items():
       raise UserError(f"texts[{number}], {texts[number][:40]!r}, {problem}; shorten it.")
     found: dict[int, Scored] = {}
-    for batch in self._batches(ids, sharing.multiple):
+    for batch in self._batches(ids, _longest(model), sharing.multiple):
       if labels is not None:
         own = np.asarray([*labels, 0.0], np.float32)[batch["index"]]
         batch["label"] = np.repeat(own[:, None], batch["tokens"].shape[1], axis=1)
-      values = fetch(self._run(params, sharing.place(batch)))
+      values = fetch(model.jit(self.run)(params, sharing.place(batch)))
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
         number = int(batch["index"][row])
         tokens = np.asarray(ids[number], np.int32)
@@ -118,12 +116,13 @@ class Scorer:
       status("scored texts", len(found), len(texts))
     return [found[number] for number in range(len(texts))]
 
-  def too_long(self, texts: Sequence[str]) -> dict[int, str]:
+  def too_long(self, model: TaskModel[Any], texts: Sequence[str]) -> dict[int, str]:
     """Number -> what is wrong, of every text that the model has no positions for."""
+    longest = _longest(model)
     return {
-      number: f"has {len(one)} tokens with its end, but the model has positions for {self.longest}"
+      number: f"has {len(one)} tokens with its end, but the model has positions for {longest}"
       for number, one in enumerate(self.encode(texts))
-      if self.longest is not None and len(one) > self.longest
+      if longest is not None and len(one) > longest
     }
 
   def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -139,11 +138,17 @@ class Scorer:
     made = self._shifted({"targets": padded, "index": np.arange(len(ids))})
     return {name: jnp.asarray(value) for name, value in made.items()}
 
-  def _batches(self, ids: list[list[int]], multiple: int) -> Iterator[dict[str, np.ndarray]]:
+  def _batches(
+    self, ids: list[list[int]], longest: int | None, multiple: int
+  ) -> Iterator[dict[str, np.ndarray]]:
+    buckets = tuple(_SHORTEST << i for i in range(9))
+    if longest is not None:
+      buckets = (*(length for length in buckets if length < longest), longest)
+    config = BatchConfig(tokens=max(_TOKENS, buckets[-1]), buckets=buckets)
     columns = {"targets": Ragged(ids)}
     numbers = np.arange(len(ids), dtype=np.int32)
     examples = Examples(columns, numbers, pad=self.tokenizer.pad)
-    for batch in eval_batches(examples, self._batch, multiple=multiple):
+    for batch in eval_batches(examples, config, multiple=multiple):
       yield self._shifted(batch)
 
   def _shifted(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -174,31 +179,28 @@ def scored(
   return Scored(tokens, words, nll, error, error_after, nll_after, unknown)
 
 
+def _pair_losses(model: TaskModel[Any], params: Any, batch: Batch) -> jax.Array:
+  """Loss of every target token in nats, [batch, time]."""
+  return token_nll(model.forward(params, batch), jnp.asarray(batch["target"]))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class PairScorer:
   """Scores translations: every target token given the source and the target tokens before it.
 
   Attributes:
     source: from text to source tokens.
     target: from text to target tokens.
-    run: from parameters and a batch of `source` and `target` to losses in nats [batch, time].
-    longest: the model's positions.
+    batch: padded lengths, and padded positions of a batch.
   """
 
-  def __init__(
-    self,
-    source: Tokenizer,
-    target: Tokenizer,
-    run: Callable[[Any, Batch], jax.Array],
-    batch: BatchConfig,
-    longest: int,
-  ):
-    self.source, self.target, self.longest = source, target, longest
-    buckets = (*(length for length in batch.buckets if length < longest), longest)
-    self._batch = BatchConfig(tokens=max(batch.tokens, longest), buckets=buckets)
-    self._run = jax.jit(run)
+  source: Tokenizer
+  target: Tokenizer
+  batch: BatchConfig
 
   def __call__(
     self,
+    model: TaskModel[Any],
     params: Any,
     pairs: Sequence[tuple[str, str]],
     *,
@@ -210,14 +212,17 @@ class PairScorer:
     Raises:
       UserError: a side has more tokens than the model has positions.
     """
-    for number, problem in self.too_long(pairs).items():
+    longest = model.config.max_length
+    buckets = (*(length for length in self.batch.buckets if length < longest), longest)
+    config = BatchConfig(tokens=max(self.batch.tokens, longest), buckets=buckets)
+    for number, problem in self.too_long(model, pairs).items():
       raise UserError(f"pairs[{number}] {problem}; shorten it.")
     sides = self.encode(pairs)
     columns = {name: Ragged(ids) for name, ids in zip(("source", "target"), sides, strict=True)}
     examples = Examples(columns, np.arange(len(pairs), dtype=np.int32), pad=self.source.pad)
     found: dict[int, Scored] = {}
-    for batch in eval_batches(examples, self._batch, multiple=sharing.multiple):
-      nll = fetch(self._run(params, sharing.place(batch)))
+    for batch in eval_batches(examples, config, multiple=sharing.multiple):
+      nll = fetch(model.jit(_pair_losses)(params, sharing.place(batch)))
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
         number = int(batch["index"][row])
         tokens = np.asarray(sides[1][number], np.int32)
@@ -225,15 +230,15 @@ class PairScorer:
       status("scored pairs", len(found), len(pairs))
     return [found[number] for number in range(len(pairs))]
 
-  def too_long(self, pairs: Sequence[tuple[str, str]]) -> dict[int, str]:
+  def too_long(self, model: TaskModel[Any], pairs: Sequence[tuple[str, str]]) -> dict[int, str]:
     """Number -> what is wrong, of every pair with a side that the model has no positions for."""
-    found = {}
+    found, longest = {}, model.config.max_length
     for name, ids in zip(("source", "target"), self.encode(pairs), strict=True):
       for number, one in enumerate(ids):
-        if len(one) > self.longest:
+        if len(one) > longest:
           found[number] = (
             f"has {len(one)} tokens with its end in its {name}, but the model has positions for"
-            f" {self.longest}"
+            f" {longest}"
           )
     return found
 

@@ -1,9 +1,9 @@
-"""Translation: sentence pairs in, an encoder-decoder Transformer, BLEU or exact match out."""
+"""Translation: sentence pairs in, a sequence-to-sequence model, BLEU or exact match out."""
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,108 +11,145 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import OFF, Edit, Taps
-from compmod_jax.core.losses import Term, cross_entropy, token_nll
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.losses import Term, cross_entropy
 from compmod_jax.data import pipeline
-from compmod_jax.data.base import Splits
+from compmod_jax.data.base import Dataset, Splits, TrainIterator
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, tokenise
 from compmod_jax.data.fingerprint import Fingerprints
+from compmod_jax.data.sources.text import TextData
+from compmod_jax.data.sources.tfds import TfdsData
 from compmod_jax.data.subsets import part_numbers
-from compmod_jax.data.tokenizers import BOS, PAD, Tokenizer
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.scan import ScanData
+from compmod_jax.data.text_tokenizer import UNKNOWN
+from compmod_jax.data.tokenizers import BOS, PAD, Tokenizer, TokenizerConfig, pair_tokenizers
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.metrics import text
-from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
-from compmod_jax.tasks import competing
+from compmod_jax.models.base import ModelConfig, Seq2Seq
+from compmod_jax.models.transformer import shift_right
 from compmod_jax.tasks.base import (
   Batch,
+  Carry,
   Context,
-  Evaluation,
   Metrics,
-  OfSplits,
-  Sharing,
-  Status,
-  silent,
-  total_losses,
+  Params,
+  Scoring,
+  Task,
+  TaskModel,
+  Terms,
 )
-from compmod_jax.tasks.scorer import PairScorer
-from compmod_jax.tasks.text_tokenizer import UNKNOWN
-from compmod_jax.tasks.translation_config import SOURCE_FILE, TARGET_FILE, TranslationConfig
+from compmod_jax.tasks.objectives import standard
 from compmod_jax.tasks.translator import Translator, mean_entropy
 
-__all__ = ["Translation", "TranslationConfig"]
+SOURCE_FILE, TARGET_FILE = "source.tokenizer", "target.tokenizer"
 
 
-class Translation(OfSplits):
-  """A translation task; see `TranslationConfig` and the contract in `tasks.base`.
+@dataclasses.dataclass(frozen=True)
+class TranslationConfig:
+  """A translation task: data, tokenizers, batches, loss and decoding."""
+
+  data: GrammarData | ScanData | TextData | TfdsData = GrammarData()
+  """Where sentence pairs come from."""
+  tokenizer: TokenizerConfig = TokenizerConfig()
+  """The joint tokenizer, or the source side's where `target_tokenizer` is given."""
+  target_tokenizer: TokenizerConfig | None = None
+  """The target side's tokenizer; none for a joint one."""
+  batch: BatchConfig = BatchConfig()
+  """Token budget and padded lengths."""
+  label_smoothing: float = 0.1
+  """Share of probability spread evenly over the vocabulary."""
+  decode: DecodeConfig = DecodeConfig()
+  """How outputs are searched for."""
+  small_share: float = 0.07
+  """Share of the training examples in the small part, for phases that train on a part."""
+
+  def __post_init__(self):
+    errors.check(
+      0 <= self.label_smoothing < 1,
+      f"task.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 1.",
+    )
+    errors.check(
+      0 < self.small_share < 1,
+      f"task.small_share is {self.small_share}; it must lie between 0 and 1.",
+    )
+
+  def build(
+    self,
+    model: ModelConfig,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    cache: Path | None = None,
+  ) -> "Translation":
+    """The task with its tokenizers: those in `files`, else trained on the training split.
+
+    Args:
+      model: the configuration of a sequence-to-sequence model.
+      files: what `SentencePairs.files` returned.
+      cache: folder in which trained tokenizers are kept.
+
+    Raises:
+      UserError: the model is of another kind, data are missing, or `files` lacks a tokenizer.
+    """
+    model.seq2seq(1, 1, PAD)  # a model of another kind is refused before tokenizers are trained
+    splits = Splits(self.data)
+    if files is None:
+      train = splits["train"]
+      source, target = pair_tokenizers(
+        train.source, train.target, self.tokenizer, self.target_tokenizer, cache
+      )
+    else:
+      for name in (SOURCE_FILE, TARGET_FILE):
+        errors.check(name in files, f"{name} is missing among the saved files; restore the folder.")
+      source = Tokenizer.from_bytes(files[SOURCE_FILE], self.tokenizer)
+      target = Tokenizer.from_bytes(files[TARGET_FILE], self.target_tokenizer or self.tokenizer)
+    return self.build_with(model, splits, source, target)
+
+  def build_with(
+    self, model: ModelConfig, splits: Splits, source: Tokenizer, target: Tokenizer
+  ) -> "Translation":
+    """The task with these tokenizers.
+
+    Raises:
+      UserError: the model is of another kind, or has too few positions.
+    """
+    module = model.seq2seq(source.vocab_size, target.vocab_size, PAD)
+    errors.check(
+      self.batch.longest <= model.max_length,
+      f"task.batch lets sentences have {self.batch.longest} tokens but model.max_length is"
+      f" {model.max_length}; every token needs a position. Raise model.max_length.",
+    )
+    dataset = SentencePairs(self, splits, source, target)
+    return Translation(
+      dataset=dataset,
+      model=PairModel(module),
+      objective=standard(SmoothedCrossEntropy(self.label_smoothing)),
+      evaluators=(TokenLoss(), TranslationScores(self.data.metric)),
+      generator=Translator(dataset, self.decode),
+    )
+
+  def describe(self, model: ModelConfig) -> str:
+    """One sentence on model and data."""
+    languages = f"{self.data.source_language} to {self.data.target_language}"
+    return f"Transformer with {model.describe()}, {languages}."
+
+
+class SentencePairs(Dataset[TranslationConfig]):
+  """Sentence pairs in batches of `source` and `target` tokens, [rows, bucket] each.
 
   Attributes:
     config: the task's configuration.
-    model: the Transformer.
-    splits: the data.
+    pairs: the raw text of every split.
     source_tokenizer: from text to source tokens.
     target_tokenizer: from target tokens to text.
-    edits: site -> change of that activation, wherever the model runs.
   """
 
   def __init__(
-    self,
-    config: TranslationConfig,
-    model: TransformerConfig,
-    splits: Splits,
-    source: Tokenizer,
-    target: Tokenizer,
-    edits: Mapping[str, Edit] | None = None,
+    self, config: TranslationConfig, pairs: Splits, source: Tokenizer, target: Tokenizer
   ):
-    self.config, self.splits, self.edits = config, splits, dict(edits or {})
+    self.config, self.pairs = config, pairs
     self.source_tokenizer, self.target_tokenizer = source, target
-    self.model = Transformer(model, source.vocab_size, target.vocab_size, PAD)
-    errors.check(
-      config.batch.longest <= model.max_length,
-      f"task.batch lets sentences have {config.batch.longest} tokens but model.max_length is"
-      f" {model.max_length}; every token needs a position. Raise model.max_length.",
-    )
-    self._token_losses = jax.jit(self._eval_sums)
-
-  def edited(self, edits: Mapping[str, Edit]) -> "Translation":
-    """The same task with activations changed at these sites besides those of `self.edits`."""
-    sides = self.source_tokenizer, self.target_tokenizer
-    model, edits = self.model.config, {**self.edits, **edits}
-    return Translation(self.config, model, self.splits, *sides, edits)
-
-  def decoding(self, decode: DecodeConfig) -> "Translation":
-    """The same task, whose outputs are searched for in another way."""
-    other = copy.copy(self)
-    other.config = dataclasses.replace(self.config, decode=decode)
-    other.translator = self.translator  # what is compiled for one serves the other
-    return other
-
-  @property
-  def decode(self) -> DecodeConfig:
-    """How translations are searched for."""
-    return self.config.decode
-
-  def describe(self) -> str:
-    """One sentence on model and data."""
-    model, data = self.model.config.describe(), self.config.data
-    return f"Transformer with {model}, {data.source_language} to {data.target_language}."
-
-  def describe_batches(self) -> str:
-    """What a training batch holds, in a few words."""
-    buckets = ", ".join(map(str, self.batch.buckets))
-    return f"batches of {self.batch.tokens} tokens padded to {buckets}"
-
-  def describe_scores(self) -> str:
-    """What loss and perplexity are per."""
-    return (
-      "Loss: nats per target token, end of sentence included, without label smoothing. Perplexity:"
-      " per token of the model's vocabulary, and per word of the raw reference." + UNKNOWN
-    )
-
-  @property
-  def metric(self) -> str:
-    """`bleu` or `exact_match`, as the data say."""
-    return self.config.data.metric
 
   def files(self) -> dict[str, bytes]:
     """The tokenizers, serialised."""
@@ -121,7 +158,7 @@ class Translation(OfSplits):
       TARGET_FILE: self.target_tokenizer.to_bytes(),
     }
 
-  def check_data(self) -> None:
+  def check(self) -> None:
     """Loads every split that will be scored.
 
     Raises:
@@ -135,9 +172,13 @@ class Translation(OfSplits):
         " task.batch.buckets), or check the data with `python -m train.check_data`.",
       )
 
-  @functools.cached_property
+  @property
   def batch(self) -> BatchConfig:
     """The batch configuration with its buckets chosen from the training split."""
+    return self._batch
+
+  @functools.cached_property
+  def _batch(self) -> BatchConfig:
     if self.config.batch.buckets:
       return self.config.batch
     return self.config.batch.resolve(self.train_examples)
@@ -157,71 +198,19 @@ class Translation(OfSplits):
     return self.train_examples if split == "train" else self._tokenise(split, self.batch)
 
   def _tokenise(self, split: str, batch: BatchConfig) -> Examples:
-    return tokenise(self.splits[split], self.source_tokenizer, self.target_tokenizer, batch)
+    return tokenise(self.pairs[split], self.source_tokenizer, self.target_tokenizer, batch)
 
-  # Training.
+  def notes(self) -> list[str]:
+    """What of the training split was left out."""
+    return self.train_examples.notes(self.pairs["train"])
 
-  def init(self, rng: jax.Array) -> Any:
-    """Fresh parameters, boxed with the logical names of their dimensions."""
-    tokens = jnp.ones((1, 2), jnp.int32)
-    return self.model.init(rng, tokens, tokens)["params"]
-
-  def init_carry(self) -> tuple[()]:
-    """Nothing: a Transformer has no recurrent state."""
-    return ()
-
-  def forward(
-    self, params: Any, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
-  ) -> jax.Array:
-    """Logits of every target token, [batch, time, vocab]; with dropout if a key is given."""
-    logits: Any = self.model.apply(
-      {"params": params},
-      batch["source"],
-      shift_right(batch["target"], BOS),
-      deterministic=rng is None,
-      taps=taps.editing(self.edits).knowing(lambda site: self.rows(site, batch)),
-      rngs=None if rng is None else {"dropout": rng},
-    )
-    return logits
-
-  def example(self) -> dict[str, jax.Array]:
-    """The smallest batch that the model takes, to trace it with."""
-    tokens = jnp.ones((1, 2), jnp.int32)
-    return {"source": tokens, "target": tokens}
-
-  def routing_sites(self) -> list[str]:
-    """Names of the weights [batch, time, units] of every router, in the model's order."""
-    return list(self.model.routing_sites())
-
-  def rows(self, site: str, batch: Batch) -> jax.Array:
-    """Positions at which a site holds real tokens: source or target tokens, without padding."""
-    return batch["source" if site.startswith("encoder/") else "target"] != PAD
-
-  def start_tokens(self, site: str) -> int:
-    """One for the decoder's sites: what it reads is the target behind a start token."""
-    return 0 if site.startswith("encoder/") else 1
-
-  def objective(self) -> dict[str, float]:
-    """Label-smoothed cross-entropy, and the routers' losses where their coefficients are not 0."""
-    return {"cross_entropy": 1.0} | competing.objective(self.model.config)
-
-  def loss(
-    self, params: Any, carry: Any, batch: Batch, context: Context
-  ) -> tuple[dict[str, Term], Any, Metrics]:
-    """Label-smoothed cross-entropy per target token, end of sentence included."""
-    config, rng = self.model.config, context.rng if context.train else None
-    taps = competing.loss_taps(config, context)
-    logits = self.forward(params, batch, taps=taps, rng=rng)
-    target, smoothing = batch["target"], self.config.label_smoothing
-    losses = cross_entropy(logits, target, target != PAD, label_smoothing=smoothing)
-    terms, found = competing.read(config, taps, lambda site: self.rows(site, batch))
-    terms["cross_entropy"] = Term(losses.smoothed, losses.count)
-    found |= {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
-    return terms, carry, found
+  def fingerprints(self) -> Fingerprints:
+    """Of the source and the target side of the training examples."""
+    return self.train_examples.fingerprints()
 
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
-  ) -> tuple[Any, int]:
+  ) -> tuple[TrainIterator, int]:
     """An endless iterator over training batches, and how many make an epoch.
 
     The parts "large" and "small" of the examples are functions of the seed and their number.
@@ -235,70 +224,21 @@ class Translation(OfSplits):
     )
     return iterator, pipeline.batches_per_epoch(examples, self.batch, multiple)
 
-  def data_notes(self) -> list[str]:
-    """What of the training split was left out, for the log."""
-    return self.train_examples.notes(self.splits["train"])
-
-  def fingerprints(self) -> Fingerprints:
-    """Of the source and the target side of the training examples."""
-    return self.train_examples.fingerprints()
-
-  # Evaluation and use.
-
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[pipeline.Batch]:
     """Batches in which every pair of a split is once, but for those over the length ceiling."""
     return pipeline.eval_batches(self.examples(split), self.batch, multiple=multiple)
 
-  def evaluate(
-    self,
-    params: Any,
-    split: str,
-    *,
-    sharing: Sharing = Sharing(),
-    decode: bool | int = True,
-    status: Status = silent,
-  ) -> Evaluation:
-    """Loss and perplexity of a split, and BLEU and chrF or exact match of its translations.
+  def example(self) -> dict[str, jax.Array]:
+    """The smallest batch that the model takes, to trace it with."""
+    tokens = jnp.ones((1, 2), jnp.int32)
+    return {"source": tokens, "target": tokens}
 
-    Perplexity is e to the mean negative log-likelihood in nats, per target token (end of sentence
-    included), and per word (whitespace words and one end for each sentence). Pairs over the length
-    ceiling are left out of the loss, as in training, and counted; every source is translated.
+  def describe_batches(self) -> str:
+    """What a training batch holds, in a few words."""
+    buckets = ", ".join(map(str, self.batch.buckets))
+    return f"batches of {self.batch.tokens} tokens padded to {buckets}"
 
-    Args:
-      params: the model's parameters.
-      split: name of the split.
-      sharing: how batches are laid over devices.
-      decode: translate all sentences, the first n, or none.
-      status: shows progress.
-    """
-    pairs, examples = self.splits[split], self.examples(split)
-    batches = self.eval_batches(split, multiple=sharing.multiple)
-    nll, correct, tokens = total_losses(self._token_losses, params, batches, split, sharing, status)
-    scored = [pairs.target[int(i)] for i in examples.index]
-    words = text.count_words(scored) + len(scored)
-    perplexity = text.perplexity(nll, int(tokens), words)
-    values: dict[str, Any] = {
-      "sentences": len(pairs),
-      "dropped": len(examples.dropped),
-      "loss": nll / tokens,
-      "perplexity": perplexity.per_token,
-      "word_perplexity": perplexity.per_word,
-      "accuracy": correct / tokens,
-      "unknown": self._unknown(examples),
-    }
-    count = len(pairs) if decode is True else min(int(decode), len(pairs))
-    sources, references = list(pairs.source[:count]), list(pairs.target[:count])
-    if not count:
-      return Evaluation(values, [], [], [])
-    hypotheses = self.translator(
-      params, sources, self.decode, sharing=sharing, status=status, name=split
-    )
-    outputs = [best[0].text for best in hypotheses]
-    values |= {"decoded": len(outputs), "search": self.decode.describe()}
-    values |= text.score_outputs(outputs, references) | mean_entropy(hypotheses)
-    return Evaluation(values, outputs, references, sources)
-
-  def _unknown(self, examples: Examples) -> float:
+  def unknown(self, examples: Examples) -> float:
     """Per cent of the tokens of both sides, ends included, that are unknown words."""
     sides = (("source", self.source_tokenizer), ("target", self.target_tokenizer))
     found = sum(
@@ -308,24 +248,133 @@ class Translation(OfSplits):
     )
     return 100 * found / max(1, sum(examples.tokens.values()))
 
-  def _eval_sums(self, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
-    target = batch["target"]
-    losses = cross_entropy(self.forward(params, batch), target, target != PAD)
-    return losses.nll, losses.correct, losses.count
 
-  @functools.cached_property
-  def scorer(self) -> PairScorer:
-    """Scores given translations; see `PairScorer`."""
+class PairModel(TaskModel[Seq2Seq]):
+  """A sequence-to-sequence model on sentence pairs; logits are those of every target token."""
 
-    def run(params: Any, batch: Batch) -> jax.Array:
-      return token_nll(self.forward(params, batch), jnp.asarray(batch["target"]))
+  def init(self, rng: jax.Array) -> Params:
+    """Fresh parameters, boxed with the logical names of their dimensions."""
+    tokens = jnp.ones((1, 2), jnp.int32)
+    return self.module.init(rng, tokens, tokens)["params"]
 
-    sides = self.source_tokenizer, self.target_tokenizer
-    return PairScorer(*sides, run, self.batch, self.model.config.max_length)
-
-  @functools.cached_property
-  def translator(self) -> Translator:
-    """Translates sentences; see `Translator`."""
-    return Translator(
-      self.model, self.source_tokenizer, self.target_tokenizer, self.batch, self.edits
+  def forward(
+    self, params: Params, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+  ) -> jax.Array:
+    """Logits of every target token, [batch, time, vocab]; with dropout if a key is given."""
+    return self.module.apply(
+      {"params": params},
+      batch["source"],
+      shift_right(batch["target"], BOS),
+      deterministic=rng is None,
+      taps=taps.editing(self.edits).knowing(lambda site: self.valid_mask(site, batch)),
+      rngs=None if rng is None else {"dropout": rng},
     )
+
+  def valid_mask(self, site: str, batch: Batch) -> jax.Array:
+    """Source tokens in the encoder, target tokens elsewhere."""
+    return batch["source" if site.startswith("encoder/") else "target"] != PAD
+
+  def start_tokens(self, site: str) -> int:
+    """One for the decoder's sites: what it reads is the target behind a start token."""
+    return 0 if site.startswith("encoder/") else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SmoothedCrossEntropy:
+  """Label-smoothed cross-entropy per target token, end of sentence included.
+
+  Attributes:
+    label_smoothing: share of probability spread evenly over the vocabulary.
+  """
+
+  label_smoothing: float
+
+  def weights(self, config: ModelConfig) -> dict[str, float]:
+    """One term."""
+    return {"cross_entropy": 1.0}
+
+  def __call__(
+    self, model: PairModel, params: Params, carry: Carry, batch: Batch, context: Context
+  ) -> tuple[Terms, Carry, Metrics]:
+    """See `Objective`."""
+    logits = model.forward(params, batch, taps=context.taps, rng=context.dropout_rng)
+    target, smoothing = batch["target"], self.label_smoothing
+    losses = cross_entropy(logits, target, target != PAD, label_smoothing=smoothing)
+    metrics = {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
+    return {"cross_entropy": Term(losses.smoothed, losses.count)}, carry, metrics
+
+
+def _sums(model: PairModel, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+  """Sums of loss, right predictions and tokens."""
+  target = batch["target"]
+  losses = cross_entropy(model.forward(params, batch), target, target != PAD)
+  return losses.nll, losses.correct, losses.count
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLoss:
+  """Loss, perplexity and accuracy over the target tokens of a split.
+
+  Perplexity is e to the mean negative log-likelihood in nats, per target token (end of sentence
+  included), and per word (whitespace words and one end for each sentence). Pairs over the length
+  ceiling are left out, as in training, and counted.
+  """
+
+  metric: str = ""
+  units: str = (
+    "Loss: nats per target token, end of sentence included, without label smoothing. Perplexity:"
+    " per token of the model's vocabulary, and per word of the raw reference." + UNKNOWN
+  )
+
+  def __call__(self, scoring: Scoring["Translation"]) -> Iterator[tuple[str, Any]]:
+    """See `Evaluator`."""
+    dataset = scoring.task.dataset
+    pairs, examples = dataset.pairs[scoring.split], dataset.examples(scoring.split)
+    nll, correct, tokens = scoring.sums(_sums)
+    scored = [pairs.target[int(i)] for i in examples.index]
+    perplexity = text.perplexity(nll, int(tokens), text.count_words(scored) + len(scored))
+    yield "sentences", len(pairs)
+    yield "dropped", len(examples.dropped)
+    yield "loss", nll / tokens
+    yield "perplexity", perplexity.per_token
+    yield "word_perplexity", perplexity.per_word
+    yield "accuracy", correct / tokens
+    yield "unknown", dataset.unknown(examples)
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationScores:
+  """Translates the sources of a split: BLEU and chrF, or exact match, of the outputs.
+
+  Attributes:
+    metric: `bleu` or `exact_match`, by which checkpoints are compared.
+  """
+
+  metric: str
+  units: str = ""
+
+  def __call__(self, scoring: Scoring["Translation"]) -> Iterator[tuple[str, Any]]:
+    """See `Evaluator`."""
+    task = scoring.task
+    pairs = task.dataset.pairs[scoring.split]
+    count = scoring.count(len(pairs))
+    if not count:
+      return
+    scoring.sources, scoring.references = list(pairs.source[:count]), list(pairs.target[:count])
+    found = task.generator(
+      task.model,
+      scoring.params,
+      scoring.sources,
+      sharing=scoring.sharing,
+      status=scoring.status,
+      name=scoring.split,
+    )
+    scoring.outputs = [best[0].text for best in found]
+    yield "decoded", len(scoring.outputs)
+    yield "search", task.generator.decode.describe()
+    yield from text.score_outputs(scoring.outputs, scoring.references).items()
+    yield from mean_entropy(found).items()
+
+
+class Translation(Task[SentencePairs, PairModel, Translator]):
+  """A translation task; made by `TranslationConfig.build`."""

@@ -1,8 +1,9 @@
 """From sentences to translations: batching, jitted search, detokenisation."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,10 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, Tokenizer
-from compmod_jax.decoding import DecodeConfig, decode
-from compmod_jax.models.transformer import Transformer
-from compmod_jax.tasks import recoded_step
-from compmod_jax.tasks.base import Batch, Sharing, Status, silent
+from compmod_jax.decoding import DecodeConfig, decode, recoding
+from compmod_jax.models.base import Seq2Seq
+from compmod_jax.tasks.base import Batch, Sharing, Status, TaskModel, silent
+from compmod_jax.tasks.scorer import PairScorer
 
 
 class Hypothesis(NamedTuple):
@@ -39,34 +40,48 @@ class Hypothesis(NamedTuple):
   entropy: np.ndarray | None = None
 
 
+@runtime_checkable
+class Pairs(Protocol):
+  """What translating needs of a data set."""
+
+  source_tokenizer: Tokenizer
+  target_tokenizer: Tokenizer
+
+  @property
+  def batch(self) -> BatchConfig:
+    """Padded lengths, and padded source positions of a batch."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Translator:
-  """Translates sentences with a model; keeps one compiled search for each padded length.
+  """Translates sentences; one compiled search for each padded length and way to search.
+
+  While it decodes, edited sites of the decoder hold one step of all beams.
 
   Attributes:
-    model: the Transformer.
-    source: from text to source tokens.
-    target: from target tokens to text.
-    batch: padded lengths, and padded source positions of a batch.
-    taps: the edits under which the model runs; decoder sites hold one step of all beams.
+    data: tokenizers and padded lengths.
+    decode: how to search unless a call says otherwise.
   """
 
-  def __init__(
-    self,
-    model: Transformer,
-    source: Tokenizer,
-    target: Tokenizer,
-    batch: BatchConfig,
-    edits: Mapping[str, Edit] | None = None,
-  ):
-    self.model, self.source, self.target, self.batch = model, source, target, batch
-    self.taps = OFF.editing(edits or {})
-    self._searches: dict[Any, Callable[..., Any]] = {}
+  data: Pairs
+  decode: DecodeConfig
+
+  def decoding(self, decode: DecodeConfig) -> "Translator":
+    """The same translator, which searches in another way."""
+    return dataclasses.replace(self, decode=decode)
+
+  @functools.cached_property
+  def scorer(self) -> PairScorer:
+    """Scores given translations; see `PairScorer`."""
+    return PairScorer(self.data.source_tokenizer, self.data.target_tokenizer, self.data.batch)
 
   def __call__(
     self,
+    model: TaskModel[Seq2Seq],
     params: Any,
     sentences: Sequence[str],
-    config: DecodeConfig,
+    config: DecodeConfig | None = None,
     *,
     sharing: Sharing = Sharing(),
     routing: bool = False,
@@ -80,9 +95,10 @@ class Translator:
     Sources over the length ceiling are cut there. A blank sentence has one empty hypothesis.
 
     Args:
-      params: the model's parameters.
+      model: the model.
+      params: its parameters.
       sentences: raw source text.
-      config: how to search.
+      config: how to search; `decode` if not given.
       sharing: how batches are laid over devices.
       routing: also return the router weights of every step.
       edits: further ones, each a `jax.tree_util.Partial`: arguments of the compiled search, so that
@@ -91,12 +107,20 @@ class Translator:
       status: shows progress.
       name: what the progress display calls the sentences.
     """
+    config = self.decode if config is None else config
     rng = jax.random.key(0) if rng is None else rng
     nothing = Hypothesis("", 0.0, np.zeros(0, np.int32), {})
     results: list[list[Hypothesis]] = [[nothing] for _ in sentences]
     done = 0
     for number, batch in enumerate(self._batches(sentences, sharing.multiple)):
-      search = self._search_for(config, batch["source"].shape[1], routing)
+      longest = int(config.max_ratio * batch["source"].shape[1]) + config.max_extra
+      search = model.jit(
+        _search,
+        target=self.data.target_tokenizer,
+        config=config,
+        longest=min(longest, model.config.max_length),
+        routing=routing,
+      )
       key = jax.random.fold_in(rng, number)
       found = fetch(search(params, sharing.place(batch), key, dict(edits or {})))
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
@@ -107,67 +131,12 @@ class Translator:
 
   def _batches(self, sentences: Sequence[str], multiple: int) -> Iterator[dict[str, np.ndarray]]:
     """Batches of source sentences; blank ones are left out."""
-    encoded = self.source.encode_batch(list(sentences))
+    encoded = self.data.source_tokenizer.encode_batch(list(sentences))
     kept = [i for i, ids in enumerate(encoded) if ids and not sentences[i].isspace()]
-    limit = self.batch.longest - 1
+    limit = self.data.batch.longest - 1
     columns = {"source": [np.asarray([*encoded[i][:limit], EOS], np.int32) for i in kept]}
     examples = Examples(columns=columns, index=np.asarray(kept, np.int32))
-    return eval_batches(examples, self.batch, multiple=multiple)
-
-  def _search_for(self, config: DecodeConfig, bucket: int, routing: bool) -> Callable[..., Any]:
-    """The compiled search for one padded source length."""
-    key = (config, bucket, routing)
-    if key not in self._searches:
-      longest = min(int(config.max_ratio * bucket) + config.max_extra, self.model.config.max_length)
-      search = functools.partial(self._search, config=config, longest=longest, routing=routing)
-      self._searches[key] = jax.jit(search)
-    return self._searches[key]
-
-  def _search(
-    self,
-    params: Any,
-    batch: Batch,
-    rng: jax.Array,
-    edits: dict[str, Edit],
-    *,
-    config: DecodeConfig,
-    longest: int,
-    routing: bool,
-  ) -> Any:
-    source, apply = batch["source"], functools.partial(self.model.apply, {"params": params})
-    taps, real = self.taps.editing(edits), source != PAD
-    cache: Any = apply(
-      source,
-      beams=config.width,
-      length=longest,
-      routing=routing,
-      taps=taps.knowing(lambda site: real).apart(),
-      method="prefill",
-    )
-
-    def step(cache: Any, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Any]:
-      return apply(cache, tokens, taps=taps, method="step")
-
-    batch_size, layers = source.shape[0], self.model.config.decoder_layers
-    taps = recoded_step.knowing_rows(taps, real.any(axis=1), config)
-    one = recoded_step.prepared(
-      step, cache, taps, config, batch=batch_size, side="decoder", layers=layers
-    )
-    kept = (*one.kept, "routing") if routing else one.kept
-    return decode(
-      one.step,
-      one.cache,
-      config,
-      batch=batch_size,
-      max_length=longest,
-      limit=config.limits(jnp.sum(real, axis=1), longest),
-      bos=BOS,
-      eos=EOS,
-      pad=PAD,
-      forbidden=self.target.never_produced,
-      rng=rng,
-      record=(lambda cache: {name: cache[name] for name in kept}) if kept else None,
-    )
+    return eval_batches(examples, self.data.batch, multiple=multiple)
 
   def _hypotheses(self, found: Any, row: int) -> list[Hypothesis]:
     """The hypotheses of one row of a decoded batch."""
@@ -177,10 +146,56 @@ class Translator:
       records = found.records or {}
       weights = records.get("routing", {})
       routing = {site: kept[row, n, :length] for site, kept in weights.items()}
-      entropy = records[recoded_step.ENTROPY][row, n] if recoded_step.ENTROPY in records else None
-      text = self.target.decode(tokens.tolist())
+      entropy = records[recoding.ENTROPY][row, n] if recoding.ENTROPY in records else None
+      text = self.data.target_tokenizer.decode(tokens.tolist())
       result.append(Hypothesis(text, float(found.scores[row, n]), tokens, routing, entropy))
     return result
+
+
+def _search(
+  model: TaskModel[Seq2Seq],
+  params: Any,
+  batch: Batch,
+  rng: jax.Array,
+  edits: dict[str, Edit],
+  *,
+  target: Tokenizer,
+  config: DecodeConfig,
+  longest: int,
+  routing: bool,
+) -> Any:
+  """The best translations of a batch, of at most `longest` tokens; see `decode`."""
+  source, apply = batch["source"], functools.partial(model.module.apply, {"params": params})
+  taps, real = OFF.editing(model.edits).editing(edits), source != PAD
+  cache: Any = apply(
+    source,
+    beams=config.width,
+    length=longest,
+    routing=routing,
+    taps=taps.knowing(lambda site: real).apart(),
+    method="prefill",
+  )
+
+  def step(cache: Any, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Any]:
+    return apply(cache, tokens, taps=taps, method="step")
+
+  taps = recoding.knowing_rows(taps, real.any(axis=1), config)
+  stack = functools.partial(model.config.decoding_stack, "")
+  one = recoding.prepared(step, cache, taps, config, batch=len(source), stack=stack)
+  return decode(
+    one.step,
+    one.cache,
+    config,
+    batch=len(source),
+    max_length=longest,
+    limit=config.limits(jnp.sum(real, axis=1), longest),
+    bos=BOS,
+    eos=EOS,
+    pad=PAD,
+    forbidden=target.never_produced,
+    rng=rng,
+    record=one.recorded("routing") if routing else one.recorded(),
+  )
 
 
 def mean_entropy(hypotheses: Sequence[Sequence[Any]]) -> dict[str, float]:

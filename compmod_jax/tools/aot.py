@@ -102,7 +102,8 @@ def assemble(
   task, note = describe.assemble(experiment, cache)
   if isinstance(task, Answering):
     # What the data would tell: answers are as long as the longest that are generated.
-    task.asked.longest_answer = task.config.answer_length * task.config.turns
+    config = task.dataset.config
+    task.dataset.longest_answer = config.answer_length * config.turns
   sharing = sharing_of(mesh, experiment.micro_batches)
   epochs = [_BATCHES_PER_EPOCH] * len(experiment.phases)
   return Run(experiment, Path(), task, mesh, sharing, [], epochs, []), note

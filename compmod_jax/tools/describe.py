@@ -9,11 +9,11 @@ import flax.linen as nn
 import jax
 
 from compmod_jax.core.errors import UserError
+from compmod_jax.data.text_tokenizer import FILE
 from compmod_jax.data.tokenizers import TokenizerConfig, Words
 from compmod_jax.data.tokenizers.vocabulary import CONTROLS
 from compmod_jax.tasks.base import Task
-from compmod_jax.tasks.text_tokenizer import FILE
-from compmod_jax.tasks.translation_config import SOURCE_FILE, TARGET_FILE
+from compmod_jax.tasks.translation import SOURCE_FILE, TARGET_FILE
 from compmod_jax.tools import diagram, flops
 from compmod_jax.training.experiment import Experiment
 from compmod_jax.training.run import Run
@@ -28,16 +28,17 @@ LEGEND = "*: a mechanism. Plain model: without competition, gates, reading strat
 def opening_lines(run: Run) -> list[str]:
   """What the log says before the first step: model, data, batches, devices, and any warnings."""
   experiment, task = run.experiment, run.task
+  weights = task.objective.weights(task.model.config)
   split = {axis: size for axis, size in run.mesh.shape.items() if size > 1}
   shape = " x ".join(f"{size} {axis}" for axis, size in split.items()) or "1 data"
   lines = [
     f"{experiment.name}: {task.describe()} {count_parameters(task):,} parameters.",
-    "objective: " + " + ".join(f"{weight:g} x {name}" for name, weight in task.objective().items()),
-    f"{task.describe_batches()}; {run.batches_per_epoch[0]:,} an epoch,"
+    "objective: " + " + ".join(f"{weight:g} x {name}" for name, weight in weights.items()),
+    f"{task.dataset.describe_batches()}; {run.batches_per_epoch[0]:,} an epoch,"
     f" {run.total_steps:,} steps in all",
     f"devices: {jax.device_count()} x {jax.devices()[0].device_kind} ({shape})",
   ]
-  return [*lines, *task.data_notes(), *(f"warning: {w}" for w in experiment.model.warnings())]
+  return [*lines, *task.dataset.notes(), *(f"warning: {w}" for w in experiment.model.warnings())]
 
 
 def phase(run: Run, number: int) -> str:
@@ -59,7 +60,7 @@ def count_parameters(task: Task) -> int:
 
 def abstract_parameters(task: Task) -> Any:
   """Shapes and types of a model's parameters, none of which is made."""
-  return jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
+  return jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
 
 
 def size_of(params: Any) -> int:
@@ -80,7 +81,7 @@ def page(experiment: Experiment, cache: Path | None = None) -> str:
     UserError: task and model do not fit together.
   """
   task, note = assemble(experiment, cache)
-  plain = task.config.build(task.model.config.plain(), files=task.files())
+  plain = task.dataset.config.build(task.model.config.plain(), files=task.dataset.files())
   warnings = [f"warning: {warning}" for warning in experiment.model.warnings()]
   head = _wrapped(experiment.name, task.describe(), *([note] if note else []), *warnings)
   params, others = abstract_parameters(task), abstract_parameters(plain)

@@ -14,6 +14,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from compmod_jax.core.intermediates import Taps
+from compmod_jax.decoding.recoding import site_of
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.block import Block
 from compmod_jax.layers.convolution import ShortConvolution
@@ -25,7 +26,6 @@ from compmod_jax.layers.reading_strategies import PARTS, Highlighting, OptionInt
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
 from compmod_jax.models.encoder import Head
 from compmod_jax.tasks.base import Task
-from compmod_jax.tasks.recoded_step import site_of
 
 Shapes = dict[str, tuple[int, ...]]
 """Path of a parameter, joined by "/" -> its shape."""
@@ -62,7 +62,7 @@ def parts_of(task: Task, params: Any) -> list[Part]:
   if hasattr(config, "parts"):  # a model of one module, whose configuration knows its parts
     return [
       Part(name, words, name.rpartition("/")[0], pattern, mark="recoding" in name)
-      for name, pattern, words in config.parts(task.model.vocab)
+      for name, pattern, words in config.parts(task.model.module.vocab)
     ]
   parts = _traced(task, params, shapes)
   for path in shapes:
@@ -113,9 +113,9 @@ def _traced(task: Task, params: Any, shapes: Shapes) -> list[Part]:
     finally:
       layers.pop()
 
-  batch = jax.eval_shape(task.example)
+  batch = jax.eval_shape(task.dataset.example)
   with nn.intercept_methods(called):
-    jax.eval_shape(lambda p, b: task.forward(p, b, taps=_Noted(tell=site)), params, batch)
+    jax.eval_shape(lambda p, b: task.model.forward(p, b, taps=_Noted(tell=site)), params, batch)
   return list(parts.values())
 
 
@@ -126,7 +126,7 @@ def _within(path: str, parts: Iterable[str]) -> bool:
 
 def _marks(task: Task) -> dict[str, str]:
   """Site -> what a mechanism without parameters does there, also in decoding."""
-  config, decode = task.model.config, task.decode
+  config, decode = task.model.config, task.generator.decode
   marks = config.marks()
   if decode is not None and decode.recode_layer is not None:
     times = f", {decode.recode_steps} times" if decode.recode_steps > 1 else ""

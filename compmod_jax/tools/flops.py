@@ -49,11 +49,11 @@ def count(task: Task, params: Any) -> Flops:
   Raises:
     UserError: the loss needs data that are missing, or this backend does not count.
   """
-  carry = jax.eval_shape(task.init_carry)
+  carry = jax.eval_shape(task.model.init_carry)
   recurrent = bool(jax.tree.leaves(carry))
   batch = _batch(task, recurrent=recurrent)
   task = _countable(task)
-  rows, length, _ = jax.eval_shape(task.forward, params, batch).shape
+  rows, length, _ = jax.eval_shape(task.model.forward, params, batch).shape
   carry = jax.tree.map(
     lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), carry
   )
@@ -76,7 +76,9 @@ def count(task: Task, params: Any) -> Flops:
 
 def meaning(found: Flops, task: Task) -> str:
   """What was counted, in a few sentences."""
-  rows = f"{found.rows} rows of {found.length} {'target ' * ('source' in task.example())}tokens"
+  rows = (
+    f"{found.rows} rows of {found.length} {'target ' * ('source' in task.dataset.example())}tokens"
+  )
   if found.length == 1:
     rows = f"single steps of {found.rows} tokens"
   parts = [
@@ -85,9 +87,9 @@ def meaning(found: Flops, task: Task) -> str:
     " Forward: the loss, as in evaluation. Training: the loss and its gradient, without the"
     f" optimizer. Counted on {rows}, none of them padding, and divided by the number of tokens.",
   ]
-  if task.objective().get("vanilla"):
+  if task.objective.weights(task.model.config).get("vanilla"):
     parts.append("The loss of the vanilla set's own head is not counted.")
-  if task.decode is not None and task.decode.recode_layer is not None:
+  if task.generator.decode is not None and task.generator.decode.recode_layer is not None:
     parts.append("Recoding in decoding is not counted.")
   return " ".join(parts)
 
@@ -101,19 +103,19 @@ def _counted(function: Any, *args: Any) -> float:
 def _batch(task: Task, *, recurrent: bool) -> shapes.Shapes:
   """Shapes of a batch of `TOKENS` tokens as long as they may be, of one position if recurrent."""
   length = 1 if recurrent else shapes.longest(task)
-  rows = max(leaf.shape[0] for leaf in jax.eval_shape(task.example).values())
+  rows = max(leaf.shape[0] for leaf in jax.eval_shape(task.dataset.example).values())
   return shapes.batch_of(task, rows * max(1, TOKENS // (length * rows)), length)
 
 
 def _countable(task: Task) -> Task:
   """The task with a loss that needs no data, and without loops, where that is possible."""
-  config, model = task.config, task.model.config
+  config, model = task.dataset.config, task.model.config
   if hasattr(config, VANILLA):  # how far this loss reaches depends on the longest training answer
     config = dataclasses.replace(config, **{VANILLA: 0.0})
   if isinstance(model, StackConfig) and model.expert_layers and _chosen_alone(model.experts):
     experts = dataclasses.replace(model.experts, implementation="batched")
     model = dataclasses.replace(model, experts=experts)
-  return config.build(model, files=task.files())
+  return config.build(model, files=task.dataset.files())
 
 
 def _chosen_alone(experts: ExpertsConfig) -> bool:

@@ -20,7 +20,7 @@ Shapes = dict[str, jax.ShapeDtypeStruct]
 
 def longest(task: Task) -> int:
   """Most positions of a row, as configured."""
-  config = task.config
+  config = task.dataset.config
   return config.batch.longest if hasattr(config, "batch") else config.length
 
 
@@ -34,7 +34,7 @@ def batch_of(task: Task, rows: int, length: int, blocks: Mapping[str, int] | Non
     blocks: rows of each block where batches have blocks of one task each; evenly shared unless
       given.
   """
-  example = jax.eval_shape(task.example)
+  example = jax.eval_shape(task.dataset.example)
   time = max(leaf.shape[1] for leaf in example.values() if leaf.ndim > 1)
   there = [name for name in example if name.startswith(BLOCK)]
   counts = dict.fromkeys(there, rows // max(1, len(there))) if blocks is None else blocks
@@ -44,7 +44,7 @@ def batch_of(task: Task, rows: int, length: int, blocks: Mapping[str, int] | Non
     return jax.ShapeDtypeStruct((counts.get(name, rows), *rest), leaf.dtype)
 
   batch = {name: grown(name, leaf) for name, leaf in example.items()}
-  if jax.tree.leaves(jax.eval_shape(task.init_carry)):
+  if jax.tree.leaves(jax.eval_shape(task.model.init_carry)):
     batch |= {"counted": batch["tokens"], "fresh": batch["index"]}
   return {name: leaf for name, leaf in batch.items() if leaf.shape[0]}
 
@@ -61,22 +61,22 @@ def largest_batch(task: Task, multiple: int) -> Shapes:
   Raises:
     UserError: rows that devices cannot share.
   """
-  config, length = task.config, longest(task)
+  config, length = task.dataset.config, longest(task)
   if isinstance(task, Answering):
     return _questions(task, multiple)
   if isinstance(task, LanguageModel):
     _check_rows("rows", config.rows, multiple)
     batch = batch_of(task, config.rows, length)
-    return {name: leaf for name, leaf in batch.items() if name != "label" or task.streams.labelled}
+    return {name: leaf for name, leaf in batch.items() if name != "label" or task.dataset.labelled}
   tokens = config.batch.tokens if hasattr(config, "batch") else config.batch_tokens
   rows = pipeline.rows_of(length, BatchConfig(tokens=tokens, buckets=(length,)), multiple)
   return batch_of(task, rows, length)
 
 
 def _questions(task: Answering, multiple: int) -> Shapes:
-  config = task.config
+  config = task.dataset.config
   _check_rows("batch_questions", config.batch_questions, multiple)
-  names = [name for name in sorted(task.example(), reverse=True) if name.startswith(BLOCK)]
+  names = [name for name in sorted(task.dataset.example(), reverse=True) if name.startswith(BLOCK)]
   asked = [name for name in names if name != f"{BLOCK}lm"]
   shares = np.full(len(asked), 1 / len(asked))
   units = apportion(shares, config.batch_questions // multiple, 1)[0]

@@ -16,7 +16,7 @@ from compmod_jax.core.config import once
 from compmod_jax.core.sharding import MeshConfig
 from compmod_jax.data.subsets import PARTS, Part
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.optimizer import OptimizerConfig
 

@@ -52,7 +52,7 @@ def report_run(
   group.meet("best model")  # process 0 has written it
   params = load_parameters(run.workdir / "models" / "best", run.task, run.mesh)
   found, seconds = dict[str, Evaluation](), dict[str, float]()
-  for split in run.task.final_splits():
+  for split in run.task.dataset.final_splits():
     began = time.monotonic()
     found |= evaluate_splits(run.task, params, (split,), sharing=run.sharing, status=writer.status)
     seconds[split] = time.monotonic() - began
@@ -94,7 +94,7 @@ def collect(
     for s, r, o in zip(test.sources, test.references, test.outputs, strict=True)
   ]
   plain = dataclasses.replace(experiment, model=experiment.model.plain())
-  plain_task = plain.task.build(plain.model, files=run.task.files())
+  plain_task = plain.task.build(plain.model, files=run.task.dataset.files())
   return {
     "name": experiment.name,
     "command": command,

@@ -14,7 +14,7 @@ from compmod_jax.checkpoints.model_folder import save_model_folder
 from compmod_jax.core import errors, sharding
 from compmod_jax.core.config import from_json, to_json
 from compmod_jax.tasks.base import lower_is_better
-from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tools import describe
 from compmod_jax.training import identity, nonfinite
 from compmod_jax.training.checkpoint import Checkpointer
@@ -54,7 +54,7 @@ class Loop:
       report=writer.say,
       group=group,
     )
-    self.files = run.task.files()
+    self.files = run.task.dataset.files()
     hashes = json.dumps({k: hashlib.sha256(v).hexdigest() for k, v in self.files.items()})
     self.tokenizer_hash = hashlib.sha256(hashes.encode()).hexdigest()
     self.compiled: dict[Any, Any] = {}
@@ -281,7 +281,7 @@ class Loop:
 
   def _save_model(self, folder: Any, score: float) -> None:
     meta = {
-      "task": to_json(self.run.task.resolved_config(), TaskConfig),
+      "task": to_json(self.run.task.dataset.resolved_config(), TaskConfig),
       "model": to_json(self.experiment.model, ModelConfig),
       "name": self.experiment.name,
       "step": self.history.step,

@@ -66,7 +66,7 @@ def locate(task: Any, state: Any, batch: Any, seed: int) -> str:
 
   def finite_sites(params: Any) -> list[jax.Array]:
     taps = Taps(capture=None)
-    task.forward(params, batch, taps=taps)
+    task.model.forward(params, batch, taps=taps)
     sites[:] = taps.captured  # in the order in which they are computed
     return [jnp.isfinite(value).all() for value in taps.captured.values()]
 

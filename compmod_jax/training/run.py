@@ -127,8 +127,8 @@ class Run:
     return None if watch is None or watch.empty else watch
 
   def _init(self) -> TrainState:
-    params = nn.unbox(self.task.init(jax.random.key(self.experiment.seed)))
-    carry = self.task.init_carry()
+    params = nn.unbox(self.task.model.init(jax.random.key(self.experiment.seed)))
+    carry = self.task.model.init_carry()
     return init_state(params, carry, self.optimizer, self.experiment.ema)
 
   @functools.cached_property
@@ -218,7 +218,7 @@ def state_copies(experiment: Experiment) -> int:
 
 def parameter_shardings(task: Task, mesh: Mesh) -> Any:
   """Sharding of every parameter of a task's model."""
-  return sharding.parameter_shardings(jax.eval_shape(task.init, jax.random.key(0)), mesh)
+  return sharding.parameter_shardings(jax.eval_shape(task.model.init, jax.random.key(0)), mesh)
 
 
 def sharing_of(mesh: Mesh, micro_batches: int = 1) -> Sharing:
@@ -268,12 +268,12 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
   if multiple % sharing.multiple:
     read = 0, 1  # filler rows go below all others, so that a process has to know how many there are
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
-  shapes = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
+  shapes = jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
   check_fits(shapes, parameter_shardings(task, mesh), copies=state_copies(experiment))
   for phase in experiment.phases:
     trainable_mask(shapes, phase.trainable)  # raises where nothing would train
   made = {
-    part: task.train_batches(
+    part: task.dataset.train_batches(
       part=part,
       seed=experiment.seed,
       multiple=multiple,
@@ -282,14 +282,14 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     )
     for part in dict.fromkeys(phase.part for phase in experiment.phases)
   }
-  for leaf in jax.tree.leaves(jax.eval_shape(task.init_carry)):
+  for leaf in jax.tree.leaves(jax.eval_shape(task.model.init_carry)):
     errors.check(
       leaf.shape[0] % sharing.multiple == 0,
       f"The model keeps states for {leaf.shape[0]} rows of text, but devices and micro-batches need"
       f" a multiple of {sharing.multiple}. Choose other micro_batches or another mesh.",
     )
-  task.check_data()
-  data, batches = task.fingerprints(), [made[phase.part][1] for phase in experiment.phases]
+  task.dataset.check()
+  data, batches = task.dataset.fingerprints(), [made[phase.part][1] for phase in experiment.phases]
   changed += identity.compare_data(held, data, experiment.accept_data)
   lines, past = identity.compare_phases(held, experiment.phases, batches)
   changed += lines
@@ -297,7 +297,7 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
   config = identity.settle(
     held, experiment, changed, data=data, ends=ends, multiple=multiple, command=command
   )
-  identity.keep_tokenizers(workdir, task.files())
+  identity.keep_tokenizers(workdir, task.dataset.files())
   return Run(
     experiment=experiment,
     workdir=workdir,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from compmod_jax.core import errors, losses
-from compmod_jax.tasks.base import Batch, Context, Task
+from compmod_jax.tasks.base import Batch, Context, Loss, Task
 from compmod_jax.training.optimizer import groups, plateau_factor
 
 
@@ -72,7 +72,7 @@ def trainable_mask(params: Any, which: str) -> Any:
 
 
 def used_mask(mask: Any, idle: tuple[str, ...]) -> Any:
-  """The mask without the parameters that a batch has no use for (`Task.idle`)."""
+  """The mask without the parameters that a batch has no use for (`TaskModel.unused_parameters`)."""
   return {
     name: jax.tree.map(lambda _: False, part) if name in idle else part
     for name, part in mask.items()
@@ -80,7 +80,7 @@ def used_mask(mask: Any, idle: tuple[str, ...]) -> Any:
 
 
 def gradients(
-  task: Task, params: Any, carry: Any, batch: Batch, context: Context, micro_batches: int
+  loss: Loss, params: Any, carry: Any, batch: Batch, context: Context, micro_batches: int
 ) -> tuple[Any, jax.Array, dict[str, losses.Term], Any, dict[str, Any]]:
   """Gradient of the objective over a batch, taken in `micro_batches` parts that add up exactly.
 
@@ -95,7 +95,7 @@ def gradients(
   if micro_batches == 1:
 
     def whole(params: Any) -> tuple[jax.Array, Any]:
-      terms, new, found = task.loss(params, carry, batch, context)
+      terms, new, found = loss(params, carry, batch, context)
       return losses.objective(terms), (terms, new, found)
 
     (value, (terms, new, found)), grads = jax.value_and_grad(whole, has_aux=True)(params)
@@ -113,7 +113,7 @@ def gradients(
 
   def part_loss(params: Any, number: jax.Array, part: Any) -> tuple[Any, Any, Any]:
     rng = jax.random.fold_in(context.rng, number)
-    return task.loss(params, part[1], part[0], context._replace(rng=rng))
+    return loss(params, part[1], part[0], context._replace(rng=rng))
 
   def statistics(number_part: Any) -> tuple[Any, Any, Any]:
     return part_loss(params, *number_part)
@@ -162,9 +162,9 @@ def make_step(
     progress = jnp.minimum(state.step / max(total_steps - 1, 1), 1)
     context = Context(rng=rng, step=state.step, train=True, progress=progress)
     grads, value, terms, carry, found = gradients(
-      task, state.params, state.carry, batch, context, micro_batches
+      task.loss, state.params, state.carry, batch, context, micro_batches
     )
-    moving = used_mask(mask, task.idle(batch))
+    moving = used_mask(mask, task.model.unused_parameters(batch))
     grads = choose(moving, grads, jax.tree.map(jnp.zeros_like, grads))
     norm = optax.tree.norm(grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params, moving=moving)

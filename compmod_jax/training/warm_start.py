@@ -21,7 +21,7 @@ from compmod_jax.core import errors
 from compmod_jax.core.config import from_json
 from compmod_jax.models.nemot_config import OUTPUT, NemotConfig
 from compmod_jax.models.transformer_config import TransformerConfig
-from compmod_jax.tasks.kinds import ModelConfig
+from compmod_jax.tasks.configs import ModelConfig
 
 _SOURCE = "lm"  # the task whose output set others start from
 _TABLE, _AUXILIARY = ("embedding", "table"), "auxiliary_embedding"

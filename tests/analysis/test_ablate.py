@@ -42,7 +42,7 @@ def test_losses_of_sentences_add_up_to_the_loss_of_the_split(subject, losses):
   nats, counts = sentence_losses(whole, reader(subject.task))(subject.params, {})
   expected = subject.task.evaluate(subject.params, "test", sharing=subject.sharing, decode=False)
   assert nats.sum() / counts.sum() == pytest.approx(expected.values["loss"], rel=1e-5)
-  pairs, encode = subject.task.splits["test"], subject.task.target_tokenizer.encode
+  pairs, encode = subject.task.dataset.pairs["test"], subject.task.dataset.target_tokenizer.encode
   assert counts.tolist() == [len(encode(text)) + 1 for text in pairs.target]
 
 
@@ -65,7 +65,7 @@ def test_a_unit_without_its_output_is_as_if_it_were_zero(subject, losses, zeros)
 
 def test_all_ablations_share_one_compilation(subject, losses, zeros, monkeypatch):
   compiled = []
-  forward = subject.task.forward
+  forward = subject.task.model.forward
 
   def counted(*args, **kwargs):
     compiled.append(1)
@@ -82,14 +82,15 @@ def test_decoding_without_a_unit_is_decoding_of_the_edited_model(subject, zeros)
   read, numbers = reader(subject.task), subject.numbers[:6]
   edited = subject.task.edited({f"{SELF}/heads_scaled": zero_units(0, 1, 2, axis=-2)})
   expected, _ = decoded(dataclasses.replace(subject, task=edited), read, numbers)
-  searches = subject.task.translator._searches
   whole, references = decoded(subject, read, numbers, edits=keeping(subject.modules, zeros, ()))
-  known = [search._cache_size() for search in searches.values()]
+  compiled = subject.task.model._compiled
+  known = {key: program._cache_size() for key, program in compiled.items()}
   without = [(SELF, 0), (SELF, 1), (SELF, 2)]
   found, _ = decoded(subject, read, numbers, edits=keeping(subject.modules, zeros, without))
   assert found == expected != whole
-  assert [search._cache_size() for search in searches.values()] == known, "nothing compiled again"
-  assert references == [subject.task.splits["test"].target[i] for i in numbers]
+  again = {key: program._cache_size() for key, program in compiled.items()}
+  assert again == known, "nothing compiled again"
+  assert references == [subject.task.dataset.pairs["test"].target[i] for i in numbers]
 
 
 def test_the_mean_is_over_real_tokens(subject):
@@ -97,7 +98,7 @@ def test_the_mean_is_over_real_tokens(subject):
 
   @jax.jit
   def forward(batch):
-    return run(subject.task.forward, subject.params, batch, capture=list(found))[1]
+    return run(subject.task.model.forward, subject.params, batch, capture=list(found))[1]
 
   for site, mean in found.items():
     side = "source" if site.startswith("encoder/") else "target"

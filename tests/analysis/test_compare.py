@@ -16,7 +16,6 @@ from compmod_jax.analysis.scoring import sentence_losses
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.base import Splits
 from compmod_jax.data.synthetic.grammar import GrammarData
-from compmod_jax.tasks.translation import Translation
 
 SITE = "encoder/layer_0/self"
 ORDER = [2, 0, 3, 1]
@@ -109,7 +108,7 @@ def test_sentences_that_changed_are_shown_with_their_routing(subject, compared):
     difference = changed["routing"][SITE]
     assert 0 < difference["distance"] < 1
     assert 0 < difference["most"] <= 1
-    source = subject.task.splits["test"].source[changed["number"]]
+    source = subject.task.dataset.pairs["test"].source[changed["number"]]
     assert source in text
     assert difference["word"] in source.split()
   assert {"groups.csv", "routing.csv"} == {path.name for path in files.tables}
@@ -123,7 +122,7 @@ def test_parts_by_length_hold_every_sentence_once(subject):
   assert 2 <= len(parts) <= 5
   together = np.concatenate([numbers for _, _, numbers in parts])
   assert sorted(together.tolist()) == every.numbers.tolist()
-  sources = subject.task.splits["test"].source
+  sources = subject.task.dataset.pairs["test"].source
   for _, name, numbers in parts:
     edges = [int(edge) for edge in name.split(" to ")]
     low, high = edges[0], edges[-1]
@@ -133,12 +132,11 @@ def test_parts_by_length_hold_every_sentence_once(subject):
 
 def test_models_of_other_data_are_refused(subject):
   task = subject.task
-  elsewhere = Translation(
-    task.config,
+  elsewhere = task.dataset.config.build_with(
     task.model.config,
     Splits(GrammarData(seed=1, train=60, valid=6, test=20)),
-    task.source_tokenizer,
-    task.target_tokenizer,
+    task.dataset.source_tokenizer,
+    task.dataset.target_tokenizer,
   )
   names = ("runs/a", "runs/b")
   stranger = dataclasses.replace(subject, task=elsewhere)

@@ -42,9 +42,8 @@ from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.layers.reading_strategies import PARTS
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.question_answering import Answering
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 
 SIZES = {"vanilla_layers": 1, "modulatory_layers": 1, "output_layers": 1, "dropout": 0.0}
 SIZES |= {"dim": 16, "heads": 2, "ffn_dim": 16}
@@ -108,7 +107,9 @@ def direct(subject):
   def call(text, labels, gates, *, blocks):
     edits = {site: lambda _, gate=gate: gate for site, gate in gates.items()}
     taps = Taps(capture=frozenset(["gate", PLACE]), edits=edits)
-    logits = subject.task.model.apply({"params": subject.params}, text, blocks, taps=taps).logits
+    logits = subject.task.model.module.apply(
+      {"params": subject.params}, text, blocks, taps=taps
+    ).logits
     log_probs = jax.nn.log_softmax(logits)
     return -jnp.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0], taps.captured
 
@@ -123,7 +124,7 @@ def direct(subject):
 
 
 def question(subject, number):
-  return subject.task.config.questions(subject.split)[0][number]
+  return subject.task.dataset.questions(subject.split)[0][number]
 
 
 def rows_of(subject):
@@ -137,7 +138,7 @@ def spelt_kinds(task, asked):
   """The kind of every token of a question but the last, from its pieces."""
   found, answered = [], False
   for piece in segments(asked):
-    count = 1 if piece.kind == "special" else len(task.tokenizer.encode(piece.text))
+    count = 1 if piece.kind == "special" else len(task.dataset.tokenizer.encode(piece.text))
     kind = piece.kind
     if kind == "special":
       kind = {"<p>": "marker", "<q>": "marker", "<sep>": "separator"}.get(piece.text, "label")
@@ -179,7 +180,7 @@ def test_means_by_kind_are_those_of_the_captured_gates(subject, totals, direct):
 
 
 def test_parts_of_speech_are_those_of_the_whole_question(subject):
-  task, tagged = subject.task, Tagged(subject.task.tokenizer)
+  task, tagged = subject.task, Tagged(subject.task.dataset.tokenizer)
   names = categories(task)
   assert names[PART] == PARTS
   reads = {id(batch): read_batch(task, batch) for batch in subject.batches}
@@ -187,8 +188,8 @@ def test_parts_of_speech_are_those_of_the_whole_question(subject):
     read = reads[id(batch)]
     coded = encode(
       asked,
-      lambda text: task.tokenizer.encode(without_special(text)),
-      task.coder.special_ids,
+      lambda text: task.dataset.tokenizer.encode(without_special(text)),
+      task.dataset.coder.special_ids,
       512,
       tag=lambda text: tagged(without_special(text)),
     )
@@ -199,7 +200,7 @@ def test_parts_of_speech_are_those_of_the_whole_question(subject):
 
 
 def test_tokens_are_shown_as_they_are_read(subject):
-  tokenizer = subject.task.tokenizer
+  tokenizer = subject.task.dataset.tokenizer
   words = [word for word in readable(tokenizer, tokenizer.encode("Annas went.")) if word != "␣"]
   assert "".join(words).replace("-", "") == "Annaswent."
   assert words[-1] == "."
@@ -273,7 +274,7 @@ def test_effects_are_differences_of_mean_losses_of_answers(subject, runner, vari
       asked = question(subject, int(batch["index"][row]))
       # Token n + 1 is predicted at position n; in multiple choice only the label counts.
       first = spelt_kinds(subject.task, asked).index("separator")
-      count = 1 if asked.options else len(subject.task.tokenizer.encode(asked.answer)) + 1
+      count = 1 if asked.options else len(subject.task.dataset.tokenizer.encode(asked.answer)) + 1
       for side in (0, 1):
         totals[side] += float(found[side][row, first : first + count].sum()), count
   means = totals[:, 0] / totals[:, 1]
@@ -330,7 +331,7 @@ def test_the_report_of_a_model_that_answers(subject):
   trained, removed = (table.columns.index(name) for name in ("as trained", "removed"))
   asked = [question(subject, row[0]) for row in table.rows]
   edited = subject.task.edited({"gate": jnp.ones_like, PLACE: jnp.zeros_like})
-  expected = edited.answerer(subject.params, asked, subject.task.decode)
+  expected = edited.generator(edited.model, subject.params, asked)
   assert [row[removed] for row in table.rows] == [best[0].text or "(nothing)" for best in expected]
   assert any(row[removed] != row[trained] for row in table.rows)
   (first, *_) = (item for item in every if isinstance(item, page.Sample))
@@ -404,7 +405,7 @@ def test_the_report_of_a_language_model(tmp_path):
 
 def test_models_without_a_gate_and_unknown_tasks_are_told(subject, runner):
   off = dataclasses.replace(MODEL, gate="off", gate_places=())
-  task = Answering(subject.task.config, off, subject.task.tokenizer)
+  task = subject.task.dataset.config.build_with(off, subject.task.dataset.tokenizer)
   with pytest.raises(UserError, match="has no gate"):
     Gates().run(Subject(task, {}, "test"))
   with pytest.raises(UserError, match="task of --task is 'mc'"):

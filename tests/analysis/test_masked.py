@@ -23,7 +23,7 @@ def masked(tmp_path_factory):
 
 
 def test_the_text_is_read_as_it_was_before_it_was_masked(masked):
-  read, blocks = reader(masked.task), masked.task.blocks["test"].columns["tokens"]
+  read, blocks = reader(masked.task), masked.task.dataset.blocks("test").columns["tokens"]
   assert isinstance(read, MaskedReader)
   seen = hidden = 0
   for batch in masked.batches:

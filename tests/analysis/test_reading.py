@@ -103,4 +103,4 @@ def test_a_decoder_reads_the_token_before_the_one_it_predicts(subject):
   row = int(np.flatnonzero(batch["index"] >= 0)[0])
   number = int(batch["index"][row])
   words = read_sentence(read.tokenizer("target"), tokens[row].tolist()).words
-  assert words == subject.task.splits["test"].target[number].split()
+  assert words == subject.task.dataset.pairs["test"].target[number].split()

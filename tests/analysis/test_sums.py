@@ -41,7 +41,7 @@ def activations(subject):
 
   @jax.jit
   def forward(batch):
-    return run(subject.task.forward, subject.params, batch, capture=None)[1]
+    return run(subject.task.model.forward, subject.params, batch, capture=None)[1]
 
   return [jax.device_get(forward(subject.place(batch))) for batch in subject.batches]
 
@@ -157,13 +157,16 @@ def test_a_cap_on_the_tokens_kept_is_kept(subject, labels):
 
 
 def test_chosen_examples_are_each_read_once_in_batches_of_the_tasks_shapes(subject):
-  shapes = {b["source"].shape for b in subject.task.eval_batches("test")}
+  shapes = {b["source"].shape for b in subject.task.dataset.eval_batches("test")}
   for count in (1, 7, 19):
     some = dataclasses.replace(subject, sentences=count)
     numbers = np.concatenate([batch["index"] for batch in some.batches])
     assert len(some.numbers) == count == len(set(numbers[numbers >= 0].tolist()))
     assert {batch["source"].shape for batch in some.batches} <= shapes
-    sources, encode = subject.task.splits["test"].source, subject.task.source_tokenizer.encode
+    sources, encode = (
+      subject.task.dataset.pairs["test"].source,
+      subject.task.dataset.source_tokenizer.encode,
+    )
     for batch in some.batches:
       for row, number in enumerate(batch["index"].tolist()):
         ids = batch["source"][row][batch["source"][row] > 0].tolist()
@@ -179,7 +182,7 @@ def test_experts_are_measured_like_heads(subject):
     expert_layers=("encoder",),
     experts=ExpertsConfig(count=3, competition=competition),
   )
-  task = subject.task.config.build(config, files=subject.task.files())
+  task = subject.task.dataset.config.build(config, files=subject.task.dataset.files())
   params = jax.tree.map(jnp.asarray, tiny_model.random_parameters(task, 2))
   some = dataclasses.replace(subject, task=task, params=params, sentences=4)
   (module,) = [m for m in some.modules if m.routed]
@@ -191,7 +194,7 @@ def test_experts_are_measured_like_heads(subject):
   norms, weights = [], []
   for batch in some.batches:
     sites = [module.outputs, module.weights]
-    captured = run(task.forward, params, jax.tree.map(jnp.asarray, batch), capture=sites)[1]
+    captured = run(task.model.forward, params, jax.tree.map(jnp.asarray, batch), capture=sites)[1]
     at = batch["source"] > 0
     norms.append(np.linalg.norm(captured[module.outputs][at], axis=-1))
     weights.append(np.asarray(captured[module.weights][at]))

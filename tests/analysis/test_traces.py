@@ -16,7 +16,7 @@ from compmod_jax.analysis.subject import Subject
 from compmod_jax.checkpoints.model_folder import save_model_folder
 from compmod_jax.core.config import to_json
 from compmod_jax.core.errors import UserError
-from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 
 SENTENCES = ["bat 0 cow 1 dog 2", "emu 3"]
 
@@ -31,22 +31,24 @@ def task(tmp_path_factory):
 
 
 def parameters(task, seed):
-  return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(jax.jit(task.init)(jax.random.key(seed))))
+  return jax.tree.map(
+    lambda leaf: 3 * leaf, nn.unbox(jax.jit(task.model.init)(jax.random.key(seed)))
+  )
 
 
 def save(folder, task, seed):
   meta = {
-    "task": to_json(task.config, TaskConfig),
+    "task": to_json(task.dataset.config, TaskConfig),
     "model": to_json(task.model.config, ModelConfig),
     "step": 1,
   }
   params = jax.tree.map(np.asarray, parameters(task, seed))
-  save_model_folder(folder, params=params, files=task.files(), meta=meta)
+  save_model_folder(folder, params=params, files=task.dataset.files(), meta=meta)
   return folder
 
 
 def test_small_steps_along_the_likelihood_never_raise_their_own_error(task):
-  scored = task.scorer(parameters(task, 0), SENTENCES)
+  scored = task.generator.scorer(task.model, parameters(task, 0), SENTENCES)
   found = rises(Reading("nll", [scored], True))
   assert found["raised"] == 0
   assert found["after"] < found["before"]
@@ -76,7 +78,7 @@ def test_recoding_one_step_alone_is_followed_through_the_steps_after_it(task):
 
 
 def test_settings_are_compared_token_by_token_over_seeds(task):
-  runs = [task.scorer(parameters(task, seed), SENTENCES) for seed in range(3)]
+  runs = [task.generator.scorer(task.model, parameters(task, seed), SENTENCES) for seed in range(3)]
   same = differs(Reading("a", runs, True), Reading("b", runs, True), 0)
   np.testing.assert_allclose(same, 1.0, atol=1e-6)
   single = differs(Reading("a", runs[:1], True), Reading("b", runs, True), 0)
@@ -141,7 +143,7 @@ def test_what_cannot_be_read_together_is_refused(task, tmp_path):
     Traces()
   with pytest.raises(UserError, match="give NAME=WORKDIR"):
     Traces(text=("bat 0",), beside=("x",)).run(subject)
-  plain = task.config.build(tiny_recurrent.make_model("none"), files=task.files())
+  plain = task.dataset.config.build(tiny_recurrent.make_model("none"), files=task.dataset.files())
   mixed = Traces(text=("bat 0",), beside=(f"this={save(tmp_path / 'plain', plain, 0)}",))
   with pytest.raises(UserError, match="differ: some recode"):
     mixed.run(subject)

@@ -38,9 +38,9 @@ def found(task, params):
 def activations(task, number: int):
   """All sites for one validation sentence, alone."""
   params = random_parameters(task, 0)
-  examples = task.examples("valid").select(np.array([number]))
+  examples = task.dataset.examples("valid").select(np.array([number]))
   batch = {name: jnp.asarray(column[0])[None] for name, column in examples.columns.items()}
-  _, sites = jax.jit(lambda p, b: run(task.forward, p, b, capture=None))(params, batch)
+  _, sites = jax.jit(lambda p, b: run(task.model.forward, p, b, capture=None))(params, batch)
   return jax.device_get(sites)
 
 
@@ -97,8 +97,8 @@ def test_norms_after_the_competition_are_weighted(task):
 
 def test_a_plain_model_shows_the_norms_of_its_heads(task):
   plain = dataclasses.replace(task.model.config, compete=())
-  other = type(task)(task.config, plain, task.splits, task.source_tokenizer, task.target_tokenizer)
-  params = nn.unbox(jax.jit(other.init)(jax.random.key(0)))
+  other = task.dataset.config.build(plain, files=task.dataset.files())
+  params = nn.unbox(jax.jit(other.model.init)(jax.random.key(0)))
   sites = HeadWatch(other, 3)(params)["sites"]
   assert {tuple(values) for values in sites.values()} == {("first", "norm")}
 

@@ -17,9 +17,9 @@ from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.language_model_config import LanguageModelConfig
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.language_model import LanguageModelConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.tasks.translation import TranslationConfig
 
 
@@ -97,11 +97,11 @@ def _seeded(data, seed):
 def test_generated_data_have_fingerprints_that_tell_another_generation(kind):
   config, model = GENERATED[kind]
   task = config.build(model)
-  found = task.fingerprints()
+  found = task.dataset.fingerprints()
   assert all(part.count > 0 for part in found.values())
-  again = config.build(model, files=task.files()).fingerprints()
+  again = config.build(model, files=task.dataset.files()).fingerprints()
   assert again == found
   other = dataclasses.replace(config, data=_seeded(config.data, 7))
-  changed = other.build(model, files=task.files()).fingerprints()
+  changed = other.build(model, files=task.dataset.files()).fingerprints()
   assert changed.keys() == found.keys()
   assert all(changed[name] != found[name] for name in found)

@@ -72,7 +72,7 @@ def task(tmp_path_factory):
 
 def epoch(task, part: str, process: int = 0, processes: int = 1, epochs: int = 1) -> list[int]:
   """Indices of the examples of the first epochs."""
-  iterator, count = task.train_batches(
+  iterator, count = task.dataset.train_batches(
     part=part, seed=1, multiple=2, process=process, processes=processes
   )
   found = [next(iterator)["index"] for _ in range(epochs * count)]
@@ -81,7 +81,9 @@ def epoch(task, part: str, process: int = 0, processes: int = 1, epochs: int = 1
 
 def test_an_epoch_of_a_part_has_each_of_its_examples_once(task):
   large, small, every = (epoch(task, part) for part in ("large", "small", "all"))
-  assert sorted(large + small) == sorted(every) == sorted(task.train_examples.index.tolist())
+  assert (
+    sorted(large + small) == sorted(every) == sorted(task.dataset.train_examples.index.tolist())
+  )
   assert len(small) == round(0.3 * len(every))
   again = epoch(task, "small", epochs=2)
   assert sorted(again) == sorted(small * 2)
@@ -94,18 +96,18 @@ def test_the_split_is_the_same_for_any_number_of_processes(task):
 
 
 def test_both_parts_have_the_shapes_of_the_whole(task):
-  shapes = {part: next(task.train_batches(part=part, seed=1, multiple=2)[0]) for part in
+  shapes = {part: next(task.dataset.train_batches(part=part, seed=1, multiple=2)[0]) for part in
             ("all", "large", "small")}  # fmt: skip
   assert len({batch["source"].shape for batch in shapes.values()}) == 1
 
 
 def test_a_part_goes_on_exactly_where_it_was(task):
-  iterator, count = task.train_batches(part="large", seed=1, multiple=2)
+  iterator, count = task.dataset.train_batches(part="large", seed=1, multiple=2)
   for _ in range(count + 1):
     next(iterator)
   state = iterator.get_state()
   expected = [next(iterator)["source"] for _ in range(3)]
-  other, _ = task.train_batches(part="large", seed=1, multiple=2)
+  other, _ = task.dataset.train_batches(part="large", seed=1, multiple=2)
   other.set_state(state)
   for batch in expected:
     np.testing.assert_array_equal(next(other)["source"], batch)

@@ -69,8 +69,8 @@ def translations(folder: Path) -> list[list[Any]]:
 
   sources = (GOLDEN / "data" / "test.de").read_text().splitlines()
   model = compmod_jax.load(folder)
-  decode = model.task.config.decode
-  found = model.task.translator(model.params, sources, decode)
+  decode = model.task.dataset.config.decode
+  found = model.task.generator(model.task.model, model.params, sources, decode)
   return [
     [source, best[0].text, best[0].score] for source, best in zip(sources, found, strict=True)
   ]

@@ -33,7 +33,7 @@ from compmod_jax.data.tokenizers import (
 )
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.base import Context
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
 
 GRAMMAR = GrammarDocuments(GrammarData(train=60, valid=10, test=10, shifted=4))
 SPECIAL = tuple(token for token in SPECIAL_TOKENS if token != END)
@@ -324,7 +324,7 @@ def test_a_language_model_reads_its_tokens(copied):
   sizes = {"dim": 16, "heads": 2, "ffn_dim": 24, "max_length": 16, "dropout": 0.0}
   model = NemotConfig(vanilla_layers=1, modulatory_layers=1, output_layers=1, **sizes)
   task = config.build(model)
-  (batch, *_), tokenizer = list(task.eval_batches("valid")), task.tokenizer
+  (batch, *_), tokenizer = list(task.dataset.eval_batches("valid")), task.dataset.tokenizer
   first = next(iter(GRAMMAR.load("valid")))
   assert batch["tokens"][0, 0] == tokenizer.eos
   assert first.startswith(tokenizer.decode(batch["tokens"][0, 1:]))
@@ -332,7 +332,7 @@ def test_a_language_model_reads_its_tokens(copied):
   filler = np.full((1, 16), tokenizer.pad, np.int32)
   tokens = np.concatenate([batch["tokens"][:3], filler])
   tokens[2, 9:] = tokenizer.pad
-  shapes = jax.eval_shape(lambda key: nn.unbox(task.init(key)), jax.random.key(0))
+  shapes = jax.eval_shape(lambda key: nn.unbox(task.model.init(key)), jax.random.key(0))
   random = np.random.default_rng(0)
   params = jax.tree.map(lambda s: jnp.asarray(random.normal(0, 0.1, s.shape), s.dtype), shapes)
   context = Context(jax.random.key(1), jnp.int32(0), train=False)
@@ -343,8 +343,8 @@ def test_a_language_model_reads_its_tokens(copied):
   np.testing.assert_allclose(term.sum / term.count, np.log(tokenizer.vocab_size), rtol=0.1)
 
   shutil.rmtree(copied)
-  again = config.build(model, files=task.files())
-  assert again.tokenizer.fingerprint == tokenizer.fingerprint
+  again = config.build(model, files=task.dataset.files())
+  assert again.dataset.tokenizer.fingerprint == tokenizer.fingerprint
 
 
 @pytest.mark.real_data

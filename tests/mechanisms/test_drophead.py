@@ -225,8 +225,8 @@ def test_a_task_drops_heads_in_training_alone_by_the_progress_of_the_run(tmp_pat
   experiment = make_experiment(write_data(tmp_path / "data"))
   config = dataclasses.replace(experiment.model, dropout=0.0, drophead=V)
   task = experiment.task.build(config)
-  batch = jax.tree.map(jnp.asarray, next(iter(task.eval_batches("valid"))))
-  params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+  batch = jax.tree.map(jnp.asarray, next(iter(task.dataset.eval_batches("valid"))))
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
 
   @functools.partial(jax.jit, static_argnums=2)
   def objective(progress, seed, train=True):
@@ -243,8 +243,8 @@ def test_micro_batches_drop_heads_of_their_own(tmp_path):
   experiment = make_experiment(write_data(tmp_path / "data"))
   config = dataclasses.replace(experiment.model, dropout=0.0, drophead=V, remat=True)
   task = experiment.task.build(config)
-  batch = jax.tree.map(jnp.asarray, next(iter(task.eval_batches("test", multiple=2))))
-  params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+  batch = jax.tree.map(jnp.asarray, next(iter(task.dataset.eval_batches("test", multiple=2))))
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
   context = Context(jax.random.key(7), jnp.int32(0), True)
 
   @jax.jit

@@ -30,7 +30,7 @@ from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
-from compmod_jax.tasks.kinds import ModelConfig
+from compmod_jax.tasks.configs import ModelConfig
 
 VOCAB, BEAMS, STEPS, PROMPT, ROWS = 23, 2, 3, 3, 3
 SIZES: dict[str, Any] = {

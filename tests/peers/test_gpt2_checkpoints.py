@@ -7,13 +7,13 @@ import pytest
 from flax import linen as nn
 
 from compmod_jax.checkpoints.gpt2 import as_vanilla_set, read_gpt2, vanilla_sizes, write_gpt2
+from compmod_jax.data.text_tokenizer import FILE
 from compmod_jax.data.tokenizers.vocabulary import Words
 from compmod_jax.decoding import for_generation, greedy
 from compmod_jax.models.decoder_lm import DecoderLM
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.text_tokenizer import FILE
+from compmod_jax.tasks.causal_lm import CausalLMConfig
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -136,11 +136,11 @@ def test_generate_gives_their_texts_and_scores(theirs, folder, options):
   words = [f"w{number}" for number in range(4, VOCAB)]
   files = {FILE: Words(words).to_bytes()}
   task = CausalLMConfig(length=65, batch_tokens=65).build(given.config, files=files)
-  tokenizer, params = task.tokenizer, jax.tree.map(jnp.asarray, given.params)
+  tokenizer, params = task.dataset.tokenizer, jax.tree.map(jnp.asarray, given.params)
   random = np.random.default_rng(2)
   prompts = [" ".join(random.choice(words, count)) for count in (3, 11, 0, 6, 1, 20)]
   config = for_generation(options)
-  found = task.generator(params, prompts, config, length=length)
+  found = task.generator(task.model, params, prompts, config, length=length)
   search = {"num_beams": 1}
   if config.method == "beam":
     search = {

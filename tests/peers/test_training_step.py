@@ -12,7 +12,7 @@ from torch_transformer import DIM, FFN, HEADS, LAYERS, VOCAB, Peer, to_torch, to
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.tokenizers import BOS
 from compmod_jax.models.transformer import TransformerConfig, shift_right
-from compmod_jax.tasks.translation import Translation, TranslationConfig
+from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from compmod_jax.training.step import init_state, make_step, trainable_mask
 
@@ -86,8 +86,8 @@ def test_losses_and_gradient_norms_of_training_equal_pytorchs(norm):
   )
   vocabulary = types.SimpleNamespace(vocab_size=VOCAB)
   config = TranslationConfig(batch=BatchConfig(buckets=(9,)), label_smoothing=0.1)
-  task = Translation(config, model, None, vocabulary, vocabulary)
-  params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+  task = config.build_with(model, None, vocabulary, vocabulary)
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
   peer = Peer(norm)
   peer.load_state_dict({k: torch.tensor(v) for k, v in to_torch(params).items()})
 

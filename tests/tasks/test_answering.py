@@ -23,8 +23,7 @@ from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.answer_scores import by_facts, scores
 from compmod_jax.tasks.base import Context
-from compmod_jax.tasks.question_answering import Answering
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.step import init_state, make_step
 
 WORLDS = WorldsData(train=120, valid=24, test=24, shifted=12)
@@ -46,12 +45,12 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def made(tokenizer):
   """A task and parameters."""
-  task = Answering(TINY, MODEL, tokenizer)
-  return task, nn.unbox(jax.jit(task.init)(jax.random.key(1)))
+  task = TINY.build_with(MODEL, tokenizer)
+  return task, nn.unbox(jax.jit(task.model.init)(jax.random.key(1)))
 
 
 def first_batch(task):
-  iterator, _ = task.train_batches(seed=0, multiple=1)
+  iterator, _ = task.dataset.train_batches(seed=0, multiple=1)
   return {name: jnp.asarray(value) for name, value in next(iterator).items()}
 
 
@@ -105,25 +104,27 @@ def test_batches_are_laid_out_by_task(made):
   task, _ = made
   batch = first_batch(task)
   assert blocks_of(batch) == (("mqa", 2), ("gqa", 6))
-  questions = task.config.questions("train")[0]
+  questions = task.dataset.questions("train")[0]
   for row, number in enumerate(batch["index"].tolist()):
     question = questions[number]
     assert (question.format == "multiple_choice") == (row < 2)
-    ids = [token for token in batch["tokens"][row].tolist() if token != task.tokenizer.pad]
+    ids = [token for token in batch["tokens"][row].tolist() if token != task.dataset.tokenizer.pad]
     answer = ids[int(batch["answer"][row, 0]) : -1]
-    assert task.tokenizer.decode(answer).strip() == question.answer
-    assert ids[-1] == task.tokenizer.eos
+    assert task.dataset.tokenizer.decode(answer).strip() == question.answer
+    assert ids[-1] == task.dataset.tokenizer.eos
 
 
 def test_the_order_goes_on_where_it_was_saved_and_is_shared_by_processes(made):
   task, _ = made
-  iterator, per_epoch = task.train_batches(seed=3, multiple=2)
+  iterator, per_epoch = task.dataset.train_batches(seed=3, multiple=2)
   assert per_epoch == 15
   next(iterator)
   state, expected = iterator.get_state(), next(iterator)
-  other, _ = task.train_batches(seed=3, multiple=2)
+  other, _ = task.dataset.train_batches(seed=3, multiple=2)
   other.set_state(state)
-  halves = [task.train_batches(seed=3, multiple=2, process=p, processes=2)[0] for p in (0, 1)]
+  halves = [
+    task.dataset.train_batches(seed=3, multiple=2, process=p, processes=2)[0] for p in (0, 1)
+  ]
   for half in halves:
     next(half)
   both = [next(half) for half in halves]
@@ -134,7 +135,7 @@ def test_the_order_goes_on_where_it_was_saved_and_is_shared_by_processes(made):
 
 def test_every_question_is_evaluated_once(made):
   task, _ = made
-  batches = list(task.eval_batches("valid", multiple=3))
+  batches = list(task.dataset.eval_batches("valid", multiple=3))
   index = np.concatenate([batch["index"] for batch in batches])
   assert sorted(index[index >= 0].tolist()) == list(range(24))
   assert all(len(batch["index"]) % 3 == 0 and len(blocks_of(batch)) == 1 for batch in batches)
@@ -149,12 +150,15 @@ def test_losses_are_means_over_the_right_tokens(made):
   terms = losses(task, params, batch)
   places = jnp.arange(batch["tokens"].shape[1] - 1)[None]
   everywhere = jnp.broadcast_to(places, labels_shape(batch))
-  run = jax.jit(lambda *given: task._run(*given, OFF, None, everywhere))(params, batch)
+  run = jax.jit(lambda *given: task.model.run(*given, OFF, None, everywhere))(params, batch)
   heads = {"answer": run.logits, "sequence": run.logits, "vanilla": run.vanilla}
   nats = {name: -np.asarray(jax.nn.log_softmax(logits)) for name, logits in heads.items()}
   sums = {name: [0.0, 0] for name in heads}
   for row, ids in enumerate(np.asarray(batch["tokens"]).tolist()):
-    length, start = sum(token != task.tokenizer.pad for token in ids), int(batch["answer"][row, 0])
+    length, start = (
+      sum(token != task.dataset.tokenizer.pad for token in ids),
+      int(batch["answer"][row, 0]),
+    )
     for place in range(1, length):
       for name in heads:
         if name == "sequence" or place == start or (place > start and row >= 2):
@@ -162,15 +166,21 @@ def test_losses_are_means_over_the_right_tokens(made):
           sums[name] = [sums[name][0] + nll, sums[name][1] + 1]
   for name, (nll, count) in sums.items():
     assert float(terms[name].value()) == pytest.approx(nll / count, rel=1e-5)
-  expected = sum(w * sums[n][0] / sums[n][1] for n, w in task.objective().items())
+  expected = sum(
+    w * sums[n][0] / sums[n][1] for n, w in task.objective.weights(task.model.config).items()
+  )
   assert float(objective(terms)) == pytest.approx(expected, rel=1e-5)
-  assert task.objective() == {"answer": 1.0, "sequence": 0.2, "vanilla": 0.5}
+  assert task.objective.weights(task.model.config) == {
+    "answer": 1.0,
+    "sequence": 0.2,
+    "vanilla": 0.5,
+  }
 
 
 def test_options_that_see_each_other_are_left_out_of_the_sequence(made, tokenizer):
   model = dataclasses.replace(MODEL, option_interaction=True)
-  task = Answering(TINY, model, tokenizer)
-  params = nn.unbox(jax.jit(task.init)(jax.random.key(1)))
+  task = TINY.build_with(model, tokenizer)
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(1)))
   batch = first_batch(task)
   terms = losses(task, params, batch)
   plain = losses(*made, batch)
@@ -185,8 +195,8 @@ def test_options_that_see_each_other_are_left_out_of_the_sequence(made, tokenize
 def test_rows_of_a_mixed_batch_are_those_of_their_own_task(made):
   task, params = made
   batch = first_batch(task)
-  whole = jax.jit(task.forward)(params, batch)
-  parts = [jax.jit(task.forward)(params, part(batch, name)) for name in ("mqa", "gqa")]
+  whole = jax.jit(task.model.forward)(params, batch)
+  parts = [jax.jit(task.model.forward)(params, part(batch, name)) for name in ("mqa", "gqa")]
   np.testing.assert_allclose(whole, jnp.concatenate(parts), atol=1e-5)
 
 
@@ -206,7 +216,7 @@ def test_a_set_without_a_task_in_the_batch_does_not_move(made):
     return {path[0].key for (path, old), new in pairs if not np.array_equal(old, new)}
 
   still = {"output_lm", "output_norm_lm", "output_mqa", "output_norm_mqa"}
-  assert set(task.idle(part(batch, "gqa"))) == still
+  assert set(task.model.unused_parameters(part(batch, "gqa"))) == still
   for get in (lambda s: s.params, lambda s: s.opt_state[0].mu, lambda s: s.opt_state[0].nu):
     assert changed(get) == set(params) - still
   assert "output_mqa" in {
@@ -227,13 +237,13 @@ def test_a_set_without_a_task_in_the_batch_does_not_move(made):
   ids=["nemot", "convolved", "decoder"],
 )
 def test_generated_answers_are_the_most_probable_tokens(model, tokenizer):
-  task = Answering(TINY, model, tokenizer)
-  params = nn.unbox(jax.jit(task.init)(jax.random.key(2)))
-  questions = list(task.config.questions("test")[0][:6])
-  answers = task.answerer(params, questions, task.decode)
-  forward = jax.jit(task.forward)
+  task = TINY.build_with(model, tokenizer)
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(2)))
+  questions = list(task.dataset.questions("test")[0][:6])
+  answers = task.generator(task.model, params, questions, task.generator.decode)
+  forward = jax.jit(task.model.forward)
   for question, (answer,) in zip(questions, answers, strict=True):
-    coded = task.coder(question, room=6)
+    coded = task.dataset.coder(question, room=6)
     ids = coded.ids.tolist()
     for token in answer.tokens[:5].tolist():
       kind = coded.task.strip("<>")
@@ -252,13 +262,13 @@ def test_answers_hold_no_token_that_stands_for_no_text(tokenizer, method):
   model = DecoderConfig(
     decoder_layers=1, tied=False, dim=16, heads=2, ffn_dim=16, max_length=128, dropout=0.0
   )
-  task = Answering(TINY, model, tokenizer)
-  params = nn.unbox(jax.jit(task.init)(jax.random.key(2)))
+  task = TINY.build_with(model, tokenizer)
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(2)))
   never = jnp.array(sorted(tokenizer.controls - {tokenizer.eos}))
   assert len(never) >= 3
   params["head"]["bias"] = params["head"]["bias"].at[never].set(1e4)
   decode = DecodeConfig(method=method, beams=2)
-  answers = task.answerer(params, list(task.config.questions("test")[0][:4]), decode)
+  answers = task.generator(task.model, params, list(task.dataset.questions("test")[0][:4]), decode)
   found = {int(token) for (answer,) in answers for token in answer.tokens}
   assert found
   assert not found & set(never.tolist())

@@ -17,10 +17,8 @@ from compmod_jax.data.qa.tokenized import code
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.tasks.answer_tokens import places_of
 from compmod_jax.tasks.base import Context
-from compmod_jax.tasks.question_answering import Answering
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig, places_of
 
 WORLDS = WorldsData(train=96, valid=12, test=12, shifted=12, asked=4)
 CONFIG = AnsweringConfig(
@@ -42,20 +40,20 @@ def task():
 
 @pytest.fixture(scope="module")
 def params(task):
-  return nn.unbox(jax.jit(task.init)(jax.random.key(1)))
+  return nn.unbox(jax.jit(task.model.init)(jax.random.key(1)))
 
 
 @pytest.fixture(scope="module")
 def batch(task):
   """A batch with as many questions in a row as there may be; which ones have them is drawn."""
-  iterator, _ = task.train_batches(seed=0, multiple=1)
+  iterator, _ = task.dataset.train_batches(seed=0, multiple=1)
   full = next(each for each in iterator if (each["answer"] > 0).sum(axis=1).max() == 3)
   return {name: jnp.asarray(value) for name, value in full.items()}
 
 
 def asked_in(task, batch):
   """The questions of every row, in order: those after the first stand behind it in the data."""
-  questions = task.config.questions("train")[0]
+  questions = task.dataset.questions("train")[0]
   turns = (np.asarray(batch["answer"]) > 0).sum(axis=1).tolist()
   return [
     questions[number : number + count]
@@ -66,30 +64,30 @@ def asked_in(task, batch):
 def test_a_row_has_its_passage_once_and_every_question_after_it(task, batch):
   rows = asked_in(task, batch)
   assert max(map(len, rows)) == 3
-  mark = task.coder.special_ids["<q>"]
+  mark = task.dataset.coder.special_ids["<q>"]
   for ids, questions in zip(batch["tokens"].tolist(), rows, strict=True):
     assert len({question.passage for question in questions}) == 1
-    alone = [task.coder(question).ids.tolist() for question in questions]
+    alone = [task.dataset.coder(question).ids.tolist() for question in questions]
     expected = alone[0] + [t for ids in alone[1:] for t in ids[ids.index(mark) :]]
-    assert [token for token in ids if token != task.tokenizer.pad] == expected
+    assert [token for token in ids if token != task.dataset.tokenizer.pad] == expected
 
 
 def test_answers_of_all_questions_count_and_nothing_else_does(task, batch):
-  counted, _ = task.counted(batch)
+  counted, _ = task.model.counted(batch)
   labels = np.asarray(batch["tokens"])[:, 1:]
   tasks = [name for name, count in blocks_of(batch) for _ in range(count)]
   for row, (name, questions) in enumerate(zip(tasks, asked_in(task, batch), strict=True)):
     expected = []
     for question in questions:
-      coded = task.coder(question)
+      coded = task.dataset.coder(question)
       end = coded.answer_start + 1 if name == "mqa" else None
       expected += coded.ids[coded.answer_start : end].tolist()
     assert labels[row][np.asarray(counted[row])].tolist() == expected
 
 
 def test_the_vanilla_head_is_read_wherever_an_answer_is_predicted(task, batch):
-  counted, _ = task.counted(batch)
-  places = np.asarray(places_of(counted, task.asked.longest_answer))
+  counted, _ = task.model.counted(batch)
+  places = np.asarray(places_of(counted, task.dataset.longest_answer))
   assert all(len(set(row)) == len(row) for row in places.tolist())
   assert np.take_along_axis(np.asarray(counted), places, axis=1).sum() == counted.sum()
 
@@ -100,16 +98,21 @@ def test_every_question_of_a_row_is_read_as_if_it_stood_alone(task, batch, kind)
   if kind == "decoder":
     sizes = {"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 160}
     model = DecoderConfig(decoder_layers=1, convolution=4, dropout=0.0, **sizes)
-  task = Answering(task.config, model, task.tokenizer)
-  params, forward = nn.unbox(jax.jit(task.init)(jax.random.key(2))), jax.jit(task.forward)
+  task = task.dataset.config.build_with(model, task.dataset.tokenizer)
+  params, forward = (
+    nn.unbox(jax.jit(task.model.init)(jax.random.key(2))),
+    jax.jit(task.model.forward),
+  )
   logits = forward(params, batch)
   rows = asked_in(task, batch)
   for row in (0, len(rows) - 1):  # one of each task
     questions, starts = rows[row], batch["answer"][row].tolist()
-    alone = task.asked.batch(questions)
+    alone = task.dataset.batch(questions)
     apart = forward(params, alone)
     for number, (first, start) in enumerate(zip(alone["answer"][:, 0], starts, strict=False)):
-      length = int((np.asarray(alone["tokens"][number]) != task.tokenizer.pad).sum()) - int(first)
+      length = int((np.asarray(alone["tokens"][number]) != task.dataset.tokenizer.pad).sum()) - int(
+        first
+      )
       np.testing.assert_array_equal(
         batch["tokens"][row, start : start + length], alone["tokens"][number, first:][:length]
       )
@@ -122,8 +125,8 @@ def test_every_question_of_a_row_is_read_as_if_it_stood_alone(task, batch, kind)
 
 def test_the_losses_are_means_over_the_answers_of_all_questions(task, params, batch):
   terms, _, _ = jax.jit(lambda *given: task.loss(*given, STILL))(params, (), batch)
-  counted, _ = task.counted(batch)
-  log = jax.nn.log_softmax(jax.jit(task.forward)(params, batch))
+  counted, _ = task.model.counted(batch)
+  log = jax.nn.log_softmax(jax.jit(task.model.forward)(params, batch))
   labels = np.asarray(batch["tokens"])[:, 1:]
   nll = -np.take_along_axis(np.asarray(log), labels[..., None], axis=-1)[..., 0]
   expected = nll[np.asarray(counted)].sum()
@@ -132,14 +135,16 @@ def test_the_losses_are_means_over_the_answers_of_all_questions(task, params, ba
 
 
 def test_a_mean_over_questions_weighs_answers_alike_whatever_their_length(task, params, batch):
-  each = Answering(dataclasses.replace(task.config, answer_mean="question"), MODEL, task.tokenizer)
+  each = dataclasses.replace(task.dataset.config, answer_mean="question").build_with(
+    MODEL, task.dataset.tokenizer
+  )
   terms, _, _ = jax.jit(lambda *given: each.loss(*given, STILL))(params, (), batch)
-  log = np.asarray(jax.nn.log_softmax(jax.jit(task.forward)(params, batch)))
+  log = np.asarray(jax.nn.log_softmax(jax.jit(task.model.forward)(params, batch)))
   labels, means = np.asarray(batch["tokens"])[:, 1:], []
   tasks = [name for name, count in blocks_of(batch) for _ in range(count)]
   for row, (name, starts) in enumerate(zip(tasks, np.asarray(batch["answer"]), strict=True)):
     for start in starts[starts > 0] - 1:
-      length = 1 + labels[row, start:].tolist().index(task.tokenizer.eos)
+      length = 1 + labels[row, start:].tolist().index(task.dataset.tokenizer.eos)
       places = range(start, start + (1 if name == "mqa" else length))
       means.append(-np.mean([log[row, place, labels[row, place]] for place in places]))
   assert len(means) > len(tasks)
@@ -162,29 +167,31 @@ def test_questions_share_a_row_only_if_task_and_passage_are_the_same_and_they_fi
     ask("Who?", other, True),
   ]
   questions += [ask("Who?", ""), ask("What?", "")]
-  coded = code([questions, [ask("Where?", "")]], task.coder, turns=9)
+  coded = code([questions, [ask("Where?", "")]], task.dataset.coder, turns=9)
   assert [(row > 0).sum() for row in coded.answer] == [2, 1, 1, 1, 1, 1]
   assert coded.index.tolist() == [0, 2, 3, 4, 5, 6]
   assert coded.source.tolist() == [0] * 5 + [1]
-  many = code([[ask("Who?", first)] * 99], task.coder, turns=99)
-  assert max(many.tokens.lengths) <= task.config.length
+  many = code([[ask("Who?", first)] * 99], task.dataset.coder, turns=99)
+  assert max(many.tokens.lengths) <= task.dataset.config.length
   assert sum((row > 0).sum() for row in many.answer) == 99
 
 
 def test_what_follows_an_answer_in_its_row_does_not_count(task, batch):
-  _, whole = task.counted(batch)
-  after_end = np.asarray(batch["tokens"])[:, :-1] == task.tokenizer.eos
+  _, whole = task.model.counted(batch)
+  after_end = np.asarray(batch["tokens"])[:, :-1] == task.dataset.tokenizer.eos
   assert after_end.sum() > len(after_end)
   assert not np.asarray(whole)[after_end].any()
 
 
 def test_other_splits_have_a_question_a_row(task):
-  rows = list(itertools.chain(*(batch["answer"] for batch in task.eval_batches("valid"))))
+  rows = list(itertools.chain(*(batch["answer"] for batch in task.dataset.eval_batches("valid"))))
   assert all(row.shape == (1,) for row in rows)
 
 
 def test_options_that_see_each_other_need_a_question_a_row(task):
   with pytest.raises(UserError, match=r"task\.turns is 3 but model\.option_interaction is on"):
-    Answering(task.config, dataclasses.replace(MODEL, option_interaction=True), task.tokenizer)
+    task.dataset.config.build_with(
+      dataclasses.replace(MODEL, option_interaction=True), task.dataset.tokenizer
+    )
   with pytest.raises(UserError, match="turns is 0"):
     AnsweringConfig(turns=0)

@@ -19,7 +19,7 @@ from compmod_jax.decoding import DecodeConfig, for_generation, restricted, sampl
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
 
 PROMPTS = ["bat 0 cow 1 dog 2 emu 3 fox 4 bat", "", "dog", "emu 3 fox"]
 SHORT = PROMPTS[1:]  # of one padded length
@@ -66,7 +66,7 @@ def models(folder):
     else:
       task, kind = tiny_recurrent.make_task(folder), RecurrentModel
     built = task.build(config)
-    shapes = jax.eval_shape(lambda: nn.unbox(built.init(jax.random.key(0))))
+    shapes = jax.eval_shape(lambda: nn.unbox(built.model.init(jax.random.key(0))))
     random = np.random.default_rng(3)
     params = jax.tree.map(lambda s: jnp.asarray(random.normal(0, 0.6, s.shape), s.dtype), shapes)
     return kind(built, params, {}, folder)
@@ -83,9 +83,11 @@ def whole_pass(model):
     if isinstance(model, RecurrentModel):
       targets = jnp.roll(tokens, -1, axis=1)
       batch = {"tokens": tokens, "targets": targets}
-      states = model.task.model.initial_states(1)
-      return model.task._run(model.params, states, batch, None, train=False, logits=True).logits[0]
-    return jax.nn.log_softmax(model.task._logits(model.params, tokens))[0]
+      states = model.task.model.module.initial_states(1)
+      return model.task.model.run(
+        model.params, states, batch, None, train=False, logits=True
+      ).logits[0]
+    return jax.nn.log_softmax(model.task.model.logits(model.params, tokens))[0]
 
   def next_tokens(past):
     padded = np.full((1, 24), tokenizer.pad, np.int32)

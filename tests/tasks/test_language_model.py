@@ -16,13 +16,21 @@ from compmod_jax.api import RecurrentModel
 from compmod_jax.checkpoints.model_folder import save_model_folder
 from compmod_jax.core.config import to_json
 from compmod_jax.core.errors import UserError
+from compmod_jax.data.text_tokenizer import FILE
 from compmod_jax.data.tokenizers.vocabulary import Words
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.encoder import EncoderConfig
-from compmod_jax.tasks.base import Context, Task, lower_is_better
-from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
+from compmod_jax.tasks.base import (
+  Context,
+  Dataset,
+  Evaluator,
+  Generator,
+  Objective,
+  TaskModel,
+  lower_is_better,
+)
+from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
-from compmod_jax.tasks.text_tokenizer import FILE
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +50,7 @@ def task(folder):
 
 @functools.cache
 def parameters(task):
-  return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(jax.jit(task.init)(jax.random.key(0))))
+  return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(jax.jit(task.model.init)(jax.random.key(0))))
 
 
 @functools.cache
@@ -62,31 +70,34 @@ def losses(task, batches, carry):
 
 
 def test_the_task_has_all_of_the_contract(task):
-  for name in (*Task.__annotations__, *(n for n in vars(Task) if not n.startswith("_"))):
-    assert hasattr(task, name), name
+  assert isinstance(task.dataset, Dataset)
+  assert isinstance(task.model, TaskModel)
+  assert isinstance(task.objective, Objective)
+  assert isinstance(task.generator, Generator)
+  assert all(isinstance(one, Evaluator) for one in task.evaluators)
   assert lower_is_better(task.metric)
 
 
 def test_states_are_carried_from_one_stretch_to_the_next_and_reset_by_an_epoch(task):
-  iterator, count = task.train_batches(seed=0, multiple=1)
+  iterator, count = task.dataset.train_batches(seed=0, multiple=1)
   batches = [next(iterator) for _ in range(count + 1)]
-  total, tokens, carry = losses(task, batches[:count], task.init_carry())
-  assert tokens == len(task.streams["train"])
+  total, tokens, carry = losses(task, batches[:count], task.model.init_carry())
+  assert tokens == len(task.dataset.tokens("train"))
   assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(carry))
   # The first stretch of the next epoch does not see what was carried.
-  afresh = losses(task, batches[count:], task.init_carry())[0]
+  afresh = losses(task, batches[count:], task.model.init_carry())[0]
   np.testing.assert_allclose(losses(task, batches[count:], carry)[0], afresh, rtol=1e-6)
   # The second one does.
-  kept = losses(task, batches[:2], task.init_carry())[0]
-  apart = sum(losses(task, [batch], task.init_carry())[0] for batch in batches[:2])
+  kept = losses(task, batches[:2], task.model.init_carry())[0]
+  apart = sum(losses(task, [batch], task.model.init_carry())[0] for batch in batches[:2])
   assert abs(kept - apart) > 1e-3
   assert total > 0
 
 
 def test_evaluation_scores_every_token_once_and_per_word(task):
   found = task.evaluate(parameters(task), "test").values
-  texts = list(task.config.data.load("test"))
-  assert found["tokens"] == len(task.streams["test"])
+  texts = list(task.dataset.config.data.load("test"))
+  assert found["tokens"] == len(task.dataset.tokens("test"))
   words = sum(len(text.split()) + 1 for text in texts)
   assert found["tokens"] == words  # one token a word, and one for each end
   np.testing.assert_allclose(found["perplexity"], np.exp(found["loss"]))
@@ -100,29 +111,31 @@ def test_unknown_words_are_counted_as_the_corpus_s_own(folder, task):
   """A vocabulary in which `<unk>` stands for a word of the text."""
   words = ["<unk>", "bat", "cow", "dog", "emu", *"01234"]  # lacks "fox"
   files = {FILE: Words(words).to_bytes()}
-  other = task.config.build(task.model.config, files=files)
-  texts = " ".join(task.config.data.load("test")).split()
-  share = texts.count("fox") / len(task.streams["test"])
+  other = task.dataset.config.build(task.model.config, files=files)
+  texts = " ".join(task.dataset.config.data.load("test")).split()
+  share = texts.count("fox") / len(task.dataset.tokens("test"))
   assert share > 0.02
-  assert other.streams.unknown("test") == pytest.approx(100 * share)
-  batch = other.scorer.batch(["fox 4", "<unk> 4"])
+  assert other.dataset.unknown("test") == pytest.approx(100 * share)
+  batch = other.generator.scorer.batch(["fox 4", "<unk> 4"])
   assert batch["targets"][0].tolist() == batch["targets"][1].tolist()
 
 
 def test_a_text_by_itself_is_scored_as_in_a_stream_of_one_row(folder, task):
-  one = dataclasses.replace(task.config, eval_rows=1)
-  alone = one.build(task.model.config, files=task.files())
-  text = next(iter(task.config.data.load("valid")))
-  scored = task.scorer(parameters(task), [text])[0]
+  one = dataclasses.replace(task.dataset.config, eval_rows=1)
+  alone = one.build(task.model.config, files=task.dataset.files())
+  text = next(iter(task.dataset.config.data.load("valid")))
+  scored = task.generator.scorer(task.model, parameters(task), [text])[0]
   batch = {k: v[:, : len(scored.nll)] if v.ndim > 1 else v for k, v in _first(alone).items()}
-  nll = alone._run(parameters(task), alone.model.initial_states(1), batch, None, train=False).nll
+  nll = alone.model.run(
+    parameters(task), alone.model.module.initial_states(1), batch, None, train=False
+  ).nll
   np.testing.assert_allclose(scored.nll, nll[0], rtol=1e-5)
   assert scored.words[-1] == "</s>"
   assert scored.total == pytest.approx(float(np.sum(scored.nll)))
 
 
 def _first(task):
-  batches = task.eval_batches("valid")
+  batches = task.dataset.eval_batches("valid")
   stretch = [next(batches) for _ in range(4)]
   names = ("tokens", "targets", "counted")
   return {name: np.concatenate([b[name] for b in stretch], axis=1) for name in names}
@@ -142,11 +155,11 @@ def _first(task):
 def test_every_signal_trains_and_scores(folder, signal):
   task = build(folder, signal)
   params = parameters(task)
-  iterator, _ = task.train_batches(seed=0, multiple=1)
+  iterator, _ = task.dataset.train_batches(seed=0, multiple=1)
   context = Context(jax.random.key(1), jnp.int32(0), True)
 
   def loss(params):
-    terms, carry, _ = task.loss(params, task.init_carry(), next(iterator), context)
+    terms, carry, _ = task.loss(params, task.model.init_carry(), next(iterator), context)
     return sum(term.value() for term in terms.values()), carry
 
   (value, _), grads = jax.value_and_grad(loss, has_aux=True)(params)
@@ -162,26 +175,29 @@ def test_masks_do_not_depend_on_a_text_s_place_or_its_neighbours(folder, signal)
   task = build(folder, recoding=recoding)
   params = parameters(task)
   text, other = "bat 0 cow 1 dog", "emu 3 fox 4 bat 2 cow 1 dog 2"
-  alone = task.scorer(params, [text])[0]
+  alone = task.generator.scorer(task.model, params, [text])[0]
   long = " ".join([other] * 4)  # of a longer bucket
   for texts in ([text, other], [other, other, text], [long, text]):
-    found = task.scorer(params, texts)[texts.index(text)]
+    found = task.generator.scorer(task.model, params, texts)[texts.index(text)]
     np.testing.assert_allclose(found.nll, alone.nll, rtol=1e-5)
     np.testing.assert_allclose(found.error, alone.error, rtol=1e-5)
   # The two sentences of a pair have the same masks: they are scored alike until they differ.
-  good, bad = task.scorer(params, [text, "bat 0 cow 4 dog"])
+  good, bad = task.generator.scorer(task.model, params, [text, "bat 0 cow 4 dog"])
   np.testing.assert_allclose(good.nll[:3], bad.nll[:3], rtol=1e-5)
   assert good.nll[3] != bad.nll[3]
   # Another seed draws others.
-  seeded = dataclasses.replace(task.config, noise_seed=1).build(task.model.config)
-  assert np.max(np.abs(seeded.scorer(params, [text])[0].error - alone.error)) > 1e-5
+  seeded = dataclasses.replace(task.dataset.config, noise_seed=1).build(task.model.config)
+  others = seeded.generator.scorer(seeded.model, params, [text])[0].error
+  assert np.max(np.abs(others - alone.error)) > 1e-5
   # The streams of a split have masks of their own.
   batch = {
     name: np.tile(value[:1], (2, 1))
-    for name, value in task.scorer.batch([text]).items()
+    for name, value in task.generator.scorer.batch([text]).items()
     if value.ndim == 2
   }
-  out = task._run(params, task.model.initial_states(2), batch, jax.random.key(0), train=False)
+  out = task.model.run(
+    params, task.model.module.initial_states(2), batch, jax.random.key(0), train=False
+  )
   assert np.max(np.abs(out.steps["error"][0] - out.steps["error"][1])) > 1e-5
 
 
@@ -190,7 +206,9 @@ def test_recoding_can_be_for_training_or_for_use_alone(folder, task):
   expected = plain.evaluate(params, "valid").values
   recoding = dataclasses.replace(task.model.config.recoding, when="train")
   config = dataclasses.replace(task.model.config, recoding=recoding)
-  found = task.config.build(config, files=task.files()).evaluate(params, "valid").values
+  found = (
+    task.dataset.config.build(config, files=task.dataset.files()).evaluate(params, "valid").values
+  )
   assert found["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-6)
   assert task.evaluate(params, "valid").values["perplexity"] != expected["perplexity"]
 
@@ -208,12 +226,12 @@ def test_recoding_of_a_share_of_steps_is_drawn_and_of_given_steps_is_not(folder)
 
 def test_a_loaded_model_scores_texts_and_shows_its_states(folder, task, tmp_path):
   meta = {
-    "task": to_json(task.config, TaskConfig),
+    "task": to_json(task.dataset.config, TaskConfig),
     "model": to_json(task.model.config, ModelConfig),
     "step": 1,
   }
   params = jax.tree.map(np.asarray, parameters(task))
-  save_model_folder(tmp_path / "model", params=params, files=task.files(), meta=meta)
+  save_model_folder(tmp_path / "model", params=params, files=task.dataset.files(), meta=meta)
   model = compmod_jax.load(tmp_path / "model")
   assert isinstance(model, RecurrentModel)
   scored = model.score(["bat 0 cow 1", ""])
@@ -231,12 +249,12 @@ def test_a_loaded_model_scores_texts_and_shows_its_states(folder, task, tmp_path
 
 
 def test_what_does_not_fit_together_is_refused(folder, task):
-  with pytest.raises(UserError, match="it needs an LstmConfig"):
+  with pytest.raises(UserError, match="the task needs a recurrent language model"):
     tiny_recurrent.make_task(folder).build(EncoderConfig())
   with pytest.raises(UserError, match=r"phases\.part is 'small'"):
-    task.train_batches(part="small", seed=0, multiple=1)
+    task.dataset.train_batches(part="small", seed=0, multiple=1)
   with pytest.raises(UserError, match=r"task\.rows is 8; .* multiple of 3"):
-    task.train_batches(seed=0, multiple=3)
+    task.dataset.train_batches(seed=0, multiple=3)
   with pytest.raises(UserError, match=r"task\.rows is 0"):
     LanguageModelConfig(rows=0)
   with pytest.raises(UserError, match="does not search"):

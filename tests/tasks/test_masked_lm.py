@@ -20,14 +20,23 @@ from compmod_jax.core.config import to_json
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import zero_units
 from compmod_jax.data.corruption import MaskingConfig
+from compmod_jax.data.text_tokenizer import FILE
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.tasks.base import Context, Sharing, Task, lower_is_better
-from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
-from compmod_jax.tasks.masked_lm import MaskedLM, MaskedLMConfig
-from compmod_jax.tasks.text_tokenizer import FILE
-from compmod_jax.tasks.translation import Translation
+from compmod_jax.tasks.base import (
+  Context,
+  Dataset,
+  Evaluator,
+  Generator,
+  Objective,
+  Sharing,
+  Task,
+  TaskModel,
+  lower_is_better,
+)
+from compmod_jax.tasks.configs import ModelConfig, TaskConfig
+from compmod_jax.tasks.masked_lm import MaskedLMConfig
 
 CONTEXT = Context(jax.random.key(0), jnp.int32(0), True)
 HEADS = "encoder/layer_0/self/heads_scaled"
@@ -49,7 +58,7 @@ def task(folder):
 
 @functools.cache
 def parameters(task, seed=0):
-  shapes = jax.eval_shape(lambda: nn.unbox(task.init(jax.random.key(0))))
+  shapes = jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
   random = np.random.default_rng(seed)
   return jax.tree.map(lambda x: jnp.asarray(0.5 * random.normal(size=x.shape), x.dtype), shapes)
 
@@ -74,7 +83,7 @@ def loss(task):
 
 
 def batches(task, count=1):
-  iterator, _ = task.train_batches(seed=0, multiple=1)
+  iterator, _ = task.dataset.train_batches(seed=0, multiple=1)
   made = [jax.tree.map(jnp.asarray, next(iterator)) for _ in range(count)]
   iterator.close()
   return made
@@ -85,12 +94,12 @@ def test_the_loss_is_the_mean_over_predicted_tokens_of_their_negative_log_probab
 ):
   (batch,) = batches(task)
   terms, found = loss(params, batch, 3)
-  masked = task.blocks.mask(
+  masked = task.dataset.mask(
     jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 3), 0x3A5C),
     batch["tokens"],
     batch["index"],
   )
-  logits = np.asarray(jax.jit(task.forward)(params, {"tokens": masked.tokens}), np.float64)
+  logits = np.asarray(jax.jit(task.model.forward)(params, {"tokens": masked.tokens}), np.float64)
   probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   rows, places = np.nonzero(np.asarray(masked.predict))
   positions = np.asarray(masked.positions)[rows, places]
@@ -130,7 +139,7 @@ def test_no_loss_depends_on_filler_rows_or_on_the_order_of_rows(task, params, lo
 def test_the_loss_is_the_same_on_eight_devices(task, params, loss):
   (batch,) = batches(task)
   mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
-  boxed = jax.eval_shape(task.init, jax.random.key(0))
+  boxed = jax.eval_shape(task.model.init, jax.random.key(0))
   placed = jax.device_put(params, sharding.parameter_shardings(boxed, mesh))
   spread = sharding.place_batch(jax.tree.map(np.asarray, batch), mesh)
   expected, _ = loss(params, batch, 0)
@@ -154,7 +163,7 @@ def test_evaluation_is_the_same_whatever_the_batches_and_counts_every_block_once
 
 
 def test_the_unigram_loss_is_that_of_the_best_constant_prediction(task, params):
-  stream = np.concatenate(list(task.blocks["valid"].columns["tokens"]))
+  stream = np.concatenate(list(task.dataset.blocks("valid").columns["tokens"]))
   counts = np.bincount(stream[stream > 4])
   shares = counts[counts > 0] / counts.sum()
   expected = -(shares * np.log(shares)).sum()
@@ -178,30 +187,45 @@ def test_outputs_are_the_blocks_with_predictions_in_place_of_what_is_masked(task
   assert task.evaluate(params, "valid", decode=0).outputs == []
 
 
-def test_every_kind_of_task_has_all_of_the_contract(task):
-  members = [name for name in {*vars(Task), *Task.__annotations__} if not name.startswith("_")]
-  assert {"evaluate", "loss", "model", "rows", "start_tokens"} <= set(members)
-  for kind in (Translation, MaskedLM):
-    made_by_init = {"config", "model", "edits"}
-    assert all(hasattr(kind, name) or name in made_by_init for name in members), kind
-  assert all(hasattr(task, name) for name in members)
+def test_a_task_is_five_parts_each_of_which_keeps_its_contract(task):
+  fields = [field.name for field in dataclasses.fields(Task)]
+  assert fields == ["dataset", "model", "objective", "evaluators", "generator"]
+  assert isinstance(task.dataset, Dataset)
+  assert isinstance(task.model, TaskModel)
+  assert isinstance(task.objective, Objective)
+  assert isinstance(task.generator, Generator)
+  assert all(isinstance(one, Evaluator) for one in task.evaluators)
+
+
+def test_a_metric_that_is_listed_in_a_task_is_computed_from_its_outputs(task, params):
+  class Longest:
+    metric = units = ""
+
+    def __call__(self, scoring):
+      yield "longest", max(len(text.split()) for text in scoring.outputs)
+
+  more = dataclasses.replace(task, evaluators=(*task.evaluators, Longest()))
+  expected, found = (one.evaluate(params, "valid", decode=3) for one in (task, more))
+  longest = max(len(text.split()) for text in expected.outputs)
+  assert found.values == {**expected.values, "longest": longest}
+  assert more.metric == task.metric
 
 
 def test_the_task_tells_what_it_is(task):
   assert "Masked language model with 1 layers of width 16 and 2 heads" in task.describe()
   assert "heads compete in encoder self attention" in task.describe()
-  assert task.describe_batches() == "batches of 8 blocks of 16 tokens"
+  assert task.dataset.describe_batches() == "batches of 8 blocks of 16 tokens"
   assert "nats per predicted token" in task.describe_scores()
-  assert task.split_names() == ("train", "valid", "test")
-  assert task.final_splits() == ("valid", "test")
+  assert task.dataset.splits() == ("train", "valid", "test")
+  assert task.dataset.final_splits() == ("valid", "test")
   assert lower_is_better(task.metric)
   assert [lower_is_better(name) for name in ("perplexity", "bleu", "exact_match")] == [
     True,
     False,
     False,
   ]
-  assert task.routing_sites() == ["encoder/layer_0/self/router/weights"]
-  assert task.decode is None
+  assert task.model.routing_sites() == ("encoder/layer_0/self/router/weights",)
+  assert task.generator.decode is None
   with pytest.raises(UserError, match="does not search"):
     task.decoding(None)
 
@@ -209,7 +233,7 @@ def test_the_task_tells_what_it_is(task):
 def test_parts_of_the_training_blocks_are_disjoint_and_together_all(task):
   found = {}
   for part in ("all", "large", "small"):
-    iterator, count = task.train_batches(part=part, seed=0, multiple=1)
+    iterator, count = task.dataset.train_batches(part=part, seed=0, multiple=1)
     index = np.concatenate([next(iterator)["index"] for _ in range(count)])
     iterator.close()
     found[part] = set(index[index >= 0].tolist())
@@ -220,7 +244,7 @@ def test_parts_of_the_training_blocks_are_disjoint_and_together_all(task):
 
 def test_what_does_not_fit_together_is_refused(folder, task):
   config = tiny_masked.make_task(folder)
-  with pytest.raises(UserError, match=r"model is a TransformerConfig; it needs an EncoderConfig"):
+  with pytest.raises(UserError, match="is a TransformerConfig, but the task needs an encoder"):
     config.build(TransformerConfig())
   with pytest.raises(UserError, match=r"task\.length is 16 but model\.max_length is 8"):
     config.build(tiny_masked.make_model(max_length=8))
@@ -257,11 +281,13 @@ def test_bad_fields_are_named(fields, message):
 def model(task, params, tmp_path_factory) -> MaskedModel:
   place = tmp_path_factory.mktemp("model") / "m"
   meta = {
-    "task": to_json(task.config, TaskConfig),
+    "task": to_json(task.dataset.config, TaskConfig),
     "model": to_json(task.model.config, ModelConfig),
     "step": 7,
   }
-  save_model_folder(place, params=jax.tree.map(np.asarray, params), files=task.files(), meta=meta)
+  save_model_folder(
+    place, params=jax.tree.map(np.asarray, params), files=task.dataset.files(), meta=meta
+  )
   assert json.loads((place / "model.json").read_text())["meta"]["task"]["kind"] == "MaskedLMConfig"
   return compmod_jax.load(place)
 
@@ -273,17 +299,21 @@ def test_a_loaded_model_fills_in_what_is_masked_with_its_probabilities(model, ta
   found = model.fill(TEXTS, top=3)
   assert [len(filled.candidates) for filled in found] == [2, 0, 0, 1, 1]
   assert [filled.text for filled in found[1:3]] == TEXTS[1:3]
-  ids = [task.tokenizer.bos, *task.tokenizer.encode(TEXTS[0]), task.tokenizer.eos]
-  logits = np.asarray(task.forward(params, {"tokens": jnp.asarray([ids])})[0], np.float64)
+  ids = [
+    task.dataset.tokenizer.bos,
+    *task.dataset.tokenizer.encode(TEXTS[0]),
+    task.dataset.tokenizer.eos,
+  ]
+  logits = np.asarray(task.model.forward(params, {"tokens": jnp.asarray([ids])})[0], np.float64)
   chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   for place, candidates in zip((3, 6), found[0].candidates, strict=True):
-    assert ids[place] == task.tokenizer.mask
+    assert ids[place] == task.dataset.tokenizer.mask
     for candidate in candidates:
-      (number,) = task.tokenizer.encode(candidate.token)
+      (number,) = task.dataset.tokenizer.encode(candidate.token)
       assert candidate.probability == pytest.approx(chances[place, number], rel=1e-4)
     listed = [candidate.probability for candidate in candidates]
     assert listed == sorted(listed, reverse=True)
-    ordinary = np.delete(chances[place], sorted(task.tokenizer.controls))
+    ordinary = np.delete(chances[place], sorted(task.dataset.tokenizer.controls))
     assert listed[0] == pytest.approx(ordinary.max(), rel=1e-4)
   words = found[0].text.split()
   assert [words[2], words[5]] == [found[0].candidates[i][0].token for i in (0, 1)]
@@ -340,20 +370,20 @@ def test_rows_that_pad_a_vocabulary_are_never_offered_or_put_into_text(folder):
   task = tiny_masked.make_task(folder).build(model, files={FILE: tokenizer.to_bytes()})
   params = parameters(task)
   params["head"]["bias"] = params["head"]["bias"].at[len(words) :].set(50.0)
-  (filled,) = task.filler(params, ["bat 0 <mask> 1"], top=64)
+  (filled,) = task.generator(task.model, params, ["bat 0 <mask> 1"], top=64)
   offered = [candidate.token for candidate in filled.candidates[0]]
   assert sorted(offered) == sorted(words[5:])
-  assert not task.blocks.ordinary[sorted(padded)].any()  # nor drawn in place of a masked token
+  assert not task.dataset.ordinary[sorted(padded)].any()  # nor drawn in place of a masked token
 
 
 def test_a_subword_mask_stands_for_a_word_with_its_space(folder):
   config = tiny_masked.make_task(folder)
   data = dataclasses.replace(config.tokenizer, kind="bpe", vocab_size=40)
   task = dataclasses.replace(config, tokenizer=data).build(tiny_masked.make_model(max_length=32))
-  pieces = [task.tokenizer.piece(i) for i in task.filler.encode("cow <mask> dog <mask>")]
+  pieces = [task.dataset.tokenizer.piece(i) for i in task.generator.encode("cow <mask> dog <mask>")]
   inside = "".join(pieces[1:-1])
   assert inside == "▁cow<mask>▁dog<mask>"
-  assert task.config.masking == MaskingConfig(share=0.25)
+  assert task.dataset.config.masking == MaskingConfig(share=0.25)
 
 
 # Modulated models in encoder mode.
@@ -370,32 +400,32 @@ def modulated_task(folder):
 
 def test_a_modulated_model_reads_the_whole_text(modulated_task):
   task, params = modulated_task, parameters(modulated_task)
-  batch = next(iter(task.eval_batches("valid")))
+  batch = next(iter(task.dataset.eval_batches("valid")))
   tokens = jnp.asarray(batch["tokens"][:2])
-  logits = task.model.apply({"params": params}, tokens)
+  logits = task.model.module.apply({"params": params}, tokens)
   config = task.model.config
-  plain = Nemot(config, task.tokenizer.vocab_size, task.tokenizer.pad)
+  plain = Nemot(config, task.dataset.tokenizer.vocab_size, task.dataset.tokenizer.pad)
   ids = jnp.asarray([config.auxiliary_ids("enc", "lm")] * 2)
   expected = plain.apply({"params": params}, Text(tokens, ids), [("lm", 2)], causal=False).logits
   np.testing.assert_allclose(logits, expected, atol=1e-5)
-  later = task.model.apply({"params": params}, tokens.at[:, 5].set(7))
+  later = task.model.module.apply({"params": params}, tokens.at[:, 5].set(7))
   assert np.abs(later[:, 0] - logits[:, 0]).max() > 1e-3
   places = jnp.asarray([[3, 1], [0, 4]])
-  some = task.model.apply({"params": params}, tokens, positions=places)
+  some = task.model.module.apply({"params": params}, tokens, positions=places)
   chosen = jnp.take_along_axis(logits, places[..., None], axis=1)
   np.testing.assert_allclose(some, chosen, atol=1e-5)
 
 
 def test_a_modulated_model_fills_masks_in_and_logs_its_gate(modulated_task):
   task, params = modulated_task, parameters(modulated_task)
-  (filled,) = task.filler(params, ["bat <mask> cow 1"], top=2)
+  (filled,) = task.generator(task.model, params, ["bat <mask> cow 1"], top=2)
   assert len(filled.candidates[0]) == 2
-  batches, _ = task.train_batches(seed=0, multiple=1)
+  batches, _ = task.dataset.train_batches(seed=0, multiple=1)
   batch = {name: jnp.asarray(value) for name, value in next(batches).items()}
   terms, _, found = task.loss(params, (), batch, CONTEXT)
   assert np.isfinite(terms["cross_entropy"].value())
   assert 0 < float(found["gate/mean"][0] / found["gate/mean"][1]) < 1
-  assert task.rows("modulatory/layer_0/self/heads", batch).shape[1] == 16 + 3
+  assert task.model.valid_mask("modulatory/layer_0/self/heads", batch).shape[1] == 16 + 3
 
 
 def test_a_text_is_scored_by_masking_each_token_in_turn(model):

@@ -10,9 +10,8 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import OFF, Taps
-from compmod_jax.decoding import DecodeConfig
+from compmod_jax.decoding import DecodeConfig, recoding
 from compmod_jax.models.transformer import Transformer, TransformerConfig
-from compmod_jax.tasks import recoded_step
 from compmod_jax.tasks.translator import Hypothesis, mean_entropy
 
 BATCH, BEAMS, VOCAB, LAYERS, STEPS = 2, 1, 13, 2, 4
@@ -62,9 +61,9 @@ def prefill():
 
 def recoded(layer, **fields):
   config = DecodeConfig(recode_layer=layer, **fields)
-  site = recoded_step.site_of(layer, LAYERS)
-  one = recoded_step.recoded(step, OFF, site, config)
-  return walk(one, recoded_step.start(prefill(), BATCH, BEAMS))
+  site = recoding.site_of(layer, LAYERS)
+  one = recoding.recoded(step, OFF, site, config)
+  return walk(one, recoding.start(prefill(), BATCH, BEAMS))
 
 
 @pytest.mark.parametrize("layer", [0, -1])
@@ -86,7 +85,7 @@ def test_a_small_step_lowers_the_entropy_and_more_steps_lower_it_more(layer):
 @pytest.mark.parametrize("layer", [0, -1])
 def test_cached_steps_equal_a_pass_over_the_whole_prefix_with_the_corrected_activations(layer):
   """Uncached: every position's activation is put in place, and nothing is kept between steps."""
-  size, site = 0.3, recoded_step.site_of(layer, LAYERS)
+  size, site = 0.3, recoding.site_of(layer, LAYERS)
   cached, _ = recoded(layer, recode_size=size)
 
   @jax.jit
@@ -117,18 +116,18 @@ def test_cached_steps_equal_a_pass_over_the_whole_prefix_with_the_corrected_acti
 
 
 def test_an_edit_of_the_same_site_acts_before_recoding():
-  site = recoded_step.site_of(-1, LAYERS)
+  site = recoding.site_of(-1, LAYERS)
   taps = Taps(edits={site: lambda value: 0 * value})
   config = DecodeConfig(recode_layer=-1, recode_size=0.0)
-  one = recoded_step.recoded(step, taps, site, config)
-  logits, _ = walk(one, recoded_step.start(prefill(), BATCH, BEAMS))
+  one = recoding.recoded(step, taps, site, config)
+  logits, _ = walk(one, recoding.start(prefill(), BATCH, BEAMS))
   np.testing.assert_allclose(logits[:, 0], logits[:, 1], atol=1e-6)
 
 
 def test_a_layer_that_is_not_there_is_refused():
-  assert recoded_step.site_of(-1, 3) == "decoder/layer_2/output"
+  assert recoding.site_of(-1, 3) == "decoder/layer_2/output"
   with pytest.raises(UserError, match="recode_layer is 3, but decoder has 3 layers"):
-    recoded_step.site_of(3, 3)
+    recoding.site_of(3, 3)
   with pytest.raises(UserError, match="recode_size is -1"):
     DecodeConfig(recode_size=-1)
   with pytest.raises(UserError, match="recode_steps is 0"):

@@ -7,13 +7,13 @@ import tiny_model
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.sets import QASet
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.tasks import question_answering, translation
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.base import Scoring
+from compmod_jax.tasks.question_answering import AnsweringConfig
 
 
-def scores(module, task, split, monkeypatch):
+def scores(task, split, monkeypatch):
   """What evaluation says of a split, but for the loss, which is not computed."""
-  monkeypatch.setattr(module, "total_losses", lambda *_: [1.0, 1.0, 1.0])
+  monkeypatch.setattr(Scoring, "sums", lambda *_: [1.0, 1.0, 1.0])
   return task.evaluate({}, split, decode=False).values
 
 
@@ -24,8 +24,8 @@ def test_of_translations_it_counts_the_tokens_of_both_sides(tmp_path, monkeypatc
   experiment = tiny_model.make_experiment(data)
   task = experiment.task.build(experiment.model)
   # Three of ten words and four ends.
-  assert scores(translation, task, "test", monkeypatch)["unknown"] == 100 * 3 / 14
-  assert scores(translation, task, "train", monkeypatch)["unknown"] == 0
+  assert scores(task, "test", monkeypatch)["unknown"] == 100 * 3 / 14
+  assert scores(task, "train", monkeypatch)["unknown"] == 0
 
 
 def test_of_answers_it_counts_the_tokens_of_questions_and_passages(tmp_path, monkeypatch):
@@ -41,7 +41,7 @@ def test_of_answers_it_counts_the_tokens_of_questions_and_passages(tmp_path, mon
   )
   model = DecoderConfig(decoder_layers=1, dim=8, heads=2, ffn_dim=8, max_length=64)
   task = config.build(model)
-  assert scores(question_answering, task, "valid", monkeypatch)["unknown"] == 0
-  found = scores(question_answering, task, "test", monkeypatch)["unknown"]
+  assert scores(task, "valid", monkeypatch)["unknown"] == 0
+  found = scores(task, "test", monkeypatch)["unknown"]
   # The word stands in the passage and in the answer.
-  assert found == 100 * 2 / int(task.asked["test"].tokens.lengths.sum())
+  assert found == 100 * 2 / int(task.dataset.tokenized("test").tokens.lengths.sum())

@@ -24,8 +24,8 @@ from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.tools import aot, describe, devices, products, shapes
 from compmod_jax.tools.cost import Cost
 from compmod_jax.tools.devices import PEAK_FLOPS, TPUS, Topology
@@ -121,7 +121,7 @@ def answering(folder):
 def test_a_batch_without_data_is_shaped_as_the_longest_with_data(make, tmp_path):
   experiment = make(tmp_path)
   task = experiment.task.build(experiment.model)
-  iterator, _ = task.train_batches(part="all", seed=0, multiple=4, process=0, processes=1)
+  iterator, _ = task.dataset.train_batches(part="all", seed=0, multiple=4, process=0, processes=1)
   real, found = next(iterator), shapes.largest_batch(task, 4)
   if make is answering:
     # How tasks share a batch is for the data to tell; they are as many rows in all.

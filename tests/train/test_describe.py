@@ -14,6 +14,7 @@ import tiny_recurrent
 
 from compmod_jax.commands import train
 from compmod_jax.core.errors import UserError
+from compmod_jax.data.qa.question_sets import QuestionSets
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.layers.experts import ExpertsConfig
@@ -25,10 +26,9 @@ from compmod_jax.models.lstm_lm_config import LstmConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.models.transformer import PLACES, TransformerConfig
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.language_model_config import LanguageModelConfig
-from compmod_jax.tasks.question_batches import QuestionBatches
-from compmod_jax.tasks.translation_config import TranslationConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.language_model import LanguageModelConfig
+from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.tools import describe, diagram, flops
 from compmod_jax.tools.diagram_parts import shapes_of
 from compmod_jax.training.experiment import load_config
@@ -56,7 +56,7 @@ def causal(model, length=25):
 
 def drawn(task):
   """The blocks of a diagram, whose sizes must add up, and its lines without the heading."""
-  plain = task.config.build(task.model.config.plain(), files=task.files())
+  plain = task.dataset.config.build(task.model.config.plain(), files=task.dataset.files())
   return parts(task, plain)
 
 
@@ -293,7 +293,7 @@ def test_a_plain_decoder_costs_what_its_matrices_and_attention_do():
 def test_a_plain_transformer_costs_what_its_matrices_and_attention_do():
   task = translation(**ONE)
   found = cost(task)
-  length = task.config.batch.longest
+  length = task.dataset.config.batch.longest
   assert found.length == length
   modules = 3
   expected = products(task, extra=96 * 128) + modules * 4 * length * 128
@@ -340,7 +340,7 @@ def test_answering_is_counted_without_its_questions_and_what_is_left_out_is_told
   monkeypatch.chdir(ROOT)
   experiment = load_config("configs/everything.py")
   task = built(experiment.task, shallow(experiment.model))
-  monkeypatch.setattr(QuestionBatches, "__getitem__", lambda *_: pytest.fail("questions were read"))
+  monkeypatch.setattr(QuestionSets, "tokenized", lambda *_: pytest.fail("questions were read"))
   one = task, describe.abstract_parameters(task)
   text = " ".join(describe.comparison(one, one))
   assert re.search(r"MFLOPs a token, training +[\d.]+ ", text)

@@ -42,12 +42,12 @@ def program(workdir, monkeypatch, capsys, tmp_path):
 def test_the_numbers_are_those_of_training_to_the_last_bit(workdir, program):
   experiment = saved_experiment(workdir)
   mesh = sharding.make_mesh(experiment.mesh)
-  files = compmod_jax.load(workdir).task.files()
+  files = compmod_jax.load(workdir).task.dataset.files()
   config = dataclasses.replace(experiment.task, decode=DecodeConfig("greedy", max_extra=2))
   task = config.build(experiment.model, files=files)
   params = final_evaluation.load_parameters(workdir / "models" / "best", task, mesh)
   trained = final_evaluation.evaluate_splits(
-    task, params, task.final_splits(), sharing=run.sharing_of(mesh), status=silent
+    task, params, task.dataset.final_splits(), sharing=run.sharing_of(mesh), status=silent
   )
   printed, record = program("--lowercase", "--method", "greedy", "--max_ratio", "1.5")
   assert [row["split"] for row in record["splits"]] == ["valid", "test"]
@@ -70,7 +70,7 @@ def test_one_split_another_model_and_another_way_to_decode_can_be_chosen(program
   seen = []
 
   def evaluate_splits(task, params, splits, **_):
-    seen.append((task.config.decode, params, splits))
+    seen.append((task.dataset.config.decode, params, splits))
     return {split: Evaluation({"bleu": 12.5}, [], [], []) for split in splits}
 
   monkeypatch.setattr(final_evaluation, "evaluate_splits", evaluate_splits)

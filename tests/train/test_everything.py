@@ -75,13 +75,13 @@ PAIRS = [
 def test_mechanisms_train_together(pair, files):
   given = tiny(pair)
   task = given.task.build(given.model, files=files)
-  params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
   optimizer = optax.adam(1e-2)
   mask = jax.tree.map(lambda _: True, params)
   options = {"seed": 0, "micro_batches": 1, "ema": 0.0, "mask": mask}
   step = jax.jit(make_step(task, optimizer, lambda _: jnp.float32(0.01), **options))
   state, losses = init_state(params, (), optimizer, 0.0), []
-  batches, _ = task.train_batches(seed=0, multiple=1)
+  batches, _ = task.dataset.train_batches(seed=0, multiple=1)
   for _ in range(20):
     state, metrics = step(state, next(batches))
     losses.append(float(metrics["objective"]))
@@ -92,8 +92,8 @@ def test_mechanisms_train_together(pair, files):
   logged["experts"] = "router/vanilla/layer_0/ffn/entropy"
   assert {name for name, value in logged.items() if value in metrics["task"]} == {*pair} & {*logged}
   if "recoding" in pair:
-    questions = list(task.config.questions("valid")[0][:2])
-    for (answer,) in task.answerer(state.params, questions, task.decode):
+    questions = list(task.dataset.questions("valid")[0][:2])
+    for (answer,) in task.generator(task.model, state.params, questions, task.generator.decode):
       before, after = answer.entropy
       assert after < before
 
@@ -105,11 +105,11 @@ def test_all_of_them_go_through_the_program_and_each_can_be_taken_out(monkeypatc
   (evaluated,) = metrics_of(tmp_path / "run", "eval")
   assert evaluated["entropy"] < evaluated["entropy_before"]
   model = compmod_jax.load(tmp_path / "run")
-  batch = next(iter(model.task.eval_batches("valid")))
-  before = np.asarray(model.task.forward(model.params, batch))
+  batch = next(iter(model.task.dataset.eval_batches("valid")))
+  before = np.asarray(model.task.model.forward(model.params, batch))
   for site in SITES.values():
     without = model.edit({site: lambda x: jnp.ones_like(x) / x.shape[-1]})
-    after = np.asarray(without.task.forward(model.params, batch))
+    after = np.asarray(without.task.model.forward(model.params, batch))
     assert np.abs(after - before).max() > 1e-4
 
 
@@ -118,7 +118,7 @@ def test_variants_leave_out_what_they_say():
   for name in MECHANISMS:
     given = load_config(f"configs/everything.py:without-{name}")
     assert given.task.data == whole.task.data
-    assert (given.model != whole.model) or (given.task.decode != whole.task.decode)
+    assert (given.model != whole.model) or (given.task.decode != whole.task.generator.decode)
   plain = load_config("configs/everything.py:plain")
   assert plain.model.plain() == plain.model
-  assert plain.task.decode.recode_layer is None
+  assert plain.task.generator.decode.recode_layer is None

@@ -51,7 +51,7 @@ def task(model: TransformerConfig = MODEL) -> Translation:
   config = TranslationConfig(data=TextData(), batch=BatchConfig(tokens=64, buckets=(6,)))
   words = TokenizerConfig(kind="words", vocab_size=40)
   tokenizer = train_tokenizer([" ".join(f"w{n}" for n in range(12))], words)
-  return Translation(config, model, Splits(config.data), tokenizer, tokenizer)
+  return config.build_with(model, Splits(config.data), tokenizer, tokenizer)
 
 
 def batch(seed: int = 0) -> dict[str, np.ndarray]:
@@ -75,7 +75,9 @@ def params() -> Any:
 
 def compiled(micro_batches: int) -> Any:
   def run(params: Any, batch: Any) -> Any:
-    grads, value, terms, _, found = gradients(task(), params, (), batch, CONTEXT, micro_batches)
+    grads, value, terms, _, found = gradients(
+      task().loss, params, (), batch, CONTEXT, micro_batches
+    )
     return grads, value, {name: term.logged() for name, term in terms.items()}, found
 
   return jax.jit(run)

@@ -56,7 +56,9 @@ def test_an_old_model_translates_as_it_did(golden, expected):
   sources, outputs, scores = zip(*expected["translations"], strict=True)
   model = compmod_jax.load(golden)
   assert model.translate(list(sources)) == list(outputs)
-  found = model.task.translator(model.params, list(sources), model.task.config.decode)
+  found = model.task.generator(
+    model.task.model, model.params, list(sources), model.task.dataset.config.decode
+  )
   np.testing.assert_allclose([best[0].score for best in found], scores, rtol=1e-5)
 
 

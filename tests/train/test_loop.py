@@ -232,6 +232,10 @@ class Regression:
     value = jnp.sum(jnp.sqrt(params["w"]) * batch["x"])
     return {"loss": Term(value, jnp.float32(1))}, carry, {}
 
+  @property
+  def model(self):
+    return self
+
   def forward(self, params, batch, taps):
     return taps("product", params["w"] * batch["x"])
 

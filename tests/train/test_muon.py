@@ -16,7 +16,6 @@ from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text
-from compmod_jax.tasks import modulated
 from compmod_jax.training.muon import matrices
 from compmod_jax.training.optimizer import OptimizerConfig, make_optimizer
 
@@ -113,7 +112,7 @@ def test_every_kernel_of_a_model_but_onto_words_and_beside_positions_is_a_hidden
     compete=("vanilla_self",),
     experts=ExpertsConfig(2, competition=CompetitionConfig(rule="top_k", keep=1)),
   )
-  model, tokens = modulated.build(config, 12, 0), jnp.zeros((1, 8), jnp.int32)
+  model, tokens = config.decoder(12, 0), jnp.zeros((1, 8), jnp.int32)
   text = Text(tokens, jnp.zeros((1, 3), jnp.int32))
   made = jax.eval_shape(lambda key: model.init(key, text, [("lm", 1)]), jax.random.key(0))
   params = nn.unbox(made)["params"]

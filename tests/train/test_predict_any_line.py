@@ -28,9 +28,9 @@ from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.configs import ModelConfig, TaskConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training import run
 
 SIZES = {"dim": 16, "heads": 2, "ffn_dim": 16, "dropout": 0.0, "max_length": 96}
@@ -88,9 +88,9 @@ _load = functools.cache(compmod_jax.load)  # keeps what was compiled
 def save(folder, task, model, *, change=lambda params: params):
   """A model folder with random parameters."""
   built = task.build(model)
-  params = jax.tree.map(np.asarray, nn.unbox(jax.jit(built.init)(jax.random.key(0))))
+  params = jax.tree.map(np.asarray, nn.unbox(jax.jit(built.model.init)(jax.random.key(0))))
   meta = {"task": to_json(task, TaskConfig), "model": to_json(model, ModelConfig)}
-  save_model_folder(folder, params=change(params), files=built.files(), meta=meta)
+  save_model_folder(folder, params=change(params), files=built.dataset.files(), meta=meta)
   return folder
 
 
@@ -198,7 +198,7 @@ def test_outputs_without_a_finite_score_are_named(program, workdirs, kind, tmp_p
     return jax.tree.map(lambda leaf: np.full_like(leaf, 3e38), params)
 
   model = _load(workdirs[kind])
-  folder = save(tmp_path / "huge", model.task.config, model.model.config, change=huge)
+  folder = save(tmp_path / "huge", model.task.dataset.config, model.model.config, change=huge)
   out, err = program(folder, b"\n" + GOOD[kind] + b"\n")
   assert len(out) == 2
   assert "line 2 has an output without a finite score" in err

@@ -23,14 +23,14 @@ from compmod_jax.data.qa.typed import typed_question
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData
+from compmod_jax.models.matching import parameters
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tables.registry import table
 from compmod_jax.tasks.answer_scores import scores
 from compmod_jax.tasks.base import Evaluation
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.kinds import ModelConfig, TaskConfig
-from compmod_jax.tasks.modulated import parameters
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.configs import ModelConfig, TaskConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training import final_evaluation, run
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -44,9 +44,9 @@ LINES = ["Anna is here. | Where is Anna?", "", "Who? (1) Ben (2) Anna", '{"quest
 def save(folder, task, model):
   """A model folder with random parameters."""
   built = task.build(model)
-  params = jax.tree.map(np.asarray, nn.unbox(jax.jit(built.init)(jax.random.key(0))))
+  params = jax.tree.map(np.asarray, nn.unbox(jax.jit(built.model.init)(jax.random.key(0))))
   meta = {"task": to_json(task, TaskConfig), "model": to_json(model, ModelConfig)}
-  save_model_folder(folder, params=params, files=built.files(), meta=meta)
+  save_model_folder(folder, params=params, files=built.dataset.files(), meta=meta)
   return folder
 
 
@@ -75,7 +75,12 @@ def test_every_line_has_its_answer(answering, monkeypatch, capsys):
   model = compmod_jax.load(answering)
   asked = [typed_question(LINES[0]), typed_question(LINES[2])]
   first, second = model.answer(asked)
-  assert [best[0].text for best in model.task.answerer(model.params, asked, model.task.decode)] == [
+  assert [
+    best[0].text
+    for best in model.task.generator(
+      model.task.model, model.params, asked, model.task.generator.decode
+    )
+  ] == [
     first,
     second,
   ]

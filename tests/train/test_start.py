@@ -21,10 +21,9 @@ from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.text import Text
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.kinds import ModelConfig
-from compmod_jax.tasks.modulated import build
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.configs import ModelConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.run import set_up
 from compmod_jax.training.warm_start import Start, merge
@@ -74,7 +73,7 @@ def gpt2(tmp_path):
 
 def fresh_parameters(config, vocab):
   text = Text(jnp.ones((1, 2), jnp.int32), jnp.zeros((1, 3), jnp.int32))
-  module = build(config, vocab, 0)
+  module = config.decoder(vocab, 0)
   return nn.unbox(module.init(jax.random.key(1), text, [("lm", 1)], vanilla_logits=True))["params"]
 
 
@@ -99,9 +98,9 @@ def test_questions_are_learnt_from_a_language_model(tmp_path, monkeypatch):
   model = NemotConfig(**SIZES, **LAYERS)
   language = CausalLMConfig(data=grammar, tokenizer=TOKENIZER, length=33, batch_tokens=33 * 4)
   first = language.build(model)
-  params = jax.tree.map(np.asarray, nn.unbox(jax.jit(first.init)(jax.random.key(3))))
+  params = jax.tree.map(np.asarray, nn.unbox(jax.jit(first.model.init)(jax.random.key(3))))
   meta = {"model": to_json(model, ModelConfig)}
-  save_model_folder(tmp_path / "first", params=params, files=first.files(), meta=meta)
+  save_model_folder(tmp_path / "first", params=params, files=first.dataset.files(), meta=meta)
   worlds = WorldsData(train=24, valid=12, test=12, shifted=12)
   experiment = Experiment(
     name="second",
@@ -113,7 +112,7 @@ def test_questions_are_learnt_from_a_language_model(tmp_path, monkeypatch):
   )
   run, said = set_up(experiment, tmp_path / "second", command=""), []
   state = run.fresh_state(said.append)
-  assert run.task.tokenizer.to_bytes() == first.tokenizer.to_bytes()
+  assert run.task.dataset.tokenizer.to_bytes() == first.dataset.tokenizer.to_bytes()
   assert ["fresh: vanilla_head" in note for note in said] == [True]
   table = state.params["auxiliary_embedding"]["table"]
   names = experiment.model.auxiliary

@@ -26,7 +26,11 @@ ROWS, TIME, WIDTH = 8, 5, 3
 class Toy:
   """A small model with a mean over tokens, a term that is none, a carry and random numbers."""
 
-  def idle(self, batch: Any) -> tuple[str, ...]:
+  @property
+  def model(self) -> "Toy":
+    return self
+
+  def unused_parameters(self, batch: Any) -> tuple[str, ...]:
     return ()
 
   def loss(self, params: Any, carry: Any, batch: Any, context: Context) -> Any:
@@ -83,7 +87,7 @@ CONTEXT = Context(jax.random.key(0), jnp.int32(0), True)
 
 @functools.cache
 def toy_gradients(micro_batches: int) -> Any:
-  function = functools.partial(gradients, Toy(), context=CONTEXT, micro_batches=micro_batches)
+  function = functools.partial(gradients, Toy().loss, context=CONTEXT, micro_batches=micro_batches)
   return jax.device_get(jax.jit(lambda *a: function(*a))(toy_params(), CARRY, toy_batch()))
 
 
@@ -165,7 +169,7 @@ def test_micro_batches_of_a_transformer_equal_one_big_batch():
   params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0), *batch.values()))["params"]
 
   def found(micro_batches: int) -> Any:
-    function = functools.partial(gradients, task, context=CONTEXT, micro_batches=micro_batches)
+    function = functools.partial(gradients, task.loss, context=CONTEXT, micro_batches=micro_batches)
     return jax.jit(lambda p, b: function(p, (), b)[:2])(params, batch)
 
   (one, one_value), (two, two_value) = found(1), found(2)

@@ -157,7 +157,9 @@ def test_a_configuration_of_which_no_step_was_saved_binds_nothing(run, experimen
   (note,) = set_up(other, run, command="y").notes
   assert "another configuration, of which no step was saved" in note
   assert saved_experiment(run) == other
-  assert load_model_folder(run / "tokenizers")[1] == set_up(other, run, command="y").task.files()
+  assert (
+    load_model_folder(run / "tokenizers")[1] == set_up(other, run, command="y").task.dataset.files()
+  )
   assert _config(run)["command"] == "y"
   assert set_up(other, run, command="z").notes == []
 

@@ -84,7 +84,7 @@ class Ablate:
     chosen = chosen_units(self.units, modules)
     fillings = {module.scaled: np.zeros((module.units, module.dim)) for module in modules}
     if self.replace == "mean":
-      errors.check_choice("--mean_split", self.mean_split, subject.task.split_names())
+      errors.check_choice("--mean_split", self.mean_split, subject.task.dataset.splits())
       elsewhere = dataclasses.replace(subject, split=self.mean_split)
       fillings = mean_outputs(elsewhere, modules)
     measure = _Measure(subject, read, modules, fillings, self.decode)
@@ -186,10 +186,10 @@ def mean_outputs(subject: Subject, modules: Sequence[Module]) -> dict[str, np.nd
   @jax.jit
   def sums(params: Any, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
     taps = Taps(capture=frozenset(module.scaled for module in modules))
-    subject.task.forward(params, batch, taps=taps)
+    subject.task.model.forward(params, batch, taps=taps)
     found = {}
     for site, value in taps.captured.items():
-      rows = subject.task.rows(site, batch)[..., None, None]
+      rows = subject.task.model.valid_mask(site, batch)[..., None, None]
       total = jnp.sum(jnp.where(rows, value.astype(jnp.float32), 0), axis=(0, 1))
       found[site] = total, jnp.sum(rows)
     return found
@@ -217,7 +217,7 @@ class _Measure:
     self.subject, self.read = subject, read
     self.modules, self.fillings = modules, fillings
     self.numbers = subject.numbers[:0]
-    if decode and subject.task.decode is not None:
+    if decode and subject.task.generator.decode is not None:
       self.numbers = drawn(subject.numbers, decode, subject.seed)
     self.losses = sentence_losses(subject, read)
 

@@ -157,8 +157,9 @@ def check_same_data(
   remedy = "Compare runs on the same data."
   for task, name in ((first.task, names[0]), (second.task, names[1])):
     errors.check(
-      first.split in task.split_names(),
-      f"--split is {first.split!r}, but {name} has only {', '.join(task.split_names())}. {remedy}",
+      first.split in task.dataset.splits(),
+      f"--split is {first.split!r}, but {name} has only {', '.join(task.dataset.splits())}."
+      f" {remedy}",
     )
   errors.check(
     ours.streams == theirs.streams,
@@ -186,7 +187,7 @@ def _compare(
   chosen, same = first.numbers, _same_tokens(ours, theirs)
   measured = {"loss": _losses(first, second, ours, theirs, same)}
   outputs: dict[int, tuple[str, str]] = {}
-  if settings.decode and first.task.decode is not None and second.task.decode is not None:
+  if settings.decode and first.task.generator.decode and second.task.generator.decode:
     numbers = drawn(chosen, settings.decode, settings.seed)
     outputs, scores = _scores(first, second, ours, theirs, numbers)
     measured |= scores

@@ -137,13 +137,13 @@ def _weights(
   subject: Subject, params: Any, modules: Sequence[Module], batch: Batch
 ) -> dict[str, jax.Array]:
   taps = Taps(capture=frozenset(module.weights for module in modules))
-  subject.task.forward(params, batch, taps=taps)
+  subject.task.model.forward(params, batch, taps=taps)
   return {module.name: taps.captured[module.weights].astype(jnp.float32) for module in modules}
 
 
 def _rows(subject: Subject, module: Module, batch: Batch) -> jax.Array:
-  rows = subject.task.rows(module.weights, batch)
-  return rows & (jnp.arange(rows.shape[1]) >= subject.task.start_tokens(module.weights))[None]
+  rows = subject.task.model.valid_mask(module.weights, batch)
+  return rows & (jnp.arange(rows.shape[1]) >= subject.task.model.start_tokens(module.weights))[None]
 
 
 def _sums(

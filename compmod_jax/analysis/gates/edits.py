@@ -1,6 +1,6 @@
 """Modulated models with other auxiliary tokens or other gates, all in one compiled program."""
 
-import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,18 +15,15 @@ from compmod_jax.core.intermediates import Edit, Taps
 from compmod_jax.core.losses import token_nll
 from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.example import Question
-from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.models.text import Text
-from compmod_jax.tasks import modulated
-from compmod_jax.tasks.answer_tokens import MULTIPLE_CHOICE
-from compmod_jax.tasks.answerer import Answerer
+from compmod_jax.data.qa.question_sets import GENERAL, MULTIPLE_CHOICE
+from compmod_jax.models.nemot_config import GATE, NemotConfig
+from compmod_jax.tasks.answerer import search_answers
 from compmod_jax.tasks.base import Batch, Sharing
 from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.question_answering import Answering
 
 TOKEN, TOKEN_AND_SET = "task token swapped", "token and output set swapped"
 FROZEN, REMOVED = "frozen at its mean", "removed"
-_GENERAL = "gqa"
 
 
 class Change(NamedTuple):
@@ -66,7 +63,7 @@ def gated_task(task: Any) -> tuple[GatedTask, NemotConfig]:
   """
   config = task.model.config
   errors.check(
-    modulated.gated(config),
+    config.gate_site() is not None,
     "The model has no gate; this analysis needs a NemotConfig whose gate is on. Choose another"
     f" workdir. ({task.describe()})",
   )
@@ -80,7 +77,7 @@ def gated_task(task: Any) -> tuple[GatedTask, NemotConfig]:
 
 def gate_sites(config: NemotConfig) -> tuple[str, ...]:
   """The sites of all gates of a model, that of the vanilla set's output first."""
-  return (modulated.GATE, *(f"gates/{place}" for place in config.gate_places))
+  return (GATE, *(f"gates/{place}" for place in config.gate_places))
 
 
 def swaps(given: Sequence[str], task: GatedTask, config: NemotConfig) -> dict[str, str]:
@@ -96,7 +93,7 @@ def swaps(given: Sequence[str], task: GatedTask, config: NemotConfig) -> dict[st
     UserError: a task that the model does not have.
   """
   if not given:
-    both = {MULTIPLE_CHOICE: _GENERAL, _GENERAL: MULTIPLE_CHOICE}
+    both = {MULTIPLE_CHOICE: GENERAL, GENERAL: MULTIPLE_CHOICE}
     return both if isinstance(task, Answering) and set(both) <= set(config.tasks) else {}
   found = {}
   for pair in given:
@@ -127,9 +124,9 @@ def _logarithmic(site: str) -> bool:
   return site.endswith("/logits")
 
 
-def _told(text: Text, ids: jax.Array) -> Text:
-  """The text behind other auxiliary tokens."""
-  return text._replace(auxiliary=jnp.take(ids, jnp.asarray(text.auxiliary)))
+def changed(model: Any, change: Change) -> Any:
+  """The model of a task behind other auxiliary tokens and with other gates."""
+  return dataclasses.replace(model.edited(edits_of(change)), swapped=change.ids)
 
 
 def retold(batch: Batch, told: Mapping[str, str]) -> dict[str, Any]:
@@ -171,10 +168,8 @@ class Runner:
     return self._forward(self.subject.params, self.subject.place(batch), variant.change)
 
   def _run(self, params: Any, batch: Batch, change: Change) -> tuple[jax.Array, Any]:
-    taps = Taps(capture=frozenset(self.widths), edits=edits_of(change))
-    task: Any = copy.copy(self.task)
-    task.text = lambda *given: _told(self.task.text(*given), change.ids)
-    logits = task.forward(params, batch, taps=taps)
+    taps = Taps(capture=frozenset(self.widths))
+    logits = changed(self.task.model, change).forward(params, batch, taps=taps)
     gates = {s: jnp.exp(g) if _logarithmic(s) else g for s, g in taps.captured.items()}
     return token_nll(logits, jnp.asarray(batch["tokens"])[:, 1:]), gates
 
@@ -207,32 +202,34 @@ def variants(
   return found
 
 
-class Search(Answerer):
-  """Answers of changed models: parameters are a pair of the model's own and a `Change`."""
-
-  def _search(self, params: Any, batch: Batch, rng: jax.Array, *, config: Any) -> Any:
-    own, change = params
-    one = copy.copy(self)
-    one.text = lambda batch, tokens: _told(self.text(batch, tokens), change.ids)
-    one.taps = Taps(edits={**self.taps.edits, **edits_of(change)})
-    return Answerer._search(one, own, batch, rng, config=config)
-
-  def answers(
-    self, subject: Subject, questions: Sequence[Question], variant: Variant, name: str
-  ) -> list[str]:
-    """The answer of a changed model to every question."""
-    sharing = subject.sharing
-    if variant.told:
-      sharing = Sharing(lambda b: subject.place(retold(b, variant.told)), sharing.multiple)
-    given, decode = (subject.params, variant.change), subject.task.decode
-    assert decode is not None
-    found = self(given, questions, decode, sharing=sharing, status=subject.status, name=name)
-    return [best[0].text for best in found]
+def _search_changed(model: Any, params: Any, batch: Batch, rng: jax.Array, **static: Any) -> Any:
+  """As `search_answers`; `params` are a pair of the model's own and a `Change`."""
+  own, change = params
+  return search_answers(changed(model, change), own, batch, rng, **static)
 
 
-def search(task: Answering) -> Search:
-  """Searches as the task's own answerer does."""
-  own = task.answerer
-  return Search(
-    own.model, own.coder, own.room, own.text, edges=own.edges, rows=own.rows, edits=task.edits
+def answers(
+  subject: Subject, questions: Sequence[Question], variant: Variant, name: str
+) -> list[str]:
+  """The answer of a changed model to every question, searched for as the task does.
+
+  Args:
+    subject: a model whose task is question answering.
+    questions: of the tasks that the model has.
+    variant: the change.
+    name: what the progress display calls the questions.
+  """
+  task: Answering = subject.task  # pyright: ignore[reportAssignmentType]
+  sharing = subject.sharing
+  if variant.told:
+    sharing = Sharing(lambda b: subject.place(retold(b, variant.told)), sharing.multiple)
+  found = task.generator(
+    task.model,
+    (subject.params, variant.change),
+    questions,
+    sharing=sharing,
+    status=subject.status,
+    name=name,
+    search=_search_changed,
   )
+  return [best[0].text for best in found]

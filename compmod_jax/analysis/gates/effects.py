@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax.analysis.gates.edits import Runner, Search, Variant
+from compmod_jax.analysis.gates.edits import Runner, Variant, answers
 from compmod_jax.analysis.gates.reading import ALL, LEAST_TEXTS, GatedTask, Tokens, read_batch
 from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.example import Question
@@ -120,7 +120,7 @@ def answer_tokens(task: GatedTask, batch: Batch, read: Tokens) -> np.ndarray:
   """
   if not isinstance(task, Answering):
     return read.counted
-  return np.asarray(task.counted(batch)[0])
+  return np.asarray(task.model.counted(batch)[0])
 
 
 def measure_losses(runner: Runner, variants: Sequence[Variant]) -> Losses:
@@ -161,14 +161,12 @@ def _moved(before: Any, after: Any, counted: jax.Array) -> Any:
   return jax.tree.map(of_site, before, after)
 
 
-def measure_answers(
-  runner: Runner, find: Search, numbers: np.ndarray, variants: Sequence[Variant]
-) -> Answers:
+def measure_answers(runner: Runner, numbers: np.ndarray, variants: Sequence[Variant]) -> Answers:
   """What every variant answers to the questions with these numbers."""
   asked = questions_of(runner.task, runner.subject.split, numbers)
   outputs, scores = {}, {}
   for variant in variants:
-    outputs[variant.name] = find.answers(runner.subject, asked, variant, variant.name)
+    outputs[variant.name] = answers(runner.subject, asked, variant, variant.name)
     scores[variant.name] = qa.question_scores(asked, outputs[variant.name])
   return Answers(numbers, asked, outputs, scores)
 
@@ -176,7 +174,7 @@ def measure_answers(
 def questions_of(task: GatedTask, split: str, numbers: np.ndarray) -> list[Question]:
   """Questions of a split by their numbers."""
   assert isinstance(task, Answering)
-  every = [(items, place) for items in task.config.questions(split) for place in range(len(items))]
+  every = [(items, place) for items in task.dataset.questions(split) for place in range(len(items))]
   return [every[number][0][every[number][1]] for number in numbers.tolist()]
 
 

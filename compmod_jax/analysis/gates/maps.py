@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compmod_jax.analysis.gates.edits import Runner, Search
+from compmod_jax.analysis.gates.edits import Runner, answers
 from compmod_jax.analysis.gates.effects import questions_of
 from compmod_jax.analysis.gates.reading import KIND, PART, categories, read_batch
 from compmod_jax.core import errors
@@ -43,28 +43,28 @@ class Map(NamedTuple):
   remark: str = ""
 
 
-def of_split(runner: Runner, find: Search | None, count: int) -> list[Map]:
+def of_split(runner: Runner, count: int, *, answered: bool) -> list[Map]:
   """The first examples of the subject's split, questions with their right answers.
 
   Args:
     runner: runs the model.
-    find: tells what the model answers; none: nothing is told.
     count: how many.
+    answered: say what the model answers, where they are questions.
   """
   if not count:
     return []
   subject, remarks = dataclasses.replace(runner.subject, chosen=range(count)), dict[int, str]()
   numbers = subject.numbers
-  if find is not None and len(numbers):
+  if answered and len(numbers):
     questions = questions_of(runner.task, subject.split, numbers)
-    outputs = find.answers(subject, questions, runner.trained, "first questions")
+    outputs = answers(subject, questions, runner.trained, "first questions")
     for number, question, output in zip(numbers.tolist(), questions, outputs, strict=True):
       remarks[number] = f"Right: {_quoted(question.answer)}; the model answers {_quoted(output)}."
   titles = {number: f"{subject.split}, example {number}" for number in numbers.tolist()}
   return _maps(runner, subject.batches, titles, remarks)
 
 
-def of_questions(runner: Runner, find: Search, questions: Sequence[Question]) -> list[Map]:
+def of_questions(runner: Runner, questions: Sequence[Question]) -> list[Map]:
   """Questions, each with what the model answers in place of a right answer.
 
   Raises:
@@ -72,17 +72,21 @@ def of_questions(runner: Runner, find: Search, questions: Sequence[Question]) ->
   """
   task, subject = runner.task, runner.subject
   assert isinstance(task, Answering)
-  outputs = find.answers(subject, questions, runner.trained, "typed questions")
+  outputs = answers(subject, questions, runner.trained, "typed questions")
   answered = [_answered(*pair) for pair in zip(questions, outputs, strict=True)]
-  coded = code([[question for question, _ in answered]], task.coder)
+  coded = code([[question for question, _ in answered]], task.dataset.coder)
   errors.check(
     not coded.too_long,
-    f"--text has questions of more than {task.config.length} tokens without their passage; shorten"
-    " them.",
+    f"--text has questions of more than {task.dataset.config.length} tokens without their passage;"
+    " shorten them.",
   )
   multiple = subject.sharing.multiple
   batches = eval_batches(
-    coded, rows=find.rows, edges=find.edges, pad=task.tokenizer.pad, multiple=multiple
+    coded,
+    rows=task.generator.rows,
+    edges=task.generator.edges,
+    pad=task.dataset.tokenizer.pad,
+    multiple=multiple,
   )
   titles = {number: question.question for number, question in enumerate(questions)}
   remarks = {n: f"The model answers {_quoted(output)}." for n, output in enumerate(outputs)}
@@ -96,7 +100,7 @@ def of_texts(runner: Runner, texts: Sequence[str]) -> list[Map]:
   Raises:
     UserError: one is too long.
   """
-  tokenizer, most, found = runner.task.tokenizer, runner.config.max_length, list[Map]()
+  tokenizer, most, found = runner.task.dataset.tokenizer, runner.config.max_length, list[Map]()
   rows = runner.subject.sharing.multiple
   for number, text in enumerate(texts):
     ids = [tokenizer.eos, *tokenizer.encode(text), tokenizer.eos]
@@ -146,7 +150,9 @@ def _maps(
         Map(
           number,
           titles[number],
-          readable(runner.task.tokenizer, np.asarray(batch["tokens"])[row, :-1][shown].tolist()),
+          readable(
+            runner.task.dataset.tokenizer, np.asarray(batch["tokens"])[row, :-1][shown].tolist()
+          ),
           [kinds[kind] for kind in own[shown].tolist()],
           [parts[part] for part in read.groups[PART][row][shown].tolist()],
           {site: np.asarray(gate[row], np.float32)[shown] for site, gate in gates.items()},

@@ -76,19 +76,17 @@ class Gates:
     typed = [typed_question(text) for text in self.text] if asks else []
     totals = collect(runner)
     variants = changes.variants(runner, {site: t.means for site, t in totals.items()}, told)
-    losses, answers, find = measured.measure_losses(runner, variants), None, None
-    if isinstance(runner.task, Answering):
-      find = changes.search(runner.task)
-      if self.decode:
-        numbers = drawn(subject.numbers, self.decode, subject.seed)
-        answers = measured.measure_answers(runner, find, numbers, variants)
+    losses, answers = measured.measure_losses(runner, variants), None
+    if asks and self.decode:
+      numbers = drawn(subject.numbers, self.decode, subject.seed)
+      answers = measured.measure_answers(runner, numbers, variants)
     effects = measured.effects(losses, answers, seed=subject.seed, samples=self.samples)
-    if find is not None and typed:
-      drawn_texts = of_questions(runner, find, typed)
+    if typed:
+      drawn_texts = of_questions(runner, typed)
     elif self.text:
       drawn_texts = of_texts(runner, self.text)
     else:
-      drawn_texts = of_split(runner, find if self.decode else None, self.maps)
+      drawn_texts = of_split(runner, self.maps, answered=asks and self.decode > 0)
     changed = None if answers is None else measured.most_changed(answers, self.shown)
     return make_page(
       self, subject, Found(asks, totals, effects, losses.moved, changed, drawn_texts)

@@ -17,7 +17,7 @@ from compmod_jax.layers.reading_strategies import PARTS
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
 from compmod_jax.metrics.bootstrap import bootstrap_interval
 from compmod_jax.metrics.text import loss_statistics
-from compmod_jax.tasks import modulated
+from compmod_jax.models.nemot_config import LM
 from compmod_jax.tasks.base import Batch
 from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.question_answering import Answering
@@ -48,9 +48,9 @@ class Tokens(NamedTuple):
 
 def categories(task: GatedTask) -> dict[str, tuple[str, ...]]:
   """ALL, KIND, PART and TASK -> the names of their categories."""
-  kinds, tasks = TEXT_KINDS, (modulated.LM,)
+  kinds, tasks = TEXT_KINDS, (LM,)
   if isinstance(task, Answering):
-    kinds, tasks = KINDS, tuple(getattr(task.model.config, "tasks", ()))
+    kinds, tasks = KINDS, task.model.config.output_tasks() or ()
   return {ALL: (ALL,), KIND: kinds, PART: PARTS, TASK: tasks}
 
 
@@ -62,22 +62,22 @@ def read_batch(task: GatedTask, batch: Batch, *, windows: bool = False) -> Token
     batch: of evaluation: with its questions' answers, or windows of text.
     windows: count all of every window, not only the tokens that no window had before.
   """
-  ids = np.asarray(batch["tokens"])
-  real = (ids[:, 1:] != task.tokenizer.pad) & (np.asarray(batch["index"]) >= 0)[:, None]
+  ids, tokenizer = np.asarray(batch["tokens"]), task.dataset.tokenizer
+  real = (ids[:, 1:] != tokenizer.pad) & (np.asarray(batch["index"]) >= 0)[:, None]
   new = real if windows else np.asarray(batch.get("counted", real), bool)
   counted = real & new
   ids, nothing = ids[:, :-1], np.zeros(real.shape, np.int64)
-  specials = task.tokenizer.controls - {task.tokenizer.unk}
-  tasks, kinds = nothing, (ids == task.tokenizer.eos).astype(np.int64)
+  specials = tokenizer.controls - {tokenizer.unk}
+  tasks, kinds = nothing, (ids == tokenizer.eos).astype(np.int64)
   if isinstance(task, Answering):
-    specials |= frozenset(task.coder.special_ids.values())
+    specials |= frozenset(task.dataset.coder.special_ids.values())
     names = categories(task)[TASK]
     rows = [names.index(name) for name, count in blocks_of(batch) for _ in range(count)]
     tasks, kinds = nothing + np.array(rows)[:, None], kinds_of(task, batch)
   parts = nothing.copy()
   for row in np.flatnonzero(counted.any(axis=1)).tolist():
     length = int(np.flatnonzero(counted[row])[-1]) + 1
-    parts[row, :length] = parts_of_speech(task.tokenizer, ids[row, :length].tolist(), specials)
+    parts[row, :length] = parts_of_speech(tokenizer, ids[row, :length].tolist(), specials)
   return Tokens(counted, {ALL: nothing, KIND: kinds, PART: parts, TASK: tasks})
 
 
@@ -86,7 +86,7 @@ def kinds_of(task: Answering, batch: Batch) -> np.ndarray:
 
   Padding counts as answer.
   """
-  ids, special = np.asarray(batch["tokens"])[:, :-1], task.coder.special_ids
+  ids, special = np.asarray(batch["tokens"])[:, :-1], task.dataset.coder.special_ids
   places = np.arange(ids.shape[1])[None]
   answer = np.asarray(batch["answer"])[:, :1]
   first, last = (np.asarray(batch["options"])[:, side, None] for side in (0, 1))

@@ -13,7 +13,7 @@ from compmod_jax.analysis.gates.reading import ALL, KIND, LEAST_TEXTS, PART, TAS
 from compmod_jax.analysis.report.page import Page, Section
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
 from compmod_jax.metrics.bootstrap import Comparison
-from compmod_jax.tasks.modulated import GATE
+from compmod_jax.models.nemot_config import GATE
 
 if TYPE_CHECKING:
   from compmod_jax.analysis.gates.measure import Found, Gates

@@ -33,10 +33,10 @@ def mean_weights(
   Returns:
     Site -> `mean` [units] and `by_position` [positions, units].
   """
-  if not task.routing_sites():
+  if not task.model.routing_sites():
     return {}
   sums = jax.jit(functools.partial(_sums, task, positions=positions))
-  batches = task.eval_batches(split, multiple=sharing.multiple)
+  batches = task.dataset.eval_batches(split, multiple=sharing.multiple)
   parts = [fetch(sums(params, sharing.place(batch))) for batch in batches]
   totals = added(parts)
   return {
@@ -63,9 +63,9 @@ def added(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[st
 
 
 def _sums(task: Task, params: Any, batch: Batch, *, positions: int) -> dict[str, Any]:
-  taps = Taps(capture=frozenset(task.routing_sites()))
-  task.forward(params, batch, taps=taps)
+  taps = Taps(capture=frozenset(task.model.routing_sites()))
+  task.model.forward(params, batch, taps=taps)
   return {
-    site: weights_by_position(weights, task.rows(site, batch), positions)
+    site: weights_by_position(weights, task.model.valid_mask(site, batch), positions)
     for site, weights in taps.captured.items()
   }

@@ -133,7 +133,7 @@ def untrained(subject: Subject) -> Any:
   """Fresh parameters of the subject's model, laid over the devices like its own."""
   import flax.linen as nn
 
-  init = jax.jit(lambda key: nn.unbox(subject.task.init(key)))
+  init = jax.jit(lambda key: nn.unbox(subject.task.model.init(key)))
   fresh = init(jax.random.key(subject.seed))
   return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), fresh, subject.params)
 
@@ -151,12 +151,12 @@ def _batch_sums(
   wanted |= {name for m in modules if m.routed for name in (m.weights, m.signatures)}
   wanted |= {m.scaled for m in modules if m.routed and m.dim}
   taps = Taps(capture=frozenset(wanted))
-  subject.task.forward(params, batch, taps=taps)
+  subject.task.model.forward(params, batch, taps=taps)
   sums, norms, tokens = {}, {}, {}
   for module in modules:
     stream, site = reader.stream(module.outputs), module.outputs
-    rows = subject.task.rows(site if module.dim else module.weights, batch)
-    rows = rows & (jnp.arange(rows.shape[1]) >= subject.task.start_tokens(site))[None]
+    rows = subject.task.model.valid_mask(site if module.dim else module.weights, batch)
+    rows = rows & (jnp.arange(rows.shape[1]) >= subject.task.model.start_tokens(site))[None]
     values = _quantities(module, taps.captured)
     sums[module.name] = _module_sums(module, values, taps.captured, rows)
     sums[module.name]["by"] = {

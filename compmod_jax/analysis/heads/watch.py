@@ -37,13 +37,15 @@ class HeadWatch:
     split: str = "valid",
     sharing: Sharing = Sharing(),
   ):
-    batches = samples(task.eval_batches(split), sentences)
+    batches = samples(task.dataset.eval_batches(split), sentences)
     self._task, self._sentences = task, sum(len(batch["index"]) for batch in batches)
     self._batches = [sharing.place(batch) for batch in batches]
-    self._routed = {site.removesuffix("/router/weights"): site for site in task.routing_sites()}
+    self._routed = {
+      site.removesuffix("/router/weights"): site for site in task.model.routing_sites()
+    }
     taps = Taps()
-    shapes = jax.eval_shape(task.init, jax.random.key(0))
-    jax.eval_shape(lambda: task.forward(_zeros(shapes), task.example(), taps=taps))
+    shapes = jax.eval_shape(task.model.init, jax.random.key(0))
+    jax.eval_shape(lambda: task.model.forward(_zeros(shapes), task.dataset.example(), taps=taps))
     self._modules = sorted(s.removesuffix("/heads") for s in taps.seen if s.endswith("/heads"))
     self._sums = jax.jit(self._measure)
 
@@ -65,7 +67,7 @@ class HeadWatch:
     found = added(fetch(self._sums(params, batch)) for batch in self._batches)
     sites = {
       module: {
-        "first": self._task.start_tokens(module),
+        "first": self._task.model.start_tokens(module),
         **{name: _means(*pair) for name, pair in values.items()},
       }
       for module, values in found.items()
@@ -78,7 +80,7 @@ class HeadWatch:
     sites |= {f"{module}/heads_scaled": (module, "norm_scaled") for module in scaled}
     sites |= {site: (module, "weight") for module, site in self._routed.items()}
     taps = Taps(capture=frozenset(sites))
-    self._task.forward(params, batch, taps=taps)
+    self._task.model.forward(params, batch, taps=taps)
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
     for site, (module, name) in sites.items():
       if site not in taps.captured:
@@ -86,7 +88,7 @@ class HeadWatch:
       values = taps.captured[site]
       if name != "weight":
         values = jnp.sqrt(jnp.sum(jnp.square(values.astype(jnp.float32)), axis=-1))
-      first, rows = self._task.start_tokens(module), self._task.rows(site, batch)
+      first, rows = self._task.model.start_tokens(module), self._task.model.valid_mask(site, batch)
       sums = weights_by_position(values[:, first:], rows[:, first:], POSITIONS)
       found.setdefault(module, {})[name] = sums["by_position"]
     return found

@@ -89,7 +89,7 @@ class ProbeNumber:
     train = read_tokens(task, subject, "train", site, self.training)
     test = read_tokens(task, subject, subject.split, site, subject.sentences)
     probe = fit(train.states, train.label, self.penalty)
-    control = _control_labels(task.tokenizer.vocab_size, subject.seed)
+    control = _control_labels(task.dataset.tokenizer.vocab_size, subject.seed)
     other = fit(train.states, control[train.word], self.penalty)
     by_chance = (other.logits(test.states) > 0) == (control[test.word] > 0)
     return self._page(subject, task, site, probe, test, by_chance)
@@ -132,7 +132,7 @@ class ProbeNumber:
       sections=[Section("Accuracy", [Table("accuracy", columns, rows, "With 95 % intervals.")])],
       data={
         "site": site,
-        "tokenizer": task.tokenizer.fingerprint,
+        "tokenizer": task.dataset.tokenizer.fingerprint,
         "classifier": {"weight": probe.weight.tolist(), "bias": probe.bias},
         "accuracy": [dict(zip(columns, row, strict=True)) for row in rows],
       },
@@ -158,7 +158,7 @@ def read_tokens(
     site: of the hidden states.
     sentences: how many, drawn at random; 0: all.
   """
-  texts, labels = list(task.config.data.load(split)), np.asarray(task.streams.labels(split))
+  texts, labels = list(task.dataset.config.data.load(split)), np.asarray(task.dataset.labels(split))
   chosen = np.arange(len(texts))
   if 0 < sentences < len(texts):
     chosen = np.sort(np.random.default_rng(subject.seed).choice(len(texts), sentences, False))
@@ -166,7 +166,7 @@ def read_tokens(
   parts: list[Tokens] = []
   for start in range(0, len(chosen), _CHUNK):
     numbers = chosen[start : start + _CHUNK]
-    batch = task.scorer.batch([texts[i] for i in numbers])
+    batch = task.generator.scorer.batch([texts[i] for i in numbers])
     states = np.asarray(read(subject.params, batch))
     rows, places = np.nonzero(np.asarray(batch["counted"]))
     words = np.asarray(batch["tokens"])[rows, places]
@@ -182,13 +182,13 @@ def read_tokens(
 
 def _captured(task: LanguageModel, params: Any, batch: Mapping[str, Any], site: str) -> jax.Array:
   taps = Taps(capture=frozenset([site]))
-  task.forward(params, batch, taps=taps)
+  task.model.forward(params, batch, taps=taps)
   return taps.captured[site]
 
 
 def _attractors(subject: Subject, test: Tokens) -> np.ndarray | None:
   """Attractors of every token's sentence; None where the data do not say."""
-  counts: Sequence[int] | None = subject.task.config.data.attractors(subject.split)
+  counts: Sequence[int] | None = subject.task.dataset.config.data.attractors(subject.split)
   return None if counts is None else np.asarray(counts)[test.sentence]
 
 

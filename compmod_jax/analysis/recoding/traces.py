@@ -126,7 +126,7 @@ class Traces:
       if not isinstance(model, RecurrentModel):
         raise UserError(f"The model in {workdir} is no recurrent language model.")
       check(
-        model.tokenizer.fingerprint == members[0].task.tokenizer.fingerprint,
+        model.tokenizer.fingerprint == members[0].task.dataset.tokenizer.fingerprint,
         f"The model in {workdir} reads other tokens than the first; compare runs on one data set.",
       )
       members.append(Member(name, model.task, model.params))
@@ -138,7 +138,7 @@ class Traces:
       lines += [line for line in read_lines(self.file) if line.strip()]
     if not self.treebank:
       return [" ".join(line.split()) for line in lines]
-    return treebank_style(lines, task.tokenizer)
+    return treebank_style(lines, task.dataset.tokenizer)
 
 
 def _recodes(task: LanguageModel) -> bool:
@@ -159,9 +159,15 @@ def _read(members: Sequence[Member], sentences: list[str], subject: Subject) -> 
       reading.recodes == recodes,
       f"Runs of the name {member.name!r} differ: some recode, some do not. Give them two names.",
     )
-    scored = member.task.scorer(member.params, sentences, status=subject.status)
+    scored = member.task.generator.scorer(
+      member.task.model, member.params, sentences, status=subject.status
+    )
     reading.scored.append(scored)
   return list(found.values())
+
+
+def _scored(task: LanguageModel, params: Any, sentences: list[str]) -> list[Scored]:
+  return task.generator.scorer(task.model, params, sentences)
 
 
 def _later(
@@ -171,12 +177,12 @@ def _later(
   errors: dict[int, list[np.ndarray]] = {away: [] for away in range(reach + 1)}
   bits: dict[int, list[np.ndarray]] = {away: [] for away in range(reach + 1)}
   for member in members:
-    none = member.task.recoding(size=0.0, step="constant").scorer(member.params, sentences)
+    none = _scored(member.task.recoding(size=0.0, step="constant"), member.params, sentences)
     longest = max(len(one.nll) for one in none)
     sums = np.zeros((2, reach + 1, len(sentences)))
     counts = np.zeros((reach + 1, len(sentences)))
     for step in range(longest):
-      some = member.task.recoding(only=(step,)).scorer(member.params, sentences)
+      some = _scored(member.task.recoding(only=(step,)), member.params, sentences)
       for number, (one, plain) in enumerate(zip(some, none, strict=True)):
         if step >= len(plain.nll):
           continue

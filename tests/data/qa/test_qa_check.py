@@ -10,7 +10,7 @@ from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.sets import QASet
 from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, Coder, texts_of
 from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 
 SPAN = Question("extractive", "Who barked?", "The dog barked.", answers=("the DOG",))
 LOST = Question("extractive", "Who sang?", "A bird sang.", answers=("the cat",))

@@ -1,46 +1,100 @@
-"""The questions of a task's data: read, turned into tokens once, and batched."""
+"""Sets of questions as a data set: read, turned into tokens once, and batched."""
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core import errors
+from compmod_jax.data.base import Batch, Dataset, TrainIterator
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.qa.batches import edges_of, eval_batches, train_batches, whole_batch
 from compmod_jax.data.qa.example import Question
-from compmod_jax.data.qa.mixed import name_of
+from compmod_jax.data.qa.mixed import Mixed, name_of
 from compmod_jax.data.qa.mixing import Mixture
 from compmod_jax.data.qa.tokenized import Coded, Coder, code
 from compmod_jax.data.subsets import part_numbers
-from compmod_jax.tasks.base import Batch
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
+from compmod_jax.data.text_tokenizer import FILE
+from compmod_jax.data.tokenizers import Tokenizer
+
+MULTIPLE_CHOICE, GENERAL = "mqa", "gqa"
+"""Tasks of questions: with answer options, and all others."""
 
 
-class QuestionBatches:
-  """Every split's questions as batches.
+@runtime_checkable
+class QuestionsConfig(Protocol):
+  """What the configuration of a task on questions says of them; see `AnsweringConfig`."""
+
+  @property
+  def data(self) -> Mixed:
+    """Sets of questions."""
+    ...
+
+  @property
+  def length(self) -> int:
+    """Most tokens of a question with its answer."""
+    ...
+
+  @property
+  def batch_questions(self) -> int:
+    """Rows of a global batch."""
+    ...
+
+  @property
+  def turns(self) -> int:
+    """Most questions on one passage in a row."""
+    ...
+
+  @property
+  def buckets(self) -> int:
+    """Padded lengths, at most."""
+    ...
+
+  @property
+  def small_share(self) -> float:
+    """Share of the training questions in the small part."""
+    ...
+
+
+C = TypeVar("C", bound=QuestionsConfig, covariant=True)
+
+
+class QuestionSets(Dataset[C]):
+  """Questions in batches whose rows lie in blocks of one task each; see `data.qa.batches`.
 
   Attributes:
     config: the task's configuration.
     coder: from questions to tokens.
     tasks: what the model can be asked; None where a model has one output for all.
+    tagged: whether batches hold the part of speech of every token.
   """
 
-  def __init__(self, config: AnsweringConfig, coder: Coder, tasks: tuple[str, ...] | None):
-    self.config, self.coder, self.tasks = config, coder, tasks
+  def __init__(
+    self, config: C, coder: Coder, tasks: tuple[str, ...] | None, *, tagged: bool = False
+  ):
+    self.config, self.coder, self.tasks, self.tagged = config, coder, tasks, tagged
     self._coded = dict[str, Coded]()
 
-  def __getitem__(self, split: str) -> Coded:
+  @property
+  def tokenizer(self) -> Tokenizer:
+    """From text to tokens."""
+    return self.coder.tokenizer
+
+  def questions(self, split: str) -> list[Sequence[Question]]:
+    """The questions of every set of a split."""
+    return [data.load(name).items for data, name in self.config.data.sets(split)]
+
+  def tokenized(self, split: str) -> Coded:
     """The questions of a split as tokens, each with its answer.
 
     Raises:
       UserError: an unknown split, missing data, or a task for which the model has no output set.
     """
     if split not in self._coded:
-      found = code(self.config.questions(split), self.coder)
+      found = code(self.questions(split), self.coder)
       for task in sorted(set(found.task.tolist())) if self.tasks is not None else ():
         needed = f"task {task!r}, which the questions of {split} need,"
         errors.check_choice(needed, task, self.tasks or ())
@@ -50,8 +104,8 @@ class QuestionBatches:
   @functools.cached_property
   def rows(self) -> Coded:
     """The training questions as batches have them, up to `config.turns` on one passage in a row."""
-    single, turns = self["train"], self.config.turns
-    return single if turns == 1 else code(self.config.questions("train"), self.coder, turns=turns)
+    single, turns = self.tokenized("train"), self.config.turns
+    return single if turns == 1 else code(self.questions("train"), self.coder, turns=turns)
 
   @functools.cached_property
   def longest_answer(self) -> int:
@@ -66,8 +120,8 @@ class QuestionBatches:
 
   def unknown(self, split: str) -> float:
     """Per cent of the tokens of a split's questions, passages included, that are unknown words."""
-    rows = self[split].tokens
-    found = sum(int(np.sum(tokens == self.coder.tokenizer.unk)) for tokens in rows)
+    rows = self.tokenized(split).tokens
+    found = sum(int(np.sum(tokens == self.tokenizer.unk)) for tokens in rows)
     return 100 * found / max(1, int(np.sum(rows.lengths)))
 
   def fingerprints(self) -> Fingerprints:
@@ -81,8 +135,8 @@ class QuestionBatches:
     return found
 
   def train_batches(
-    self, part: str, seed: int, multiple: int, process: int, processes: int
-  ) -> tuple[Any, int]:
+    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
+  ) -> tuple[TrainIterator, int]:
     """An endless iterator over training batches, and how many make an epoch."""
     whole, config = self.rows, self.config
     coded = whole
@@ -101,19 +155,19 @@ class QuestionBatches:
       coded,
       mixture,
       edges=edges_of(whole, config.buckets, config.length),
-      pad=self.coder.tokenizer.pad,
+      pad=self.tokenizer.pad,
       process=process,
       processes=processes,
     )
     return iterator, mixture.per_epoch
 
-  def eval_batches(self, split: str, multiple: int) -> Iterator[Batch]:
+  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Batches of one task each in which every question of a split is once."""
     return eval_batches(
-      self[split],
+      self.tokenized(split),
       rows=self.config.batch_questions,
       edges=self.lengths,
-      pad=self.coder.tokenizer.pad,
+      pad=self.tokenizer.pad,
       multiple=multiple,
     )
 
@@ -129,14 +183,56 @@ class QuestionBatches:
       f"{len(coded.too_long)} questions have more than {self.config.length} tokens without their"
       " passage; leave them out.",
     )
-    made = whole_batch(coded, self.coder.tokenizer.pad)
+    made = whole_batch(coded, self.tokenizer.pad)
     return {name: jnp.asarray(value) for name, value in made.items()}
 
   def chosen(self, split: str, count: bool | int) -> tuple[list[Question], list[str]]:
     """Questions of a split, all or so many drawn once and for all, and the name of each's set."""
-    parts = zip(self.config.data.sets(split), self.config.questions(split), strict=True)
+    parts = zip(self.config.data.sets(split), self.questions(split), strict=True)
     places = [(name_of(data), items, i) for (data, _), items in parts for i in range(len(items))]
     if count is not True and int(count) < len(places):
       order = np.random.default_rng(0).permutation(len(places))[: int(count)]
       places = [places[i] for i in np.sort(order).tolist()]
     return [items[i] for _, items, i in places], [name for name, _, _ in places]
+
+  def files(self) -> dict[str, bytes]:
+    """The tokenizer, serialised."""
+    return {FILE: self.tokenizer.to_bytes()}
+
+  def check(self) -> None:
+    """Loads every split that will be scored, and that of training.
+
+    Raises:
+      UserError: a set is missing or damaged.
+    """
+    for split in self.splits():
+      self.questions(split)
+
+  def notes(self) -> list[str]:
+    """How many training questions there are, and what was cut or left out of them."""
+    coded = self.rows
+    return [
+      f"{(coded.answer > 0).sum():,} training questions; {coded.truncated:,} passages cut,"
+      f" {len(coded.too_long):,} questions left out as too long"
+    ]
+
+  def describe_batches(self) -> str:
+    """What a training batch holds, in a few words."""
+    rows, turns = self.config.batch_questions, self.config.turns
+    return f"batches of {rows} questions" if turns == 1 else f"batches of {rows} passages"
+
+  def example(self) -> dict[str, jax.Array]:
+    """A batch with a row for every task of the model, to trace it with."""
+    tasks = (MULTIPLE_CHOICE, GENERAL) if self.tasks is None else self.tasks
+    columns = {f"rows/{task}": jnp.zeros(1, jnp.int32) for task in tasks}
+    tokens = jnp.full((len(tasks), 3), self.tokenizer.eos, jnp.int32)
+    zeros = jnp.zeros(len(tasks), jnp.int32)
+    if self.tagged:
+      columns["tags"] = jnp.full(tokens.shape, -1, jnp.int32)
+    return {
+      "tokens": tokens,
+      "index": jnp.arange(len(tasks)),
+      "answer": zeros[:, None] + 1,
+      "options": jnp.stack([zeros, zeros], axis=1),
+      **columns,
+    }

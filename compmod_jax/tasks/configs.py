@@ -5,11 +5,11 @@ from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm_config import LstmConfig
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.tasks.causal_lm_config import CausalLMConfig
-from compmod_jax.tasks.language_model_config import LanguageModelConfig
-from compmod_jax.tasks.masked_lm_config import MaskedLMConfig
-from compmod_jax.tasks.question_answering_config import AnsweringConfig
-from compmod_jax.tasks.translation_config import TranslationConfig
+from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.language_model import LanguageModelConfig
+from compmod_jax.tasks.masked_lm import MaskedLMConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
+from compmod_jax.tasks.translation import TranslationConfig
 
 TaskConfig = (
   TranslationConfig | MaskedLMConfig | LanguageModelConfig | CausalLMConfig | AnsweringConfig

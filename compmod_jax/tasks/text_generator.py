@@ -1,8 +1,8 @@
 """Continues texts with a language model: batching, jitted search after a prompt, stop strings."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,10 @@ from jaxtyping import Array, Int
 from compmod_jax.core.errors import check
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data.tokenizers import Tokenizer
-from compmod_jax.decoding import DecodeConfig, decode, stop_table, stopping
-from compmod_jax.tasks import recoded_step
-from compmod_jax.tasks.base import Batch, Sharing, Status, silent
-from compmod_jax.tasks.recoded_step import Searched
+from compmod_jax.decoding import DecodeConfig, decode, recoding, stop_table, stopping
+from compmod_jax.decoding.recoding import Searched
+from compmod_jax.tasks.base import Batch, NoSearch, Sharing, Status, silent
+from compmod_jax.tasks.scorer import Scorer
 
 _SHORTEST = 8  # padded length of the shortest prompts
 _ROWS = 32  # most prompts of a batch
@@ -65,33 +65,42 @@ class Prompts(NamedTuple):
   last: Int[Array, " batch"]
 
 
-class Prepare(Protocol):
-  """From parameters and prompts to what a search of so many steps takes."""
+@runtime_checkable
+class ContinuesTexts(Protocol):
+  """What generating texts needs of a model besides its configuration."""
 
-  def __call__(self, params: Any, prompts: Prompts, config: DecodeConfig, length: int) -> Searched:
-    """The step, the cache after the prompts, and what is recorded."""
+  @property
+  def config(self) -> Any:
+    """The configuration of the module."""
+    ...
+
+  def prepare(self, params: Any, prompts: Prompts, config: DecodeConfig, length: int) -> Searched:
+    """The step, the cache after the prompts, and what is recorded, for `length` steps."""
+    ...
+
+  def jit(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
+    """See `TaskModel.jit`."""
     ...
 
 
-class Generator:
-  """Continues texts; keeps one compiled search for each shape of a batch.
+class TextGenerator(NoSearch):
+  """Continues texts; one compiled search for each shape of a batch.
 
   Control tokens other than the end, and rows that pad the vocabulary, are never generated.
 
   Attributes:
     tokenizer: from text to tokens and back.
-    prepare: the model's part.
-    longest: the model's positions; None where there are none.
+    scorer: scores given texts.
   """
 
-  def __init__(self, tokenizer: Tokenizer, prepare: Prepare, longest: int | None = None):
-    self.tokenizer, self.prepare, self.longest = tokenizer, prepare, longest
+  def __init__(self, tokenizer: Tokenizer, scorer: Scorer):
+    self.tokenizer, self.scorer = tokenizer, scorer
     self._tables = dict[str, np.ndarray]()
     self._pieces: list[str] = []
-    self._search_for = jax.jit(self._search, static_argnames=("config", "length"))
 
   def __call__(
     self,
+    model: ContinuesTexts,
     params: Any,
     prompts: Sequence[str],
     config: DecodeConfig,
@@ -108,7 +117,8 @@ class Generator:
     of which. What is drawn depends on the seed and the prompt alone: equal prompts get equal draws.
 
     Args:
-      params: the model's parameters.
+      model: the model.
+      params: its parameters.
       prompts: raw text, each read from the start; a blank one starts a text.
       config: how to search.
       length: most tokens of a continuation, at least 1; None: 50, or half the model's positions
@@ -122,56 +132,55 @@ class Generator:
       UserError: `length` is not positive or leaves no position for a prompt, a stop string is
         empty, or the model cannot recode as the configuration says.
     """
-    length = self.usual_length if length is None else length
-    self._room(length)
-    ids = [self._cut(one, length) for one in self.encode(prompts)]
+    length = self.usual_length(model) if length is None else length
+    room = self._room(model, length)
+    ids = [_cut(one, room) for one in self.encode(prompts)]
     tables = tuple(self._table(string) for string in dict.fromkeys(stop))
     found: dict[int, list[Generated]] = {}
-    for batch in self._batches(ids, length, sharing.multiple):
+    search = model.jit(_search, tokenizer=self.tokenizer, config=config, length=length)
+    for batch in self._batches(ids, room, sharing.multiple):
       key = jax.random.key(seed)
-      given = params, sharing.place(batch), key, tables
-      out = fetch(self._search_for(*given, config=config, length=length))
+      out = fetch(search(params, sharing.place(batch), key, tables))
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
         number = int(batch["index"][row])
         found[number] = self._continuations(prompts[number], ids[number], out, row, stop)
       status("generated texts", len(found), len(prompts))
     return [found[number] for number in range(len(prompts))]
 
-  @property
-  def usual_length(self) -> int:
-    """Most tokens of a continuation where nothing is said about it."""
-    return _LENGTH if self.longest is None else max(1, min(_LENGTH, self.longest // 2))
+  def usual_length(self, model: ContinuesTexts) -> int:
+    """Most tokens of a continuation where no number is given."""
+    longest = _longest(model)
+    return _LENGTH if longest is None else max(1, min(_LENGTH, longest // 2))
 
   def encode(self, prompts: Sequence[str]) -> list[list[int]]:
     """Token numbers of every prompt behind an end token."""
     return [[self.tokenizer.eos, *ids] for ids in self.tokenizer.encode_batch(list(prompts))]
 
-  def too_long(self, prompts: Sequence[str], length: int | None = None) -> list[int]:
+  def too_long(
+    self, model: ContinuesTexts, prompts: Sequence[str], length: int | None = None
+  ) -> list[int]:
     """Numbers of the prompts of which the first tokens are left out, from 0."""
-    most = self.most(length)
+    most = self.most(model, length)
     return [number for number, one in enumerate(self.encode(prompts)) if len(one) > most + 1]
 
-  def most(self, length: int | None = None) -> int:
+  def most(self, model: ContinuesTexts, length: int | None = None) -> int:
     """Most tokens of a prompt that are read, where `length` are to follow."""
-    return self._room(self.usual_length if length is None else length) - 1
+    return self._room(model, self.usual_length(model) if length is None else length) - 1
 
-  def _room(self, length: int) -> int:
+  def _room(self, model: ContinuesTexts, length: int) -> int:
     """Most tokens of a prompt, the end token at its start included."""
     check(length >= 1, f"length is {length}; it must be at least 1.")
-    if self.longest is None:
+    longest = _longest(model)
+    if longest is None:
       return _MOST + 1
     # What is generated last is never read.
-    room = self.longest - length + 1
+    room = longest - length + 1
     check(
       room >= 2,
-      f"length is {length}, but the model has positions for {self.longest} tokens of prompt and"
-      f" continuation together; give at most {self.longest - 1}.",
+      f"length is {length}, but the model has positions for {longest} tokens of prompt and"
+      f" continuation together; give at most {longest - 1}.",
     )
     return room
-
-  def _cut(self, ids: list[int], length: int) -> list[int]:
-    room = self._room(length)
-    return ids if len(ids) <= room else [ids[0], *ids[len(ids) - room + 1 :]]
 
   def _table(self, stop: str) -> np.ndarray:
     """The automaton of a stop string over the tokens."""
@@ -182,9 +191,8 @@ class Generator:
       self._tables[stop] = stop_table(stop, self._pieces)
     return self._tables[stop]
 
-  def _batches(self, ids: list[list[int]], length: int, multiple: int) -> Iterator[Batch]:
+  def _batches(self, ids: list[list[int]], room: int, multiple: int) -> Iterator[Batch]:
     """Prompts of about the same length together, longest first; rows of filler have index -1."""
-    room = self._room(length)
     groups: dict[int, list[int]] = {}
     for number, one in enumerate(ids):
       edge = _SHORTEST
@@ -214,45 +222,11 @@ class Generator:
       batch["draw"][row] = np.frombuffer(digest[:8], "<i4") & 0x7FFFFFFF
     return batch
 
-  def _search(
-    self,
-    params: Any,
-    batch: Batch,
-    key: jax.Array,
-    tables: tuple[jax.Array, ...],
-    *,
-    config: DecodeConfig,
-    length: int,
-  ) -> Any:
-    prompts = Prompts(batch["tokens"], batch["lengths"], batch["last"])
-    one, tokenizer = self.prepare(params, prompts, config, length), self.tokenizer
-    rows = len(batch["index"])
-    step, cache = stopping(
-      one.step, one.cache, tables, batch=rows, beams=config.width, eos=tokenizer.eos
-    )
-    fold = jax.random.fold_in
-    keys = jax.vmap(lambda draw: fold(fold(key, draw[0]), draw[1]))(batch["draw"])
-    return decode(
-      step,
-      cache,
-      config,
-      batch=rows,
-      max_length=length,
-      limit=jnp.where(batch["index"] >= 0, length, 0),
-      bos=prompts.last,
-      eos=tokenizer.eos,
-      pad=tokenizer.pad,
-      forbidden=tokenizer.never_produced,
-      cut=True,
-      rng=keys,
-      record=(lambda c: {name: c["model"][name] for name in one.kept}) if one.kept else None,
-    )
-
   def _continuations(
     self, prompt: str, ids: list[int], found: Any, row: int, stop: Sequence[str]
   ) -> list[Generated]:
     """The continuations of one row of a decoded batch."""
-    entropy, result = (found.records or {}).get(recoded_step.ENTROPY), []
+    entropy, result = (found.records or {}).get(recoding.ENTROPY), []
     before = self.tokenizer.decode(ids[1:])
     for n, length in enumerate(found.lengths[row]):
       tokens = found.tokens[row, n, :length]
@@ -269,3 +243,49 @@ class Generator:
       own = None if entropy is None else entropy[row, n]
       result.append(Generated(prompt, text, float(found.scores[row, n]), tokens, reason, own))
     return result
+
+
+def _search(
+  model: ContinuesTexts,
+  params: Any,
+  batch: Batch,
+  key: jax.Array,
+  tables: tuple[jax.Array, ...],
+  *,
+  tokenizer: Tokenizer,
+  config: DecodeConfig,
+  length: int,
+) -> Any:
+  """The best continuations of a batch; see `decode`."""
+  prompts = Prompts(batch["tokens"], batch["lengths"], batch["last"])
+  one, rows = model.prepare(params, prompts, config, length), len(batch["index"])
+  step, cache = stopping(
+    one.step, one.cache, tables, batch=rows, beams=config.width, eos=tokenizer.eos
+  )
+  fold = jax.random.fold_in
+  keys = jax.vmap(lambda draw: fold(fold(key, draw[0]), draw[1]))(batch["draw"])
+  return decode(
+    step,
+    cache,
+    config,
+    batch=rows,
+    max_length=length,
+    limit=jnp.where(batch["index"] >= 0, length, 0),
+    bos=prompts.last,
+    eos=tokenizer.eos,
+    pad=tokenizer.pad,
+    forbidden=tokenizer.never_produced,
+    cut=True,
+    rng=keys,
+    record=(lambda c: {name: c["model"][name] for name in one.kept}) if one.kept else None,
+  )
+
+
+def _longest(model: ContinuesTexts) -> int | None:
+  """The model's positions; None where there are none."""
+  return getattr(model.config, "max_length", None)
+
+
+def _cut(ids: list[int], room: int) -> list[int]:
+  """The start token and the newest of the others, `room` in all."""
+  return ids if len(ids) <= room else [ids[0], *ids[len(ids) - room + 1 :]]

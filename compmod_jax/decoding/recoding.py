@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from compmod_jax.core.errors import check
 from compmod_jax.core.intermediates import Edit, Taps
 from compmod_jax.decoding.config import DecodeConfig
-from compmod_jax.decoding.types import Cache, Step
+from compmod_jax.decoding.types import Cache, Record, Step
 from compmod_jax.mechanisms.recoding.descent import recode
 from compmod_jax.mechanisms.recoding.signals import predictive_entropy
 
@@ -40,6 +40,11 @@ class Searched(NamedTuple):
   cache: Any
   kept: tuple[str, ...]
 
+  def recorded(self, *more: str) -> Record | None:
+    """What `decode` records of every hypothesis: `kept`, and further parts of the cache."""
+    names = (*self.kept, *more)
+    return (lambda cache: {name: cache[name] for name in names}) if names else None
+
 
 def prepared(
   step: TappedStep,
@@ -48,8 +53,7 @@ def prepared(
   config: DecodeConfig,
   *,
   batch: int,
-  side: str,
-  layers: int,
+  stack: Callable[[], tuple[str, int]],
 ) -> Searched:
   """A model's step as a search takes it, recoded if the configuration says so.
 
@@ -59,14 +63,14 @@ def prepared(
     taps: the edits under which the model runs.
     config: how to search.
     batch: examples.
-    side: the stack whose layer is recoded.
-    layers: how many it has.
+    stack: gives the name of the stack whose layer is recoded, and how many layers it has.
 
   Raises:
     UserError: there is no such layer.
   """
   if config.recode_layer is None:
     return Searched(lambda cache, tokens: step(cache, tokens, taps.apart()), cache, ())
+  side, layers = stack()
   site = site_of(config.recode_layer, layers, side)
   cache = start(cache, batch, config.width)
   return Searched(recoded(step, taps, site, config), cache, (ENTROPY,))

@@ -1,0 +1,289 @@
+"""What tasks ask of models: four kinds of modules, and what every configuration of one answers.
+
+A configuration declares the kinds of which it can build a module by the methods that it overrides:
+`seq2seq`, `decoder`, `encoder`, `recurrent`. A task calls the method of the kind that it needs and
+takes every model that has it. Masked and causal language modelling are objectives, not kinds.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import Taps
+from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
+from compmod_jax.mechanisms.competition.losses import Routers
+from compmod_jax.models.text import Blocks, Text, TextOutput
+
+C = TypeVar("C", bound="ModelConfig")
+
+
+@runtime_checkable
+class Module(Protocol):
+  """A Linen module, called through `init` and `apply`."""
+
+  def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Fresh variables; `["params"]` are boxed with the logical names of their dimensions."""
+    ...
+
+  def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls the module, or the `method` that is named, with these variables."""
+    ...
+
+
+@runtime_checkable
+class Seq2Seq(Module, Protocol):
+  """From a source to the logits of a target, all at once or token by token."""
+
+  @property
+  def config(self) -> "ModelConfig":
+    """The model's configuration."""
+    ...
+
+  def __call__(
+    self,
+    source: Int[Array, "batch source_time"],
+    target: Int[Array, "batch target_time"],
+    *,
+    deterministic: bool = True,
+    taps: Taps = ...,
+  ) -> Float[Array, "batch target_time vocab"]:
+    """Logits of the token that follows each target position; `target` begins with a start token."""
+    ...
+
+  def prefill(
+    self,
+    source: Int[Array, "batch source_time"],
+    *,
+    beams: int,
+    length: int,
+    routing: bool = False,
+    taps: Taps = ...,
+  ) -> dict[str, Any]:
+    """The cache with which decoding starts: leaves [batch, beams or 1, ...] and a position.
+
+    Args:
+      source: source tokens, padded.
+      beams: hypotheses an example.
+      length: most steps.
+      routing: keep the router weights of every step under `routing`.
+      taps: sites to read or change.
+    """
+    ...
+
+  def step(
+    self, cache: dict[str, Any], tokens: Int[Array, "batch beams"], *, taps: Taps = ...
+  ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
+    """Logits after one more token of every beam, and the cache that includes it."""
+    ...
+
+
+@runtime_checkable
+class Decoder(Module, Protocol):
+  """From texts to the logits of every next token, all at once or token by token."""
+
+  @property
+  def config(self) -> "ModelConfig":
+    """The model's configuration."""
+    ...
+
+  def __call__(
+    self,
+    text: Text,
+    blocks: Blocks,
+    *,
+    causal: bool = True,
+    vanilla_logits: bool = False,
+    deterministic: bool = True,
+    taps: Taps = ...,
+  ) -> TextOutput:
+    """Logits at every position; see `Nemot.__call__`."""
+    ...
+
+  def prefill(
+    self, text: Text, task: str, *, beams: int, length: int, taps: Taps = ...
+  ) -> dict[str, Any]:
+    """The cache with which decoding after prompts starts."""
+    ...
+
+  def step(
+    self, cache: dict[str, Any], tokens: Int[Array, "batch beams"], task: str, *, taps: Taps = ...
+  ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
+    """Logits after one more token of every beam, and the cache that includes it."""
+    ...
+
+
+@runtime_checkable
+class Encoder(Module, Protocol):
+  """From texts, seen whole, to the logits of the tokens that belong at positions."""
+
+  @property
+  def config(self) -> "ModelConfig":
+    """The model's configuration."""
+    ...
+
+  def __call__(
+    self,
+    tokens: Int[Array, "batch time"],
+    *,
+    positions: Int[Array, "batch predicted"] | None = None,
+    deterministic: bool = True,
+    taps: Taps = ...,
+  ) -> Float[Array, "batch predicted vocab"]:
+    """Logits at these positions; at all, in their order, if none are given."""
+    ...
+
+
+class ModelConfig:
+  """What tasks, training and analyses ask of every model's configuration.
+
+  The values here are those of a model without routers, gates, auxiliary tokens or several outputs;
+  a configuration overrides what it has.
+  """
+
+  drophead: DropHeadConfig = DropHeadConfig()
+  max_length: int
+  """Most positions of a sequence; absent from models without a limit."""
+  convolution: int = 1
+  """Width of convolutions over positions before self-attention; 1 for none."""
+
+  # Kinds.
+
+  def seq2seq(self, source_vocab: int, target_vocab: int, pad: int) -> Seq2Seq:
+    """The sequence-to-sequence model of this configuration.
+
+    Raises:
+      UserError: it is none.
+    """
+    self._is_no("a sequence-to-sequence model, such as a TransformerConfig")
+
+  def decoder(self, vocab: int, pad: int) -> Decoder:
+    """The decoder of this configuration.
+
+    Raises:
+      UserError: it is none.
+    """
+    self._is_no("a decoder, such as a DecoderConfig or a NemotConfig")
+
+  def encoder(self, vocab: int, pad: int) -> Encoder:
+    """The encoder of this configuration.
+
+    Raises:
+      UserError: it is none.
+    """
+    self._is_no("an encoder, such as an EncoderConfig or a NemotConfig")
+
+  def recurrent(self, vocab: int) -> Any:
+    """The recurrent language model of this configuration; see `LstmLM`.
+
+    Raises:
+      UserError: it is none.
+    """
+    self._is_no("a recurrent language model, such as an LstmConfig")
+
+  def _is_no(self, kind: str) -> NoReturn:
+    raise UserError(
+      f"model is a {type(self).__name__}, but the task needs {kind}. Set another model."
+    )
+
+  # Size.
+
+  def plain(self: C) -> C:
+    """The same model without any mechanism."""
+    return self
+
+  def describe(self) -> str:
+    """Sizes and mechanisms, in a few words."""
+    raise NotImplementedError
+
+  def decoding_stack(self, task: str) -> tuple[str, int]:
+    """The stack of layers whose output gives a task's logits in decoding, and how many it has.
+
+    Raises:
+      UserError: the model has no layers that decoding could recode.
+    """
+    raise UserError(
+      f"recode_layer is given, but a {type(self).__name__} has no stack of layers to recode in"
+      " decoding. Leave it out."
+    )
+
+  # Competition.
+
+  def routers(self) -> tuple[Routers, ...]:
+    """The routers of each kind."""
+    return ()
+
+  def routing_sites(self) -> tuple[str, ...]:
+    """Names of the weights [batch, time, units] of every router, in the model's order."""
+    return ()
+
+  def dropped_sites(self) -> tuple[str, ...]:
+    """Names of the heads' outputs that DropHead multiplies."""
+    return ()
+
+  # Auxiliary tokens, gates, outputs of several tasks.
+
+  def output_tasks(self) -> tuple[str, ...] | None:
+    """Tasks with an output of their own; None where one output serves all."""
+    return None
+
+  def for_tasks(self: C, tasks: Sequence[str]) -> C:
+    """The configuration of what runs where these tasks are asked for alone."""
+    return self
+
+  def unused_parameters(self, tasks: Sequence[str]) -> tuple[str, ...]:
+    """Top-level names of the parameters that do not run where these tasks are asked for alone."""
+    return ()
+
+  def auxiliary_ids(self, mode: str, task: str) -> list[int]:
+    """Auxiliary tokens in front of a text: of the mode `enc` or `dec`, and of the task."""
+    return []
+
+  def auxiliary_at(self, site: str) -> int:
+    """How many auxiliary positions a site has in front of those of the tokens."""
+    return 0
+
+  def gate_site(self) -> str | None:
+    """Name of the gate [batch, time, dim] of the model's stream; None without one."""
+    return None
+
+  def check_running_text(self) -> None:
+    """Raises a `UserError` if the model cannot read text that asks no question."""
+
+  @property
+  def reads_options(self) -> bool:
+    """Whether the model has to know where answer options stand."""
+    return False
+
+  @property
+  def reads_tags(self) -> bool:
+    """Whether the model has to know the part of speech of every token."""
+    return False
+
+  @property
+  def has_vanilla_head(self) -> bool:
+    """Whether there is a second head, on the stream before it is gated."""
+    return False
+
+
+def valid_at(
+  config: ModelConfig,
+  site: str,
+  real: jax.Array,
+  positions: jax.Array | None = None,
+) -> jax.Array:
+  """The valid mask of a site, bool [batch, time]: auxiliary positions, which hold tokens, in front.
+
+  Args:
+    config: of the model.
+    site: its name.
+    real: true where there is a token, bool [batch, time].
+    positions: of the logits, where these are not all.
+  """
+  if site == "logits" and positions is not None:
+    return jnp.take_along_axis(real, positions, axis=1)
+  before = config.auxiliary_at(site)
+  return jnp.pad(real, ((0, 0), (before, 0)), constant_values=True) if before else real

@@ -5,7 +5,7 @@ Run: compmod train --config translate.py --workdir runs/first
 Sizes are for the ten sentences of `data`; README.md says what to change for more.
 """
 
-from compmod_jax.tasks.translation_config import TranslationConfig
+from compmod_jax.tasks.translation import TranslationConfig
 
 from compmod_jax.core.errors import check_choice
 from compmod_jax.data.buckets import BatchConfig

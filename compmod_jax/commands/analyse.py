@@ -15,7 +15,6 @@ docstring is the help and whose `run(subject)` returns a `Page`; and its line in
 """
 
 import dataclasses
-import shlex
 import textwrap
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,7 +74,7 @@ def main(argv: list[str]) -> None:
   program = f"{_START} {name}", about
   args = cli.options(_arguments(analysis), argv[1:], program=program)
   errors.check(args.sentences >= 0, f"--sentences is {args.sentences}; it must be at least 0.")
-  command = f"{_START} {shlex.join(argv)}"
+  command = cli.command("analyse", argv)
   output = args.output or args.workdir / "analysis" / name
   _analyse(args, output, command)
 

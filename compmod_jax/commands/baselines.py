@@ -11,13 +11,13 @@ every set what the words answer that question, options and passage share (`data.
 
 import dataclasses
 import itertools
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from compmod_jax.commands import cli
 from compmod_jax.commands.config_option import parse
 from compmod_jax.commands.evaluate import write_json
 from compmod_jax.tasks.question_answering import AnsweringConfig
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     rows = score(translation_task(args.config).data, args.splits)
     print(table(rows))
   if args.json is not None:
-    command = shlex.join(["python", "-m", "train.baselines", *argv])
+    command = cli.command("baselines", argv)
     write_json(args.json, {"name": args.config.name, "command": command, "rows": rows})
 
 

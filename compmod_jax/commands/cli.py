@@ -6,10 +6,11 @@ import difflib
 import io
 import os
 import re
+import shlex
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -100,6 +101,16 @@ def as_started(text: str) -> str:
     lambda found: f"{before} {'train' if found[1] == 'main' else found[1].replace('_', '-')}",
     text,
   )
+
+
+def command(program: str, argv: Sequence[str]) -> str:
+  """The line that starts a program again, for a shell, as this one was started.
+
+  Args:
+    program: its name in `train`.
+    argv: what follows.
+  """
+  return as_started(f"python -m train.{program} {shlex.join(argv)}".rstrip())
 
 
 def program_of(make_args: Any) -> tuple[str, str]:

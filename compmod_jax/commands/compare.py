@@ -9,7 +9,6 @@ route. Writes one HTML report, its pictures (PNG, SVG), tables (CSV) and numbers
 """
 
 import dataclasses
-import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +48,7 @@ def main(argv: list[str]) -> None:
     args.workdirs != (Path(), Path()),
     "Two workdirs are missing: python -m train.compare WORKDIR WORKDIR --split test.",
   )
-  command = shlex.join(["python", "-m", "train.compare", *argv])
+  command = cli.command("compare", argv)
   progress = Progress(0, quiet=args.quiet)
   try:
     _compare(args, command, progress)

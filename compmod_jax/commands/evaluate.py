@@ -14,7 +14,6 @@ tokens:
 
 import dataclasses
 import json
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -61,7 +60,7 @@ def main(argv: list[str]) -> None:
     opened = open_model(args)
     found = _evaluate(opened, args)
     if group.primary:
-      _tell(opened, found, args, shlex.join(["python", "-m", "train.evaluate", *argv]))
+      _tell(opened, found, args, cli.command("evaluate", argv))
 
 
 def _tell(opened: Opened, found: "dict[str, Evaluation]", args: Args, command: str) -> None:

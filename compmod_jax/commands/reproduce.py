@@ -23,7 +23,6 @@ DIR/TABLE/SCALE-N-steps: a part of a table never overwrites files of the whole o
 import dataclasses
 import json
 import re
-import shlex
 import statistics
 import time
 import zlib
@@ -77,7 +76,7 @@ def main(argv: list[str]) -> int:
     spec, cells = grid(args)
     first, step = _shard(args.shard)
     missing = [cell for cell in cells[first::step] if read(cell) is None]
-    command = shlex.join(["python", "-m", "train.reproduce", *argv])
+    command = cli.command("reproduce", argv)
     failed = [] if args.show else make(missing, args, preemption, command)
     report(args, spec, cells, command)
   for cell, error in failed:

@@ -13,9 +13,9 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import shlex
 from pathlib import Path
 
+from compmod_jax.commands import cli
 from compmod_jax.commands.config_option import parse
 from compmod_jax.core.config import to_json
 from compmod_jax.training import profiling
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     if args.aot:
       show_cost(args.config, args.aot)
       return
-    command = shlex.join(["python", "-m", "train.main", *argv])
+    command = cli.command("main", argv)
     steps = profiling.parse(args.profile)
     with joined(args.multihost, about=describe_start(args)) as group:
       preemption.group = group

@@ -41,6 +41,14 @@ def test_commands_in_texts_are_written_as_those_of_the_program_that_runs(
   assert cli.as_started(TEXT) == shown
 
 
+def test_a_recorded_command_starts_the_program_again(monkeypatch):
+  argv = ["--config", "own:pairs", "--workdir", "my runs"]
+  monkeypatch.setattr(sys, "argv", ["/bin/compmod"])
+  assert cli.command("main", argv) == "compmod train --config own:pairs --workdir 'my runs'"
+  monkeypatch.setattr(sys, "argv", ["/checkout/train/main.py"])
+  assert cli.command("main", []) == "python -m train.main"
+
+
 @pytest.mark.parametrize("words", [["compmod"], ["compmod", "--help"]])
 def test_without_a_program_all_are_listed(words, monkeypatch, capsys):
   assert end(monkeypatch, *words) == 0

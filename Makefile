@@ -6,6 +6,7 @@ VENV ?= .venv
 PEERS ?= .venv-peers
 AOT ?= .venv-aot
 DOCS ?= .venv-docs
+INSTALLED ?= .venv-wheel
 PIP_FLAGS = --quiet --disable-pip-version-check --constraint constraints.txt
 # Files of exactly these hashes, and nothing that another of them asks for.
 LOCKED = --quiet --disable-pip-version-check --no-deps --require-hashes --no-build-isolation
@@ -14,7 +15,7 @@ LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashe
   --no-annotate --constraint constraints.txt
 FAST = not slow and not peers
 
-.PHONY: run test test-peers test-slow test-data fuzz kills faults aot aot-steps docs lint types \
+.PHONY: run test test-peers test-slow test-data test-wheel fuzz kills faults aot aot-steps docs lint types \
   wheel lock clean
 
 run: $(VENV)/.run
@@ -35,6 +36,13 @@ test-slow: $(VENV)/.test
 # Reads the real texts and sets in COMPMOD_DATA; make test does so too where it is set.
 test-data: $(VENV)/.test
 	$(VENV)/bin/python -m pytest -m real_data
+
+# Installs the wheel as users do, in an environment of its own, and works with it far from here.
+test-wheel: $(VENV)/.test wheel
+	rm -rf $(INSTALLED)
+	$(PYTHON) -m venv $(INSTALLED)
+	set -- dist/*.whl && $(INSTALLED)/bin/pip install $(PIP_FLAGS) "$$1[train]"
+	COMPMOD_INSTALLED=$(INSTALLED) $(VENV)/bin/python -m pytest -m slow tests/test_wheel.py
 
 # Damaged files and hostile lines for all readers and predict; make fuzz FUZZ_SECONDS=60 FUZZ_SEED=1
 FUZZ_SECONDS ?= 600
@@ -75,8 +83,10 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
+# From a clean folder, as what an earlier build left there would get into it.
 wheel: $(VENV)/.run
-	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build dist *.egg-info
+	$(VENV)/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 # Writes requirements/ again, after constraints.txt or pyproject.toml has changed; needs uv.
 lock:
@@ -87,7 +97,7 @@ lock:
 	echo 'jax[cuda12]' | $(LOCK) - --output-file requirements/cuda12.txt
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(AOT) $(DOCS) build dist site *.egg-info
+	rm -rf $(VENV) $(PEERS) $(AOT) $(DOCS) $(INSTALLED) build dist site *.egg-info
 
 $(VENV)/bin/python:
 	@echo "making a virtual environment in $(VENV)"

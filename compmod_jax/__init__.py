@@ -5,8 +5,9 @@
     model = compmod_jax.load("runs/nmt_cah")
     model.translate(["Der Hund schläft."])
 
-`load` opens what `python -m train.main` trained; see `compmod_jax.api`. Everything else is imported
-from its module, such as `compmod_jax.mechanisms.competition.router`.
+`load` opens what `compmod train` trained; see `compmod_jax.api`. The names of this module are what
+most people need: trained models, the mechanisms, the layers and models that have them, and
+experiments. Each is imported when it is used; everything else is imported from its module.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,27 +18,114 @@ if TYPE_CHECKING:
   from compmod_jax.api import load
   from compmod_jax.core.errors import UserError
   from compmod_jax.core.intermediates import zero_units
+  from compmod_jax.data.tokenizers import TokenizerConfig
+  from compmod_jax.decoding import DecodeConfig, beam_search, greedy, sample
+  from compmod_jax.layers.attention import Attention
+  from compmod_jax.layers.experts import Experts, ExpertsConfig
+  from compmod_jax.layers.feedforward import FeedForward
+  from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
+  from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
+  from compmod_jax.mechanisms.modulation import modulate
+  from compmod_jax.mechanisms.recoding import RecodingConfig, recode
+  from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
+  from compmod_jax.models.encoder import Encoder
+  from compmod_jax.models.encoder_config import EncoderConfig
+  from compmod_jax.models.lstm_lm import LstmLM
+  from compmod_jax.models.lstm_lm_config import LstmConfig
+  from compmod_jax.models.nemot import Nemot
+  from compmod_jax.models.nemot_config import NemotConfig
+  from compmod_jax.models.transformer import Transformer
+  from compmod_jax.models.transformer_config import TransformerConfig
   from compmod_jax.trained import TrainedModel
+  from compmod_jax.training.experiment import Experiment, Phase
+  from compmod_jax.training.optimizer import OptimizerConfig
 
+# Where each public name is defined, below this package.
 _HOMES = {
+  "Attention": "layers.attention",
+  "CompetitionConfig": "mechanisms.competition.router",
+  "DecodeConfig": "decoding",
+  "DecoderConfig": "models.decoder_lm",
+  "DecoderLM": "models.decoder_lm",
+  "DropHeadConfig": "mechanisms.competition.drophead",
+  "Encoder": "models.encoder",
+  "EncoderConfig": "models.encoder_config",
+  "Experiment": "training.experiment",
+  "Experts": "layers.experts",
+  "ExpertsConfig": "layers.experts",
+  "FeedForward": "layers.feedforward",
+  "LstmConfig": "models.lstm_lm_config",
+  "LstmLM": "models.lstm_lm",
+  "Nemot": "models.nemot",
+  "NemotConfig": "models.nemot_config",
+  "OptimizerConfig": "training.optimizer",
+  "Phase": "training.experiment",
+  "RecodingConfig": "mechanisms.recoding",
+  "Router": "mechanisms.competition.router",
+  "TokenizerConfig": "data.tokenizers",
   "TrainedModel": "trained",
+  "Transformer": "models.transformer",
+  "TransformerConfig": "models.transformer_config",
   "UserError": "core.errors",
+  "beam_search": "decoding",
+  "greedy": "decoding",
   "load": "api",
+  "modulate": "mechanisms.modulation",
+  "recode": "mechanisms.recoding",
+  "sample": "decoding",
   "zero_units": "core.intermediates",
 }
 
 _renamed.install()
 
-__all__ = ["TrainedModel", "UserError", "load", "zero_units"]
+__version__ = "0.1.0"
+
+__all__ = [
+  "Attention",
+  "CompetitionConfig",
+  "DecodeConfig",
+  "DecoderConfig",
+  "DecoderLM",
+  "DropHeadConfig",
+  "Encoder",
+  "EncoderConfig",
+  "Experiment",
+  "Experts",
+  "ExpertsConfig",
+  "FeedForward",
+  "LstmConfig",
+  "LstmLM",
+  "Nemot",
+  "NemotConfig",
+  "OptimizerConfig",
+  "Phase",
+  "RecodingConfig",
+  "Router",
+  "TokenizerConfig",
+  "TrainedModel",
+  "Transformer",
+  "TransformerConfig",
+  "UserError",
+  "beam_search",
+  "greedy",
+  "load",
+  "modulate",
+  "recode",
+  "sample",
+  "zero_units",
+]
 
 
 def __getattr__(name: str) -> Any:
   # JAX takes a second to import: whoever wants one module should not wait for all of them.
-  if name not in _HOMES:
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
   import importlib
 
-  return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+  if name not in _HOMES:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  from compmod_jax.core import extras
+
+  with extras.needed():
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -37,16 +37,21 @@ _NAMES = {
   "train.optimizer": "compmod_jax.training.optimizer",
   "train.ways": "compmod_jax.training.regimes",
 }
+# The package of old names that only a checkout still has, where it holds programs.
+_GONE = "train"
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   def find_spec(
     self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
   ) -> importlib.machinery.ModuleSpec | None:
-    known = fullname in _NAMES
-    return importlib.machinery.ModuleSpec(fullname, self) if known else None
+    if fullname == _GONE:  # after all other finders: neither a checkout's nor a user's is there
+      return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+    return importlib.machinery.ModuleSpec(fullname, self) if fullname in _NAMES else None
 
   def exec_module(self, module: ModuleType) -> None:
+    if module.__name__ == _GONE:
+      return
     new = _NAMES[module.__name__]
     warnings.warn(
       f"{module.__name__} is called {new} now; the old name goes with version 0.3.",

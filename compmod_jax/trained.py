@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax.core import errors
+from compmod_jax.core import errors, extras
 from compmod_jax.core.intermediates import Edit, Taps, run
 from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.tasks.base import Task
@@ -160,8 +160,8 @@ class TrainedModel(abc.ABC):
 
     As `compmod_jax.analysis.attention.attention_pictures`, which says more.
     """
-    # Pictures need matplotlib, which models do not.
-    from compmod_jax.analysis.attention import attention_pictures
+    with extras.needed():  # pictures need matplotlib, which models do not
+      from compmod_jax.analysis.attention import attention_pictures
 
     return attention_pictures(self, text, modules)
 

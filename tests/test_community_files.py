@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import compmod_jax
 from website import changes, offline
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +55,7 @@ def test_issue_forms_have_what_they_must_have():
 def test_the_citation_is_of_this_version_and_of_the_three_theses():
   citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
   assert citation.keys() >= {"cff-version", "message", "title", "authors"}
-  assert citation["version"] == PROJECT["version"]
+  assert citation["version"] == compmod_jax.__version__
   assert citation["license"] == PROJECT["license"]
   theses = {ref["authors"][0]["family-names"]: ref["year"] for ref in citation["references"]}
   assert theses == {"Kolios": 2023, "Ulmer": 2019, "Knowles": 2022}
@@ -64,7 +65,7 @@ def test_the_changelog_begins_with_what_is_unreleased_and_this_version():
   text = (ROOT / "CHANGELOG.md").read_text()
   headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
   assert headings[0] == "[Unreleased]"
-  assert headings[1].split()[0].strip("[]") == PROJECT["version"]
+  assert headings[1].split()[0].strip("[]") == compmod_jax.__version__
   kinds = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
   assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 

@@ -569,6 +569,7 @@ TABLES = {
   ("README.md", "Speed", 2): recoding_speed,
   ("README.md", "Speed", 3): nemot_speed,
   ("README.md", "Data", 0): REFERENCE,
+  ("docs/install.md", "What comes with what", 0): REFERENCE,
   ("docs/kernels.md", "Routing kernels", 0): REFERENCE,
   ("docs/kernels.md", "What moves how many bytes", 0): h100_designs,
   ("docs/kernels.md", "What moves how many bytes", 1): tpu_designs,
@@ -589,6 +590,7 @@ TABLES = {
   ("docs/pods.md", "Layout", 0): REFERENCE,
   ("docs/pods.md", "Starting", 0): REFERENCE,
   ("docs/pods.md", "What fails, and how", 0): REFERENCE,
+  ("docs/python.md", "Public names", 0): REFERENCE,
   ("docs/recoding.md", "The language model that is recoded", 0): (
     "of the run's log, of which the file has the last epoch alone"
   ),

@@ -320,6 +320,8 @@ def test_provenance_tells_clean_from_changed_and_does_without_git(tmp_path, monk
   assert not found["dirty"]
   (tmp_path / "file").write_text("b")
   assert git_revision(tmp_path)["dirty"]
+  (tmp_path / "environment").mkdir()  # with installed packages, which no commit describes
+  assert git_revision(tmp_path / "environment") is None
   monkeypatch.setenv("PATH", "")
   assert git_revision(tmp_path) is None
   assert provenance()["git"] is None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compmod_jax.checkpoints.huggingface_folder import MOST, read_object
+from compmod_jax.core import extras
 from compmod_jax.core.errors import UserError, check
 from compmod_jax.core.untrusted import parse_json, read_bounded
 from compmod_jax.data.tokenizers.vocabulary import Tokenizer, whole_characters
@@ -199,15 +200,11 @@ def tokenizers_package() -> Any:
   """The package `tokenizers`.
 
   Raises:
-    UserError: it is not installed.
+    MissingExtraError: it is not installed.
   """
-  try:
+  with extras.needed():
     import tokenizers
-  except ImportError as error:
-    raise UserError(
-      "Tokenizers of Hugging Face need the package tokenizers; install it with"
-      " `pip install 'tokenizers>=0.21,<1'`."
-    ) from error
+
   return tokenizers
 
 

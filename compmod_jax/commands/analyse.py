@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
   """Runs one analysis."""
   name = argv[0] if argv else ""
   if name in ("-h", "--help"):
-    print(_help())
+    print(cli.as_started(_help()))
     return
   errors.check_choice("The first word after train.analyse", name, ANALYSES)
   analysis = ANALYSES[name]

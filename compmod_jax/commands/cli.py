@@ -72,11 +72,18 @@ DEBUG = "--debug adds the traceback to the message of a mistake."
 
 
 CONSOLE = "compmod"  # name of the console script
+MODULE = "python -m compmod_jax"  # the same without it
 
 
-def from_console() -> bool:
-  """Whether the console script started this process, not `python -m`."""
-  return Path(sys.argv[0]).stem == CONSOLE
+def start() -> str:
+  """What stands before a program's name: that of the console script, or how it is started.
+
+  Empty where the process was started by `python -m train.NAME`.
+  """
+  script = Path(sys.argv[0])
+  if script.stem == CONSOLE:
+    return CONSOLE
+  return MODULE if script.parts[-2:] == ("compmod_jax", "__main__.py") else ""
 
 
 def as_started(text: str) -> str:
@@ -85,11 +92,12 @@ def as_started(text: str) -> str:
   Texts have `python -m train.NAME`; of the console script that is `compmod NAME`, where training
   is called `train`.
   """
-  if not from_console():
+  before = start()
+  if not before:
     return text
   return re.sub(
     r"python -m train\.(\w+)",
-    lambda found: f"{CONSOLE} {'train' if found[1] == 'main' else found[1].replace('_', '-')}",
+    lambda found: f"{before} {'train' if found[1] == 'main' else found[1].replace('_', '-')}",
     text,
   )
 
@@ -126,12 +134,12 @@ def options(
   here = dict(_options_of(make_args if default is None else default, "--"))
   printed = io.StringIO()
   parse: Any = tyro.cli
-  start, about = map(as_started, program or program_of(make_args))
+  usage, about = map(as_started, program or program_of(make_args))
   try:
     with contextlib.redirect_stderr(printed):
       args, unknown = parse(
         make_args,
-        prog=start,
+        prog=usage,
         description=f"{about}\n\n{DEBUG}",
         args=_spell_flags(argv, {name for name, value in here.items() if isinstance(value, bool)}),
         return_unknown_args=True,

@@ -6,6 +6,7 @@ compmod train --config nmt_cah --workdir runs/nmt_cah
 import importlib
 import sys
 
+import compmod_jax
 from compmod_jax.commands import interrupt
 
 
@@ -20,15 +21,21 @@ def main() -> None:
   given = sys.argv[1] if len(sys.argv) > 1 else "--help"
 
   def listed(argv: list[str]) -> None:
-    rows = [(f"{cli.CONSOLE} {name}", about) for name, (_, about) in known.items()]
-    print(f"usage: {cli.CONSOLE} PROGRAM [OPTION ...]\n\n{cli.table(rows, 34)}\n")
-    print(f"Each has --help. {cli.DEBUG}")
+    start = cli.start() or cli.CONSOLE
+    rows = [(f"{start} {name}", about) for name, (_, about) in known.items()]
+    print(f"usage: {start} PROGRAM [OPTION ...]\n\n{cli.table(rows, 34)}\n")
+    print(f"Each has --help; --version prints the version. {cli.DEBUG}")
+
+  def version(argv: list[str]) -> None:
+    print(f"compmod_jax {compmod_jax.__version__}")
 
   def unknown(argv: list[str]) -> None:
     check_choice("The program", given.replace("_", "-"), known)
 
   if given in ("-h", "--help"):
     cli.run(listed)
+  if given == "--version":
+    cli.run(version)
   name, _ = known.get(given.replace("_", "-"), ("", ""))
   if not name:
     cli.run(unknown)

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     print(f"{args.huggingface} holds the model in the format of Hugging Face's {args.kind}")
   else:
     import_model(args.huggingface, args.workdir)
-    print(f"{args.workdir} holds the model; use it with python -m train.predict")
+    print(cli.as_started(f"{args.workdir} holds the model; use it with python -m train.predict"))
 
 
 def import_model(theirs: Path, ours: Path) -> None:

@@ -7,13 +7,15 @@
     143  SIGTERM, after saving
     1    anything else, which is a defect of the program: the traceback shows where
 
-Imports the standard library alone, as what fails may be an import.
+Imports no third-party package, as what fails may be an import.
 """
 
 import errno
 import re
 import sys
 from collections.abc import Iterator
+
+from compmod_jax.core import extras
 
 MISTAKE, MACHINE, INTERRUPTED = 2, 75, 130
 _AGAIN = "and run the same command again; what was complete before is untouched"
@@ -112,9 +114,9 @@ def _import(error: ImportError, text: str) -> str | None:
   if top in ("compmod_jax", "train", "benchmarks"):
     return None
   if isinstance(error, ModuleNotFoundError):
-    return (
+    return extras.missing(top) or (
       f"The Python package {top!r} is not installed in {sys.prefix}. Install it there (pip install"
-      f" {top}; make run installs all that training needs), and run the same command again."
+      f" {top}), and run the same command again."
     )
   return (
     f"The Python package {top or 'wanted'!r} is installed but cannot be loaded ({text}). Install it"

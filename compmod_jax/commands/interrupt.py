@@ -4,7 +4,7 @@ Python runs a signal's handler between two bytecodes, so not while XLA compiles 
 decodes; and a KeyboardInterrupt inside an import or a callback of a library may come out as another
 exception, or not at all. So the first Ctrl-C raises KeyboardInterrupt, as always, that files being
 written are taken back; where the program has not ended a few seconds later, or Ctrl-C comes again,
-a thread ends it. Imports the standard library alone: it is at work before the others are imported.
+a thread ends it. Imports no third-party package: it is at work before those are imported.
 """
 
 import os

@@ -31,6 +31,14 @@ _DUMP = 3.0  # seconds for the stacks
 _FINAL = {0, failures.MISTAKE, failures.INTERRUPTED, 128 + signal.SIGTERM}
 
 
+# How training is started, which people copy behind the `--`.
+_STARTS = (
+  ["python", "-m", "train.main"],
+  ["python", "-m", "compmod_jax", "train"],
+  ["compmod", "train"],
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Args:
   """Options of the supervisor."""
@@ -130,7 +138,7 @@ def main(argv: list[str]) -> int:
     "Nothing follows --; give the options of train.main after it, for example: python -m"
     " train.supervise -- --config configs/nmt_cah.py --workdir runs/nmt_cah",
   )
-  command = [sys.executable, "-m", "train.main", *theirs]
+  command = [sys.executable, "-m", "compmod_jax", "train", *theirs]
   return supervise(command, _workdir(theirs), args)
 
 
@@ -178,11 +186,12 @@ def _saved(workdir: Path) -> frozenset[str]:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-  """The supervisor's options and those of training, which may begin with `python -m train.main`."""
+  """The supervisor's options and those of training, in front of which its whole start may stand."""
   place = argv.index("--") if "--" in argv else len(argv)
   theirs = argv[place + 1 :]
-  if theirs[:3] and theirs[0].endswith("python") and theirs[1:3] == ["-m", "train.main"]:
-    theirs = theirs[3:]
+  for words in _STARTS:
+    if theirs[: len(words)] and [Path(theirs[0]).name, *theirs[1 : len(words)]] == words:
+      return argv[:place], theirs[len(words) :]
   return argv[:place], theirs
 
 

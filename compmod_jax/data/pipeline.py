@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from compmod_jax.core import extras
 from compmod_jax.core.errors import UserError, check
 from compmod_jax.data.buckets import BatchConfig, auto_buckets, edges_for
 from compmod_jax.data.examples import Examples, Ragged, tokenise
@@ -234,7 +235,8 @@ def iterate(batches: Any, prefetch: int) -> Any:
     batches: has `__len__` and `__getitem__`.
     prefetch: batches that a thread prepares ahead; `close` ends it.
   """
-  import grain
+  with extras.needed():
+    import grain
 
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
   return iter(grain.MapDataset.source(cast(Any, batches)).to_iter_dataset(options))

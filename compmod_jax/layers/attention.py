@@ -25,6 +25,7 @@ from compmod_jax.layers.kv_cache import (
 )
 from compmod_jax.layers.positions import Positions, RelativePositions, rotate
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router, scale_heads
+from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
 
 
 def attend(
@@ -73,7 +74,8 @@ class Attention(nn.Module):
 
   Intermediates: `attention` [batch, heads, time, keys]; `heads` and `heads_scaled`
   [batch, time, heads, head_dim] before and after the competition (equal without one); with a
-  competition also `router/scores` and `router/weights` [batch, time, heads].
+  competition also `router/scores` and `router/weights` [batch, time, heads]; with gates
+  `head_gates` [batch, time, heads], which `heads` includes.
 
   Attributes:
     dim: model width, a multiple of `heads`.
@@ -82,6 +84,7 @@ class Attention(nn.Module):
     cross: queries come from one sequence, keys and values from another.
     tied_key_value: keys are values, too, in self-attention.
     positions: `rotary` and `relative` act on queries and keys of self-attention.
+    gated: every head's output has a sigmoid gate.
     dropout: rate on attention probabilities.
     dtype: compute type.
   """
@@ -92,6 +95,7 @@ class Attention(nn.Module):
   cross: bool = False
   tied_key_value: bool = False
   positions: Positions = "learned"
+  gated: bool = False
   dropout: float = 0.0
   dtype: DTypeLike = jnp.float32
 
@@ -106,6 +110,8 @@ class Attention(nn.Module):
       if self.positions == "relative":
         self.relative = RelativePositions(self.dim, self.heads, dtype=self.dtype)
     self.drop = Dropout(self.dropout)
+    if self.gated:
+      self.head_gate = HeadGate(self.heads, dtype=self.dtype)
     if self.competition is not None:
       self.router = Router(self.heads, self.competition, dtype=self.dtype)
     self.output = OutOfHeads(self.dim, dtype=self.dtype)
@@ -156,6 +162,8 @@ class Attention(nn.Module):
     else:
       query, key, own, *hidden = self._project(inputs, beside)
       heads, state = self._attend_self(query, key, own, state, bias, ctx)
+    if self.gated:
+      heads = gate_heads(heads, ctx.intermediates("head_gates", self.head_gate(inputs)))
     return self._compete(inputs, heads, own, *hidden, ctx=ctx), state
 
   def _attend_memory(

@@ -99,6 +99,7 @@ class Block(nn.Module):
       competition=c.competition_at(self.kind),
       tied_key_value=self.tied_key_value,
       positions=c.positions,
+      gated=self.kind in c.gated_heads,
       **sizes,
     )
     if self.convolution > 1:
@@ -107,7 +108,12 @@ class Block(nn.Module):
     self.self_residual = Residual(*frame)
     if self.cross:
       self.cross_attention = Attention(
-        c.dim, c.heads, competition=c.competition_at("cross"), cross=True, **sizes
+        c.dim,
+        c.heads,
+        competition=c.competition_at("cross"),
+        cross=True,
+        gated="cross" in c.gated_heads,
+        **sizes,
       )
       self.cross_residual = Residual(*frame)
     if self.experts is None:

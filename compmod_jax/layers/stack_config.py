@@ -48,6 +48,8 @@ class StackConfig:
   """Kinds of attention whose heads compete, such as encoder_self; decoders have cross, too."""
   competition: CompetitionConfig = CompetitionConfig()
   """How heads compete where they do."""
+  gated_heads: tuple[str, ...] = ()
+  """Kinds of attention, as in `compete`, whose heads have sigmoid gates (Qiu et al. 2025)."""
   expert_layers: tuple[str, ...] = ()
   """Layers with competing feed-forward networks: of a whole stack, such as encoder, or one by one
   (encoder_2)."""
@@ -83,6 +85,8 @@ class StackConfig:
   def _check_competition(self) -> None:
     for place in self.compete:
       errors.check_choice("model.compete", place, self.places())
+    for place in self.gated_heads:
+      errors.check_choice("model.gated_heads", place, self.places())
     if self.compete:
       self.competition.kept(self.heads)
       errors.check(
@@ -193,8 +197,8 @@ class StackConfig:
     ]
 
   def plain(self: C) -> C:
-    """The same model without any competition."""
-    return dataclasses.replace(self, compete=(), expert_layers=())
+    """The same model without any competition, and without gates of heads."""
+    return dataclasses.replace(self, compete=(), expert_layers=(), gated_heads=())
 
   def marks(self) -> dict[str, str]:
     """Site or module -> what a mechanism does there besides what its parameters tell."""

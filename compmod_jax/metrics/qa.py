@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from compmod_jax.core import extras
 from compmod_jax.core.errors import check
 from compmod_jax.data.qa.example import FORMATS, Question
 
@@ -196,6 +197,7 @@ def _percent(values: Any) -> float:
 @functools.cache
 def _rouge_scorer(stemmer: bool) -> Any:
   # Here, as importing it takes seconds, which only abstractive questions are worth.
-  from rouge_score import rouge_scorer, tokenizers
+  with extras.needed():
+    from rouge_score import rouge_scorer, tokenizers
 
   return rouge_scorer.RougeScorer(["rougeL"], tokenizer=tokenizers.DefaultTokenizer(stemmer))

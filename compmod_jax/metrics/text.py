@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
+from compmod_jax.core import extras
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.metrics.bootstrap import bootstrap_interval, paired_bootstrap
 
@@ -241,7 +240,11 @@ def score_outputs(outputs: list[str], references: list[str]) -> dict[str, Any]:
 
 @functools.cache
 def _scorer(metric: MetricName) -> Any:
-  # `force` only silences a warning about tokenised text, which a library has no place to print.
+  with extras.needed():  # here, as opening and using a model needs no scores
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
   if metric == "chrf":
     return CHRF()
+  # `force` only silences a warning about tokenised text, which a library has no place to print.
   return BLEU(lowercase=metric == "bleu_lowercase", force=True)

@@ -161,7 +161,7 @@ class NemotConfig(TextStackConfig, ModelConfig):
   def plain(self) -> "NemotConfig":
     """The same model without any competition, gate and reading strategy."""
     off = {"gate": "off", "gate_places": (), "option_interaction": False, "highlighting": "off"}
-    return dataclasses.replace(self, compete=(), expert_layers=(), **off)
+    return dataclasses.replace(super().plain(), **off)
 
   def marks(self) -> dict[str, str]:
     """Site or module -> what a mechanism does there besides what its parameters tell."""

@@ -22,7 +22,7 @@ def roberta(scale: str) -> Spec:
     UserError: an unknown scale.
   """
   check_choice("--scale", scale, SCALES)
-  base = load_config(f"configs/mlm_cah.py:{_VARIANTS[scale]}")
+  base = load_config(f"mlm_cah:{_VARIANTS[scale]}")
   # A run that its clock stops is another run on another machine.
   base = dataclasses.replace(base, time_limit_minutes=0.0, score_train=scale != "paper")
   rows = {

@@ -74,7 +74,7 @@ def zero_shot(scale: str) -> Spec:
   """
   check_choice("--scale", scale, _PRETRAINING)
   variant, data = _PRETRAINING[scale]
-  name = f"configs/nemot_pretrain.py:{variant}"
+  name = f"nemot_pretrain:{variant}"
   base, decoder = (
     # A run that its clock stops is another run on another machine.
     dataclasses.replace(load_config(f"{name}{suffix}"), time_limit_minutes=0.0)
@@ -195,7 +195,7 @@ def _on(base: Experiment, data: QASet) -> Experiment:
 
 def _experiment(scale: str, suffix: str = "") -> Experiment:
   check_choice("--scale", scale, SCALES)
-  base = load_config(f"configs/nemot_qa.py:{_VARIANTS[scale]}{suffix}")
+  base = load_config(f"nemot_qa:{_VARIANTS[scale]}{suffix}")
   # A run that its clock stops is another run on another machine.
   return dataclasses.replace(base, time_limit_minutes=0.0)
 

@@ -34,7 +34,7 @@ def language(scale: str, **recoding: Any) -> Experiment:
     UserError: an unknown scale.
   """
   check_choice("--scale", scale, SCALES)
-  base = load_config(f"configs/lm_recoding.py{_VARIANTS[scale]}")
+  base = load_config(f"lm_recoding{_VARIANTS[scale]}")
   # A run that its clock stops is another run on another machine.
   base = dataclasses.replace(base, time_limit_minutes=0.0)
   if scale != "paper":

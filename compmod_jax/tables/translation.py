@@ -39,7 +39,7 @@ def translation(scale: str, variant: str = "", **model: Any) -> Experiment:
     UserError: an unknown scale.
   """
   check_choice("--scale", scale, SCALES)
-  base = load_config(f"configs/nmt_cah.py{variant or _VARIANTS[scale]}")
+  base = load_config(f"nmt_cah{variant or _VARIANTS[scale]}")
   if scale == "tiny":
     base = dataclasses.replace(
       base,

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from compmod_jax.core import durable
+from compmod_jax.core import durable, extras
 from compmod_jax.core.errors import UserError
 from compmod_jax.training import checkpoint_files as files
 from compmod_jax.training.distributed.multihost import Group
@@ -51,7 +51,8 @@ class Checkpointer:
     report: Callable[[str], None] = lambda text: None,
     group: Group = Group(),
   ):
-    import orbax.checkpoint as ocp
+    with extras.needed():
+      import orbax.checkpoint as ocp
 
     if keep_last < 1:
       raise UserError(f"keep_last is {keep_last}; it must be at least 1. Leave it out for 3.")

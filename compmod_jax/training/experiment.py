@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import compmod_jax
-from compmod_jax.core import errors
+from compmod_jax.core import errors, extras
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.config import once
 from compmod_jax.core.sharding import MeshConfig
@@ -154,7 +154,8 @@ def find_config(path: str) -> Path:
   """The configuration file that a path or a name stands for.
 
   Args:
-    path: of a file, or the name of one of the package's own configurations, such as nmt_cah.
+    path: of a file, or the name of one of the package's own configurations, such as nmt_cah. Where
+      there is no folder `configs`, its path in a checkout, configs/nmt_cah.py, is a name, too.
 
   Raises:
     UserError: there is no such file.
@@ -162,8 +163,11 @@ def find_config(path: str) -> Path:
   file = Path(path)
   if file.is_file():
     return file
-  if path in config_names():
-    return configs_folder() / f"{path}.py"
+  name = path
+  if not Path("configs").is_dir():
+    name = path.removeprefix("configs/").removesuffix(".py")
+  if name in config_names():
+    return configs_folder() / f"{name}.py"
   raise errors.UserError(
     f"--config is {path!r}, which is not a file, nor the name of one of the package's"
     f" configurations ({', '.join(config_names())}). Give the path of a configuration, for example"
@@ -214,7 +218,7 @@ def _module(path: str) -> Any:
     raise errors.UserError(f"--config {path} is not a Python file; a configuration ends in .py.")
   module = importlib.util.module_from_spec(spec)
   sys.modules[spec.name] = module
-  with _mistakes_in(file):
+  with _mistakes_in(file), extras.needed():
     spec.loader.exec_module(module)
   errors.check(
     hasattr(module, "get_config"),

@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from compmod_jax.core import extras
+
 _INTERVAL = 5.0
 # name in metrics.jsonl -> (short name, format)
 _SHORT = {
@@ -173,8 +175,9 @@ def _all_numbers(values: Mapping[str, Any]) -> str:
 
 
 def _make_bar(stream: TextIO) -> Any:
-  from rich import progress
-  from rich.console import Console
+  with extras.needed():
+    from rich import progress
+    from rich.console import Console
 
   return progress.Progress(
     progress.TextColumn("{task.description}", markup=False),

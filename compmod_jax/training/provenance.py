@@ -43,7 +43,10 @@ def provenance() -> dict[str, Any]:
 
 
 def git_revision(folder: Path = Path(__file__).parent) -> dict[str, Any] | None:
-  """The commit of the repository around `folder`, and whether tracked files differ from it."""
+  """The commit of the repository that has `folder`, and whether tracked files differ from it.
+
+  None where no file in it is tracked, as in an environment within another project's repository.
+  """
 
   def git(*arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
@@ -52,6 +55,8 @@ def git_revision(folder: Path = Path(__file__).parent) -> dict[str, Any] | None:
     ).stdout.strip()
 
   try:
+    if not git("ls-files"):
+      return None
     return {
       "revision": git("rev-parse", "HEAD"),
       "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from compmod_jax.core import durable
+from compmod_jax.core import durable, extras
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.metric_lines import METRICS, parse_records
 from compmod_jax.training.progress import Progress
@@ -163,11 +163,14 @@ class _Events:
   """
 
   def __init__(self, folder: Path, purge_step: int | None):
-    from tensorboardX.proto import event_pb2, summary_pb2
+    with extras.needed():
+      from tensorboardX.proto import event_pb2, summary_pb2
+      from tensorboardX.record_writer import masked_crc32c
 
     # Classes that protobuf makes at run time, so that no checker knows them.
     self._event: Any = event_pb2
     self._summary: Any = summary_pb2
+    self._checksum = masked_crc32c
     folder.mkdir(parents=True, exist_ok=True)
     # Nanoseconds, as two files within a second would share a name.
     path = folder / f"events.out.tfevents.{int(time.time())}.{time.time_ns()}"
@@ -185,10 +188,8 @@ class _Events:
     self._append(step=step, summary=make(value=parts))
 
   def _append(self, **fields: Any) -> None:
-    from tensorboardX.record_writer import masked_crc32c
-
     def checked(data: bytes) -> bytes:
-      return data + struct.pack("<I", masked_crc32c(data))
+      return data + struct.pack("<I", self._checksum(data))
 
     content = self._event.Event(wall_time=time.time(), **fields).SerializeToString()
     data = checked(struct.pack("<Q", len(content))) + checked(content)

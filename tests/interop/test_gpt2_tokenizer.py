@@ -294,9 +294,9 @@ def test_a_merge_of_more_or_fewer_than_two_tokens_is_refused(copied):
 
 def test_without_the_package_its_installation_is_named(folder, tokenizer, monkeypatch):
   monkeypatch.setitem(sys.modules, "tokenizers", None)
-  with pytest.raises(UserError, match="pip install 'tokenizers"):
+  with pytest.raises(UserError, match=r'pip install "compmod_jax\[hf\]"'):
     read_gpt2_tokenizer(folder)
-  with pytest.raises(UserError, match="pip install 'tokenizers"):
+  with pytest.raises(UserError, match=r'pip install "compmod_jax\[hf\]"'):
     Tokenizer.from_bytes(tokenizer.to_bytes())
 
 

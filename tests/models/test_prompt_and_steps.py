@@ -73,6 +73,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "dtype": "bfloat16",
   },
   "rotary": {"positions": "rotary", "compete": PLACES, "competition": heads()},
+  "gated heads": {"gated_heads": PLACES, "compete": ("cross",), "competition": heads()},
   "relative": {"positions": "relative"},
 }
 DECODERS: dict[str, dict[str, Any]] = {
@@ -94,7 +95,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "dtype": "bfloat16",
     "activation": "gelu",
   },
-  "rotary": {"positions": "rotary"},
+  "rotary": {"positions": "rotary", "gated_heads": ("decoder_self",)},
   "relative": {"positions": "relative", "convolution": 2},
 }
 NEMOTS: dict[str, dict[str, Any]] = {
@@ -145,7 +146,11 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "competition": heads(),
     "dtype": "bfloat16",
   },
-  "rotary": {"positions": "rotary", "convolution": 2},
+  "rotary": {
+    "positions": "rotary",
+    "convolution": 2,
+    "gated_heads": ("vanilla_self", "modulatory_self", "output_self"),
+  },
   "relative": {
     "positions": "relative",
     "convolution": 2,

@@ -134,11 +134,12 @@ def test_the_options_of_training_follow_two_dashes(tmp_path, monkeypatch):
   monkeypatch.setattr(supervise, "supervise", note)
   given = ["--config", "c.py", f"--workdir={tmp_path}"]
   assert supervise.main(["--restarts", "7", "--", *given]) == 0
-  assert found["command"][1:] == ["-m", "train.main", *given]
+  assert found["command"][1:] == ["-m", "compmod_jax", "train", *given]
   assert found["workdir"] == tmp_path
   assert found["args"].restarts == 7
-  assert supervise.main(["--", "python", "-m", "train.main", *given[:2]]) == 0
-  assert found["command"][1:] == ["-m", "train.main", *given[:2]]
+  for start in ("python -m train.main", "/bin/compmod train", "python -m compmod_jax train"):
+    assert supervise.main(["--", *start.split(), *given[:2]]) == 0
+    assert found["command"][1:] == ["-m", "compmod_jax", "train", *given[:2]]
   assert found["workdir"] == Path("runs/default")
   for wrong, word in (([], "Nothing follows"), (["--restarts=-1", "--", "x"], "restarts is -1")):
     with pytest.raises(UserError, match=word):

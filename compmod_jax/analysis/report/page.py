@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from compmod_jax.analysis.report.results import plain
-from compmod_jax.core import durable
+from compmod_jax.core import durable, extras
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -139,7 +139,8 @@ def write(
 
 def render(template: str, **values: Any) -> str:
   """One of this package's templates, filled in; text is escaped, `Markup` is not."""
-  import jinja2
+  with extras.needed():
+    import jinja2
 
   def source(name: str) -> str:
     return resources.files("compmod_jax.analysis.report").joinpath(name).read_text("utf-8")

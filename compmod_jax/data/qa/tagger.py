@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from compmod_jax.core import extras
 from compmod_jax.data.tokenizers.vocabulary import Tokenizer
 from compmod_jax.layers.reading_strategies import PARTS
 
@@ -196,7 +197,8 @@ def _tagger() -> Callable[[str], list[tuple[str, str]]]:
   with warnings.catch_warnings():
     # The package leaves the lexicon's file to the garbage collector.
     warnings.simplefilter("ignore", ResourceWarning)
-    from textblob.taggers import PatternTagger
+    with extras.needed():
+      from textblob.taggers import PatternTagger
 
     tag = functools.partial(PatternTagger().tag, tokenize=False)
     tag("a")  # reads the lexicon

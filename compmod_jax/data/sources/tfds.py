@@ -7,6 +7,7 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+from compmod_jax.core import extras
 from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.data.base import DataError, Metric, Pairs
 
@@ -83,7 +84,8 @@ def open_split(name: str, split: str, *, data_dir: str | None, download: bool) -
     UserError: no such set or split, or one that is neither on disk nor to be had; or the split has
       no records.
   """
-  import tensorflow_datasets as tfds
+  with extras.needed():
+    import tensorflow_datasets as tfds
 
   options = {
     "split": split,
@@ -119,8 +121,9 @@ def open_split(name: str, split: str, *, data_dir: str | None, download: bool) -
 
 def _register_text_sets() -> None:
   """Imports the modules that define sets of text: TFDS does so only next to TensorFlow."""
-  import tensorflow_datasets.text as text
-  import tensorflow_datasets.translate as translate
+  with extras.needed():
+    import tensorflow_datasets.text as text
+    import tensorflow_datasets.translate as translate
 
   for package in (translate, text):
     for module in pkgutil.iter_modules(package.__path__):

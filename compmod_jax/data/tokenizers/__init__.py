@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from compmod_jax.core import durable
+from compmod_jax.core import durable, extras
 from compmod_jax.core.errors import UserError, check
 from compmod_jax.data.tokenizers.vocabulary import (
   BOS,
@@ -79,7 +79,8 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
 
 
 def _train_pieces(texts: Iterable[str], config: TokenizerConfig) -> bytes:
-  import sentencepiece
+  with extras.needed():
+    import sentencepiece
 
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(

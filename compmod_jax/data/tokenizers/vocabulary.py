@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from compmod_jax.core import extras
 from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.core.untrusted import parse_json
 
@@ -327,7 +328,8 @@ class SentencePiece(Tokenizer):
   def __init__(
     self, model: bytes, *, kind: Kind, special_tokens: tuple[str, ...] = (), lowercase: bool = False
   ):
-    import sentencepiece
+    with extras.needed():
+      import sentencepiece
 
     check_choice("kind", kind, ("bpe", "unigram"))
     self.kind, self.special_tokens, self.lowercase = kind, special_tokens, lowercase

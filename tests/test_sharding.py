@@ -96,7 +96,7 @@ def make_run(
 ) -> Run:
   experiment = Experiment(
     name="layouts",
-    task=task().config,
+    task=task().dataset.config,
     model=task().model.config,
     optimizer=optimizer,
     phases=(Phase(steps=10),),

@@ -38,7 +38,6 @@ def matching_decoder(config: NemotConfig, vocab: int) -> DecoderConfig:
     **{name: getattr(config, name) for name in shared},
     decoder_layers=1,
     tied=False,
-    positions=config.positions,
     scale_embeddings=config.scale_embeddings,
   )
   one = parameters(found, vocab)

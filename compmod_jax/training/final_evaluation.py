@@ -16,8 +16,7 @@ from compmod_jax.core.config import to_json
 from compmod_jax.tasks.base import Evaluation, Sharing, Task, lower_is_better
 from compmod_jax.tools import describe
 from compmod_jax.training.distributed.multihost import Group
-from compmod_jax.training.history import History
-from compmod_jax.training.loop import TIME_UP
+from compmod_jax.training.history import TIME_UP, History
 from compmod_jax.training.run import Run, parameter_shardings
 from compmod_jax.training.writer import Writer
 

@@ -1,9 +1,12 @@
 """What a run remembers between steps besides its arrays."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
-from compmod_jax.training.log import Log
+TIME_UP: Final = "the time limit was reached"
+NO_BETTER: Final = "no better"
+NO_LOG: Final[dict[str, Any]] = {"window": {"sums": {}}, "lines": []}
+"""What a log holds before the first step."""
 
 
 @dataclasses.dataclass
@@ -19,6 +22,7 @@ class History:
     seconds: wall time spent in training so far, evaluations included.
     stopped: why training ended before its last step; empty if it did not.
     log: what the log has added up since its last line.
+    hooks: name of a hook -> its state.
   """
 
   step: int = 0
@@ -28,4 +32,5 @@ class History:
   stale: int = 0
   seconds: float = 0.0
   stopped: str = ""
-  log: dict[str, Any] = dataclasses.field(default_factory=lambda: Log.EMPTY)
+  log: dict[str, Any] = dataclasses.field(default_factory=lambda: NO_LOG)
+  hooks: dict[str, Any] = dataclasses.field(default_factory=dict)

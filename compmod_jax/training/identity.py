@@ -13,7 +13,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compmod_jax.checkpoints.model_folder import load_model_folder, save_model_folder
 from compmod_jax.core import errors
@@ -21,12 +21,10 @@ from compmod_jax.core.config import from_json, to_json
 from compmod_jax.data.fingerprint import Fingerprint, Fingerprints, combined
 from compmod_jax.training import checkpoint_files
 from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.history import History
 from compmod_jax.training.optimizer import learning_rate
 from compmod_jax.training.provenance import provenance
 from compmod_jax.training.workdir import CONFIG, changes, read_config, write_config
-
-if TYPE_CHECKING:
-  from compmod_jax.training.history import History
 
 MAY_CHANGE = (
   "mesh",
@@ -414,7 +412,7 @@ def keep_tokenizers(workdir: Path, files: Mapping[str, bytes]) -> None:
 
 
 def leave_branch(
-  workdir: Path, config: Mapping[str, Any], history: "History", say: Callable[[str], None]
+  workdir: Path, config: Mapping[str, Any], history: History, say: Callable[[str], None]
 ) -> bool:
   """Removes the models of later steps where a run goes on in another way than the one they are of.
 

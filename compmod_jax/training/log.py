@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.monitoring
@@ -51,6 +51,20 @@ class Step(NamedTuple):
   batch: Any
   waited: float
   flops: float
+
+
+class Read(NamedTuple):
+  """A step whose metrics have been read.
+
+  Attributes:
+    number: batches seen, this one included.
+    metrics: what it returned, on the host.
+    batch: what it was given, on the host.
+  """
+
+  number: int
+  metrics: Any
+  batch: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +128,11 @@ class Log:
   a run that was interrupted writes the lines of one that was not.
 
   Attributes:
-    last: metrics and batch of the step read last: (step, host metrics, batch), or None.
+    last: the step read last, or None.
     dead: key of the log -> units that were dead at the last line; never changed, but replaced.
     since: router -> tokens and weights of its units since they last won one, up to the last line;
       never changed, but replaced.
   """
-
-  EMPTY: ClassVar[dict[str, Any]] = {"window": {"sums": {}}, "lines": []}
 
   def __init__(self, run: Run, writer: Writer):
     self.run, self.writer, self.every = run, writer, run.experiment.log_every
@@ -130,7 +142,7 @@ class Log:
     self.pending: deque[Step] = deque()
     self.window = Window()
     self.began: float | None = None
-    self.last: Any = None
+    self.last: Read | None = None
     self.dead: Mapping[str, list[int]] = {}
     self.since: Mapping[str, np.ndarray] = {}
 
@@ -187,7 +199,7 @@ class Log:
   def _read(self) -> None:
     step = self.pending.popleft()
     host = jax.device_get(step.metrics)
-    self.last = (step.number, host, step.batch)
+    self.last = Read(step.number, host, step.batch)
     self.window = self.window.plus(step, host)
     if self._due(step.number):
       self.since = _routers(self.window, self.since)

@@ -9,41 +9,50 @@ import numpy as np
 
 from compmod_jax.core import errors, losses, sharding
 from compmod_jax.core.intermediates import Taps
-from compmod_jax.tasks.base import Context
+from compmod_jax.tasks.base import Context, Task
+from compmod_jax.training.hooks import Hook, Training
+from compmod_jax.training.log import Read
+from compmod_jax.training.step import TrainState
 
 
-def watch(loop: Any, last: Any) -> None:
-  """Saves the batch of a bad step, and stops the run after too many of them in a row.
+class ReportNonFinite(Hook):
+  """Keeps the batch of a bad step, and ends the program after `max_nonfinite` of them in a row."""
 
-  Args:
-    loop: the training loop.
-    last: (step, metrics, batch) of the step read last, or None.
+  def __init__(self):
+    self._reported = -1
 
-  Raises:
-    UserError: `max_nonfinite` steps in a row were bad; it says where the first bad number stands.
-  """
-  if last is None or not last[1]["bad_run"] or last[0] == getattr(loop, "bad_step", None):
-    return
-  step, metrics, batch = last
-  loop.bad_step = step
-  path = save_batch(loop.run.workdir, step, batch, loop.group.process)
-  loop.writer.say(
+  def after_read(self, training: Training, read: Read) -> None:
+    """Saves the batch where the loss or its gradient was not finite.
+
+    Raises:
+      UserError: too many steps in a row were bad; it says where the first bad number stands.
+    """
+    if read.metrics["bad_run"] and read.number != self._reported:
+      self._reported = read.number
+      _report(training, read)
+
+
+def _report(training: Training, read: Read) -> None:
+  step, metrics, batch = read
+  run, experiment = training.run, training.run.experiment
+  path = save_batch(run.workdir, step, batch, training.group.process)
+  training.writer.say(
     f"step {step}: loss {metrics['objective']:g}, gradient norm {metrics['gradient_norm']:g};"
     f" step skipped, batch saved as {path}"
   )
-  limit = loop.experiment.max_nonfinite
+  limit = experiment.max_nonfinite
   if metrics["bad_run"] < limit:
     return
-  loop.save()
-  where = locate(loop.run.task, loop.state, loop.run.place(batch), loop.experiment.seed)
+  training.save()
+  where = locate(run.task, training.state, run.place(batch), experiment.seed)
   raise errors.UserError(
     f"Training stopped at step {step}: the loss or its gradient was not finite in {limit} steps in"
     f" a row (max_nonfinite). {where} The batches are in {path.parent}; look at them. The last"
     " checkpoint holds the parameters as they were before the first bad step. To go on from there,"
     " run the same command with a lower learning rate"
-    f" (--config.optimizer.learning_rate={loop.experiment.optimizer.learning_rate / 10:g}) or with"
+    f" (--config.optimizer.learning_rate={experiment.optimizer.learning_rate / 10:g}) or with"
     " clipped gradients (--config.optimizer.clip=1); where these parameters are too large already,"
-    f" remove the newest folders in {loop.run.workdir / 'checkpoints'} first, to go on from an"
+    f" remove the newest folders in {run.workdir / 'checkpoints'} first, to go on from an"
     " older one."
   )
 
@@ -58,7 +67,7 @@ def save_batch(workdir: Path, step: int, batch: Any, process: int = 0) -> Path:
   return path
 
 
-def locate(task: Any, state: Any, batch: Any, seed: int) -> str:
+def locate(task: Task[Any, Any, Any], state: TrainState, batch: Any, seed: int) -> str:
   """Where the first number that is not finite stands: a parameter, a site, or a gradient."""
   if bad := _bad_leaves(state.params):
     return f"Parameter {bad[0]} is not finite."

@@ -16,7 +16,6 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from compmod_jax.analysis.heads.watch import HeadWatch
 from compmod_jax.core import errors, sharding
 from compmod_jax.tasks.base import Batch, Sharing, Task
 from compmod_jax.training import compile_cache, identity
@@ -118,13 +117,6 @@ class Run:
   def rate(self) -> Any:
     """Learning rate as a function of the number of updates."""
     return learning_rate(self.experiment.optimizer, self.total_steps)
-
-  @functools.cached_property
-  def heads(self) -> HeadWatch | None:
-    """Measures heads on a few validation sentences, if that is wanted."""
-    count = self.experiment.watch_sentences
-    watch = HeadWatch(self.task, count, sharing=self.sharing) if count else None
-    return None if watch is None or watch.empty else watch
 
   def _init(self) -> TrainState:
     params = nn.unbox(self.task.model.init(jax.random.key(self.experiment.seed)))

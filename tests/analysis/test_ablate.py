@@ -65,13 +65,14 @@ def test_a_unit_without_its_output_is_as_if_it_were_zero(subject, losses, zeros)
 
 def test_all_ablations_share_one_compilation(subject, losses, zeros, monkeypatch):
   compiled = []
-  forward = subject.task.model.forward
+  kind = type(subject.task.model)
+  forward = kind.forward
 
   def counted(*args, **kwargs):
     compiled.append(1)
     return forward(*args, **kwargs)
 
-  monkeypatch.setattr(subject.task, "forward", counted)
+  monkeypatch.setattr(kind, "forward", counted)
   fresh = sentence_losses(subject, reader(subject.task))
   for unit in range(4):
     fresh(subject.params, keeping(subject.modules, zeros, [(SELF, unit)]))

@@ -10,7 +10,15 @@ import pytest
 import tiny_masked
 import tiny_recurrent
 
-from compmod_jax.analysis.recoding.traces import Member, Reading, Traces, _later, differs, rises
+from compmod_jax.analysis.recoding.traces import (
+  Member,
+  Reading,
+  Traces,
+  _later,
+  _scored,
+  differs,
+  rises,
+)
 from compmod_jax.analysis.report import page
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.checkpoints.model_folder import save_model_folder
@@ -63,10 +71,10 @@ def test_recoding_one_step_alone_is_followed_through_the_steps_after_it(task):
   sentence = SENTENCES[1]
   subject = Subject(task, params, "test")
   found = _later([Member("nll", task, params)], [sentence], 2, subject)
-  none = task.recoding(size=0.0).scorer(params, [sentence])[0]
+  none = _scored(task.recoding(size=0.0), params, [sentence])[0]
   by_hand = {0: [], 1: [], 2: []}
   for step in range(len(none.nll)):
-    one = task.recoding(only=(step,)).scorer(params, [sentence])[0]
+    one = _scored(task.recoding(only=(step,)), params, [sentence])[0]
     np.testing.assert_allclose(one.nll[: step + 1], none.nll[: step + 1], rtol=1e-6)
     for away in by_hand:
       if step + away < len(none.nll):

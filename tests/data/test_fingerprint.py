@@ -99,9 +99,9 @@ def test_generated_data_have_fingerprints_that_tell_another_generation(kind):
   task = config.build(model)
   found = task.dataset.fingerprints()
   assert all(part.count > 0 for part in found.values())
-  again = config.build(model, files=task.dataset.files()).fingerprints()
+  again = config.build(model, files=task.dataset.files()).dataset.fingerprints()
   assert again == found
   other = dataclasses.replace(config, data=_seeded(config.data, 7))
-  changed = other.build(model, files=task.dataset.files()).fingerprints()
+  changed = other.build(model, files=task.dataset.files()).dataset.fingerprints()
   assert changed.keys() == found.keys()
   assert all(changed[name] != found[name] for name in found)

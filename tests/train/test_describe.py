@@ -217,16 +217,17 @@ class Reading:
   decode = None
 
   def __init__(self, model):
-    self.model = Nemot(model, 96)
+    self.config, self.module = model, Nemot(model, 96)
+    self.dataset = self.model = self.generator = self
 
   def example(self):
     return {"tokens": jnp.ones((1, 3), jnp.int32)}
 
   def forward(self, params, batch, **options):
-    return self.model.apply({"params": params}, *self._given(batch), **options).logits
+    return self.module.apply({"params": params}, *self._given(batch), **options).logits
 
   def init(self, rng):
-    return self.model.init(rng, *self._given(self.example()))["params"]
+    return self.module.init(rng, *self._given(self.example()))["params"]
 
   def _given(self, batch):
     tokens = batch["tokens"]
@@ -371,7 +372,7 @@ def test_the_program_prints_the_diagram_of_real_data_and_makes_no_workdir(
   assert table is not None
   assert [int(number.replace(",", "")) for number in table.groups()[:2]] == counts
   assert float(table[3]) == pytest.approx(100 * (counts[0] / counts[1] - 1), abs=0.005)
-  assert f"{task.model.source_vocab} tokens x 16" in printed
+  assert f"{task.model.module.source_vocab} tokens x 16" in printed
   assert "as large as configured" not in printed
   assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "data"]
 
@@ -404,5 +405,7 @@ def test_the_page_of_every_kind_of_task_has_its_flops(tmp_path):
 def test_a_model_that_does_not_belong_to_the_task_is_a_mistake(tmp_path):
   folder = tiny_masked.write_text(tmp_path / "text", {"train": 40, "valid": 9, "test": 9})
   wrong = dataclasses.replace(tiny_masked.make_experiment(folder), model=TransformerConfig())
-  with pytest.raises(UserError, match="masked language modelling but model is a Transformer"):
+  with pytest.raises(
+    UserError, match="model is a TransformerConfig, but the task needs an encoder"
+  ):
     describe.page(wrong)

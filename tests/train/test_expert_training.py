@@ -54,6 +54,11 @@ def task(model: TransformerConfig = MODEL) -> Translation:
   return config.build_with(model, Splits(config.data), tokenizer, tokenizer)
 
 
+def weights(model: TransformerConfig = MODEL) -> dict[str, float]:
+  """The active terms of the objective."""
+  return task(model).objective.weights(model)
+
+
 def batch(seed: int = 0) -> dict[str, np.ndarray]:
   """Eight pairs of very different lengths, one of them a filler."""
   random = np.random.default_rng(seed)
@@ -68,7 +73,7 @@ def batch(seed: int = 0) -> dict[str, np.ndarray]:
 
 @functools.cache
 def params() -> Any:
-  shapes = nn.unbox(jax.eval_shape(task().init, jax.random.key(0)))
+  shapes = nn.unbox(jax.eval_shape(task().model.init, jax.random.key(0)))
   random = np.random.default_rng(1)
   return jax.tree.map(lambda s: np.float32(0.4 * random.normal(size=s.shape)), shapes)
 
@@ -94,21 +99,21 @@ def assert_close(found: Any, expected: Any) -> None:
 
 
 def test_the_objective_lists_exactly_the_active_terms():
-  assert task().objective() == {
+  assert weights() == {
     "cross_entropy": 1.0,
     "head_z": 0.2,
     "expert_balance": 0.4,
     "expert_z": 0.2,
   }
-  assert set(whole()[2]) == set(task().objective())
+  assert set(whole()[2]) == set(weights())
   off = dataclasses.replace(MODEL, compete=(), expert_layers=())
-  assert task(off).objective() == {"cross_entropy": 1.0}
+  assert weights(off) == {"cross_entropy": 1.0}
 
 
 def test_the_objective_is_the_weighted_sum_of_what_the_log_shows():
   _, value, terms, _ = whole()
   shown = {name: total / count for name, (total, count) in terms.items()}
-  expected = sum(weight * shown[name] for name, weight in task().objective().items())
+  expected = sum(weight * shown[name] for name, weight in weights().items())
   np.testing.assert_allclose(value, expected, rtol=1e-6)
   assert shown["expert_balance"] >= 2 * 0.9  # of two layers; 1 each where the load is even
   assert all(total > 0 for total, _ in terms.values())
@@ -125,7 +130,7 @@ LAYOUTS = [MeshConfig(data=8), MeshConfig(data=2, fsdp=2, tensor=2)]
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["data8", "data2_fsdp2_tensor2"])
 def test_eight_devices_give_the_gradients_of_one(layout):
   mesh = make_mesh(layout)
-  places = parameter_shardings(jax.eval_shape(task().init, jax.random.key(0)), mesh)
+  places = parameter_shardings(jax.eval_shape(task().model.init, jax.random.key(0)), mesh)
   up, down = (places["encoder_0"]["ffn"][name]["kernel"].spec for name in ("up", "down"))
   experts = ("expert", "tensor")
   assert up == PartitionSpec("fsdp", experts, None)  # experts are split, and the model's width

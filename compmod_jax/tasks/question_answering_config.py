@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from compmod_jax.core import errors
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, texts_of
-from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig, cached_tokenizer
+from compmod_jax.data.tokenizers import (
+  Tokenizer,
+  TokenizerConfig,
+  cached_tokenizer,
+  tokenizer_from_bytes,
+)
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot_config import NemotConfig
@@ -122,7 +127,7 @@ class AnsweringConfig:
     """The tokenizer in `files`, else one that is trained on the first questions of every set."""
     if files is not None:
       errors.check(FILE in files, f"{FILE} is missing among the saved files; restore the folder.")
-      return Tokenizer.from_bytes(files[FILE], self.tokenizer)
+      return tokenizer_from_bytes(files[FILE], self.tokenizer)
     texts = list[str]()
     for data, split in self.data.sets("train"):
       items = data.load(split).items

@@ -140,7 +140,7 @@ class Translation(OfSplits):
     """The batch configuration with its buckets chosen from the training split."""
     if self.config.batch.buckets:
       return self.config.batch
-    return self.config.batch.resolve(self.train_examples)
+    return self.config.batch.resolve(self.train_examples.lengths)
 
   def resolved_config(self) -> TranslationConfig:
     """The configuration with the buckets that were chosen, so that no training data are needed."""

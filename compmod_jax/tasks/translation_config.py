@@ -12,7 +12,11 @@ from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.sources.tfds import TfdsData
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.scan import ScanData
-from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig, pair_tokenizers
+from compmod_jax.data.tokenizers import (
+  TokenizerConfig,
+  pair_tokenizers,
+  tokenizer_from_bytes,
+)
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer_config import TransformerConfig
 
@@ -82,8 +86,8 @@ class TranslationConfig:
     else:
       for name in (SOURCE_FILE, TARGET_FILE):
         errors.check(name in files, f"{name} is missing among the saved files; restore the folder.")
-      source = Tokenizer.from_bytes(files[SOURCE_FILE], self.tokenizer)
-      target = Tokenizer.from_bytes(files[TARGET_FILE], self.target_tokenizer or self.tokenizer)
+      source = tokenizer_from_bytes(files[SOURCE_FILE], self.tokenizer)
+      target = tokenizer_from_bytes(files[TARGET_FILE], self.target_tokenizer or self.tokenizer)
     # What uses this configuration imports it.
     from compmod_jax.tasks.translation import Translation
 

@@ -16,7 +16,7 @@ from compmod_jax.core import errors
 from compmod_jax.core.intermediates import Edit, Taps
 from compmod_jax.metrics.bootstrap import Comparison, paired_bootstrap
 from compmod_jax.metrics.significance import holm
-from compmod_jax.metrics.text import Statistics, loss_statistics, sentence_statistics
+from compmod_jax.metrics.statistics import Statistics, loss_statistics, sentence_statistics
 from compmod_jax.tasks.base import Batch
 
 Unit = tuple[str, int]

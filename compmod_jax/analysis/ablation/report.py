@@ -9,7 +9,7 @@ import numpy as np
 from compmod_jax.analysis.report.page import Page, Picture, Section, Table
 from compmod_jax.analysis.subject import Module, Subject, called
 from compmod_jax.metrics.bootstrap import Comparison
-from compmod_jax.metrics.text import Statistics
+from compmod_jax.metrics.statistics import Statistics
 
 if TYPE_CHECKING:
   from compmod_jax.analysis.ablation.measure import Ablate, Effect

@@ -14,7 +14,7 @@ from compmod_jax.analysis.scoring import decoded, sentence_losses
 from compmod_jax.analysis.subject import Subject, drawn
 from compmod_jax.core import errors
 from compmod_jax.metrics.bootstrap import Comparison, paired_bootstrap
-from compmod_jax.metrics.text import Statistics, loss_statistics, sentence_statistics
+from compmod_jax.metrics.statistics import Statistics, loss_statistics, sentence_statistics
 
 _LEAST = 10  # fewer examples of a group are no ground for an interval
 

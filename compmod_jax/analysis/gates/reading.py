@@ -16,7 +16,7 @@ from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.layers.reading_strategies import PARTS
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
 from compmod_jax.metrics.bootstrap import bootstrap_interval
-from compmod_jax.metrics.text import loss_statistics
+from compmod_jax.metrics.statistics import loss_statistics
 from compmod_jax.tasks import modulated
 from compmod_jax.tasks.base import Batch
 from compmod_jax.tasks.causal_lm import CausalLM

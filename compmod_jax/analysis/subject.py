@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.analysis.report.style import site_order, site_title
 from compmod_jax.core.errors import check
@@ -84,7 +85,7 @@ class Subject:
   """
 
   task: Task
-  params: Any = dataclasses.field(repr=False)
+  params: PyTree = dataclasses.field(repr=False)
   split: str
   sentences: int = 0
   chosen: Sequence[int] | None = dataclasses.field(default=None, repr=False)
@@ -123,7 +124,7 @@ class Subject:
     """All modules with units side by side, routed or not, in the order of the model."""
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def trace(params: Any, batch: Any) -> None:
+    def trace(params: PyTree, batch: Any) -> None:
       taps = Taps(capture=None)
       self.task.forward(params, batch, taps=taps)
       shapes.update({name: value.shape for name, value in taps.captured.items()})

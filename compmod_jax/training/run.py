@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from compmod_jax.analysis.heads.watch import HeadWatch
+from compmod_jax.analysis.watch import HeadWatch
 from compmod_jax.core import errors, sharding
 from compmod_jax.tasks.base import Batch, Sharing, Task
 from compmod_jax.training import compile_cache, identity

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from compmod_jax.analysis.compare import routes
-from compmod_jax.analysis.compare.groups import parts_of
+from compmod_jax.analysis.compare.groups import subsets_of
 from compmod_jax.analysis.compare.measure import Compare, check_same_data, compare
+from compmod_jax.analysis.compare.report import make_page
 from compmod_jax.analysis.reading import TranslationReader, reader
 from compmod_jax.analysis.report import page
 from compmod_jax.analysis.scoring import sentence_losses
@@ -70,7 +71,9 @@ def test_heads_are_matched_whatever_their_order(subject, renamed):
 def compared(subject, other, tmp_path_factory):
   settings = dataclasses.replace(SETTINGS, decode=18)
   folder = tmp_path_factory.mktemp("compare")
-  found = compare(subject, other, ("one", "two"), settings)
+  names = ("one", "two")
+  compared = compare(subject, other, names, settings)
+  found = make_page(settings, subject, other, names, compared)
   return found, page.write(found, folder)
 
 
@@ -119,7 +122,7 @@ def test_sentences_that_changed_are_shown_with_their_routing(subject, compared):
 
 def test_parts_by_length_hold_every_sentence_once(subject):
   every = dataclasses.replace(subject, sentences=0)
-  parts = [p for p in parts_of(every, reader(subject.task)) if p[0] == "source words"]
+  parts = [p for p in subsets_of(every, reader(subject.task)) if p[0] == "source words"]
   assert 2 <= len(parts) <= 5
   together = np.concatenate([numbers for _, _, numbers in parts])
   assert sorted(together.tolist()) == every.numbers.tolist()

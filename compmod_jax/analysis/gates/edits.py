@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.analysis.gates.reading import GatedTask
 from compmod_jax.analysis.subject import Subject
@@ -170,7 +171,7 @@ class Runner:
       batch = retold(batch, variant.told)
     return self._forward(self.subject.params, self.subject.place(batch), variant.change)
 
-  def _run(self, params: Any, batch: Batch, change: Change) -> tuple[jax.Array, Any]:
+  def _run(self, params: PyTree, batch: Batch, change: Change) -> tuple[jax.Array, Any]:
     taps = Taps(capture=frozenset(self.widths), edits=edits_of(change))
     task: Any = copy.copy(self.task)
     task.text = lambda *given: _told(self.task.text(*given), change.ids)
@@ -210,7 +211,7 @@ def variants(
 class Search(Answerer):
   """Answers of changed models: parameters are a pair of the model's own and a `Change`."""
 
-  def _search(self, params: Any, batch: Batch, rng: jax.Array, *, config: Any) -> Any:
+  def _search(self, params: PyTree, batch: Batch, rng: jax.Array, *, config: Any) -> Any:
     own, change = params
     one = copy.copy(self)
     one.text = lambda batch, tokens: _told(self.text(batch, tokens), change.ids)

@@ -241,6 +241,26 @@ class Totals:
     return found
 
 
+class Spread(NamedTuple):
+  """Where a gate varies.
+
+  Attributes:
+    channels: standard deviation of the channels' means.
+    tokens: standard deviation over tokens within a channel, root mean square over channels.
+    share: per cent of the whole variance that is over tokens.
+  """
+
+  channels: float
+  tokens: float
+  share: float
+
+
+def spread(total: Totals) -> Spread:
+  """Where a gate varies: between channels or over tokens."""
+  between, within = float(np.var(total.means)), float(np.mean(total.deviations**2))
+  return Spread(between**0.5, within**0.5, 100 * within / max(between + within, 1e-12))
+
+
 @jax.jit
 def _summary(gate: jax.Array, counted: jax.Array) -> tuple[jax.Array, Any]:
   """Of every token mean, 1, mean square, shares closed, open and of bins; sums of channels."""

@@ -2,7 +2,7 @@
 
 The pictures of Kolios 2023, figures 5.5 to 5.13: norms of signatures, and by position mean weights
 and norms of the heads' outputs. They read `train` records (`router/<site>/signature_norm_<unit>`)
-and `heads` records (see `compmod_jax.analysis.heads.watch`).
+and `heads` records (see `compmod_jax.analysis.watch`).
 """
 
 import re

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.core.intermediates import Taps
 from compmod_jax.core.sharding import fetch
@@ -15,7 +16,7 @@ from compmod_jax.tasks.base import Batch, Sharing, Task
 
 def mean_weights(
   task: Task,
-  params: Any,
+  params: PyTree,
   split: str,
   *,
   sharing: Sharing = Sharing(),
@@ -62,7 +63,7 @@ def added(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[st
   return totals
 
 
-def _sums(task: Task, params: Any, batch: Batch, *, positions: int) -> dict[str, Any]:
+def _sums(task: Task, params: PyTree, batch: Batch, *, positions: int) -> dict[str, Any]:
   taps = Taps(capture=frozenset(task.routing_sites()))
   task.forward(params, batch, taps=taps)
   return {

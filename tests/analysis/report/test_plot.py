@@ -174,7 +174,7 @@ def test_saving_twice_gives_the_same_bytes(tmp_path):
 
 def test_pictures_leave_pyplot_alone():
   code = (
-    "import sys; from compmod_jax.analysis import plot; plot.head_weights({'a': [1.0]});"
+    "import sys; from compmod_jax.analysis.report import plot; plot.head_weights({'a': [1.0]});"
     "assert 'matplotlib.pyplot' not in sys.modules"
   )
   subprocess.run([sys.executable, "-c", code], check=True)

@@ -36,8 +36,13 @@ def renamed(subject):
   return dataclasses.replace(subject, params=params)
 
 
+def page_of(first, second, settings):
+  names = ("one", "two")
+  return make_page(settings, first, second, names, compare(first, second, names, settings))
+
+
 def result(first, second, tmp_path, settings=SETTINGS):
-  found = compare(first, second, ("one", "two"), settings)
+  found = page_of(first, second, settings)
   return found, json.loads(page.write(found, tmp_path).json.read_text())
 
 
@@ -71,9 +76,7 @@ def test_heads_are_matched_whatever_their_order(subject, renamed):
 def compared(subject, other, tmp_path_factory):
   settings = dataclasses.replace(SETTINGS, decode=18)
   folder = tmp_path_factory.mktemp("compare")
-  names = ("one", "two")
-  compared = compare(subject, other, names, settings)
-  found = make_page(settings, subject, other, names, compared)
+  found = page_of(subject, other, settings)
   return found, page.write(found, folder)
 
 

@@ -29,7 +29,7 @@ def mean_weights(
     params: the model's parameters.
     split: name of the split; a decoder reads its references.
     sharing: how batches are laid over devices.
-    positions: how many first positions are told apart.
+    positions: how many first positions have means of their own.
 
   Returns:
     Site -> `mean` [units] and `by_position` [positions, units].

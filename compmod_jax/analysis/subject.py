@@ -25,7 +25,7 @@ class Module(NamedTuple):
 
   Attributes:
     name: path of the module, such as `encoder/layer_0/self`.
-    kind: `heads` or `experts`: the site of what the units put out, below `name`.
+    kind: `heads` or `experts`: the site of the units' outputs, below `name`.
     units: how many.
     dim: width of a unit's output; 0 where the model does not show it.
     routed: whether they compete.
@@ -39,7 +39,7 @@ class Module(NamedTuple):
 
   @property
   def outputs(self) -> str:
-    """Site of what the units put out, [batch, time, units, dim]."""
+    """Site of the units' outputs, [batch, time, units, dim]."""
     return f"{self.name}/{self.kind}"
 
   @property
@@ -144,7 +144,7 @@ def called(modules: Iterable[Module]) -> str:
 
 
 def drawn(numbers: np.ndarray, sentences: int, seed: int) -> np.ndarray:
-  """So many of the numbers, drawn at random, ascending; all of them for 0."""
+  """`sentences` of the numbers, drawn at random, ascending; all of them for 0."""
   if not 0 < sentences < len(numbers):
     return numbers
   return np.sort(np.random.default_rng(seed).choice(numbers, size=sentences, replace=False))

@@ -58,7 +58,7 @@ class HeadWatch:
 
     Returns:
       `sentences`, how many there are, and `sites`: attention module or layer of experts -> `first`,
-      number of the first position that is told apart; `weight` [positions, units], where units
+      number of the first position with a mean of its own; `weight` [positions, units], where units
       compete; `norm` and, where heads compete, `norm_scaled` [positions, heads]: Euclidean norms of
       the heads' outputs before and after they are weighted. Means over sentences; None where no
       sentence is so long.

@@ -15,7 +15,7 @@ from compmod_jax.tasks.base import Context, Task
 from compmod_jax.tools import shapes
 
 TOKENS = 4096
-"""About so many tokens are in the batch that is counted."""
+"""About this many tokens are in the batch that is counted."""
 VANILLA = "vanilla_weight"
 
 

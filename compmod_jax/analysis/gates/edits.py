@@ -50,12 +50,12 @@ class Variant(NamedTuple):
   Attributes:
     name: a few words.
     change: of tokens and gates.
-    told: task -> the task as which its questions run, output set and all.
+    run_as: task -> the task as which its questions run, output set and all.
   """
 
   name: str
   change: Change
-  told: Mapping[str, str]
+  run_as: Mapping[str, str]
 
 
 def gated_task(task: Any) -> tuple[GatedTask, NemotConfig]:
@@ -85,7 +85,7 @@ def gate_sites(config: NemotConfig) -> tuple[str, ...]:
 
 
 def swaps(given: Sequence[str], task: GatedTask, config: NemotConfig) -> dict[str, str]:
-  """Task -> the task as which its texts are told.
+  """Task -> the task as which its texts are run.
 
   Args:
     given: as TASK=OTHER; nothing: mqa and gqa for each other, if the task answers questions and
@@ -128,15 +128,15 @@ def _logarithmic(site: str) -> bool:
   return site.endswith("/logits")
 
 
-def _told(text: Text, ids: jax.Array) -> Text:
+def _with_auxiliary(text: Text, ids: jax.Array) -> Text:
   """The text behind other auxiliary tokens."""
   return text._replace(auxiliary=jnp.take(ids, jnp.asarray(text.auxiliary)))
 
 
-def retold(batch: Batch, told: Mapping[str, str]) -> dict[str, Any]:
+def relabelled(batch: Batch, run_as: Mapping[str, str]) -> dict[str, Any]:
   """A batch of one task as one of another, so that it runs through that one's output set."""
   ((name, _),) = blocks_of(batch)
-  renamed = {f"rows/{name}": f"rows/{told.get(name, name)}"}
+  renamed = {f"rows/{name}": f"rows/{run_as.get(name, name)}"}
   return {renamed.get(key, key): value for key, value in batch.items()}
 
 
@@ -167,37 +167,37 @@ class Runner:
 
   def __call__(self, batch: Batch, variant: Variant) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Losses in nats of every token after the first [batch, time], and gates as they were used."""
-    if variant.told:
-      batch = retold(batch, variant.told)
+    if variant.run_as:
+      batch = relabelled(batch, variant.run_as)
     return self._forward(self.subject.params, self.subject.place(batch), variant.change)
 
   def _run(self, params: PyTree, batch: Batch, change: Change) -> tuple[jax.Array, Any]:
     taps = Taps(capture=frozenset(self.widths), edits=edits_of(change))
     task: Any = copy.copy(self.task)
-    task.text = lambda *given: _told(self.task.text(*given), change.ids)
+    task.text = lambda *given: _with_auxiliary(self.task.text(*given), change.ids)
     logits = task.forward(params, batch, taps=taps)
     gates = {s: jnp.exp(g) if _logarithmic(s) else g for s, g in taps.captured.items()}
     return token_nll(logits, jnp.asarray(batch["tokens"])[:, 1:]), gates
 
 
 def variants(
-  runner: Runner, means: Mapping[str, np.ndarray], told: Mapping[str, str]
+  runner: Runner, means: Mapping[str, np.ndarray], run_as: Mapping[str, str]
 ) -> list[Variant]:
   """The model as trained, and all that is compared with it.
 
   Args:
     runner: knows the model.
     means: site -> mean of every channel of its gate.
-    told: of `swaps`.
+    run_as: of `swaps`.
   """
   trained, config = runner.trained.change, runner.config
   found = [runner.trained]
-  if told:
-    ids = [config.auxiliary.index(told.get(name, name)) for name in config.auxiliary]
+  if run_as:
+    ids = [config.auxiliary.index(run_as.get(name, name)) for name in config.auxiliary]
     swapped = trained._replace(ids=jnp.asarray(ids, jnp.int32))
     found.append(Variant(TOKEN, swapped, {}))
     if isinstance(runner.task, Answering):  # running text has one output set alone
-      found.append(Variant(TOKEN_AND_SET, trained, told))
+      found.append(Variant(TOKEN_AND_SET, trained, run_as))
   gone = {site: jnp.array(False) for site in means}
   frozen = {site: jnp.asarray(mean, jnp.float32) for site, mean in means.items()}
   found.append(Variant(FROZEN, trained._replace(keep=gone, filling=frozen), {}))
@@ -214,7 +214,7 @@ class Search(Answerer):
   def _search(self, params: PyTree, batch: Batch, rng: jax.Array, *, config: Any) -> Any:
     own, change = params
     one = copy.copy(self)
-    one.text = lambda batch, tokens: _told(self.text(batch, tokens), change.ids)
+    one.text = lambda batch, tokens: _with_auxiliary(self.text(batch, tokens), change.ids)
     one.taps = Taps(edits={**self.taps.edits, **edits_of(change)})
     return Answerer._search(one, own, batch, rng, config=config)
 
@@ -223,8 +223,8 @@ class Search(Answerer):
   ) -> list[str]:
     """The answer of a changed model to every question."""
     sharing = subject.sharing
-    if variant.told:
-      sharing = Sharing(lambda b: subject.place(retold(b, variant.told)), sharing.multiple)
+    if variant.run_as:
+      sharing = Sharing(lambda b: subject.place(relabelled(b, variant.run_as)), sharing.multiple)
     given, decode = (subject.params, variant.change), subject.task.decode
     assert decode is not None
     found = self(given, questions, decode, sharing=sharing, status=subject.status, name=name)

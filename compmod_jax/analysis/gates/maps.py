@@ -48,7 +48,7 @@ def of_split(runner: Runner, find: Search | None, count: int) -> list[Map]:
 
   Args:
     runner: runs the model.
-    find: tells what the model answers; none: nothing is told.
+    find: generates the model's answers for the captions; None: captions have none.
     count: how many.
   """
   if not count:
@@ -86,7 +86,7 @@ def of_questions(runner: Runner, find: Search, questions: Sequence[Question]) ->
   )
   titles = {number: question.question for number, question in enumerate(questions)}
   remarks = {n: f"The model answers {_quoted(output)}." for n, output in enumerate(outputs)}
-  unanswered = {number for number, (_, told) in enumerate(answered) if not told}
+  unanswered = {number for number, (_, usable) in enumerate(answered) if not usable}
   return _maps(runner, batches, titles, remarks, unanswered)
 
 

@@ -47,7 +47,7 @@ class Gates:
   maps: int = 3
   """Number of the split's first examples that are drawn where no text is given."""
   task: tuple[str, ...] = ()
-  """Tasks and the ones as which their texts are told, as TASK=OTHER; in question answering, if
+  """Tasks and the ones as which their texts are run, as TASK=OTHER; in question answering, if
   nothing is given: mqa=gqa gqa=mqa."""
   decode: int = 200
   """Number of examples that are answered under every change; 0: none."""
@@ -68,11 +68,11 @@ class Gates:
       UserError: the model has no gate, a task is not the model's, or a text cannot be read.
     """
     runner = changes.Runner(subject)
-    told = changes.swaps(self.task, runner.task, runner.config)
+    run_as = changes.swaps(self.task, runner.task, runner.config)
     asks = isinstance(runner.task, Answering)
     typed = [typed_question(text) for text in self.text] if asks else []
     totals = collect(runner)
-    variants = changes.variants(runner, {site: t.means for site, t in totals.items()}, told)
+    variants = changes.variants(runner, {site: t.means for site, t in totals.items()}, run_as)
     losses, answers, find = measured.measure_losses(runner, variants), None, None
     if isinstance(runner.task, Answering):
       find = changes.search(runner.task)

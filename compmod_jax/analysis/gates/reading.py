@@ -106,7 +106,7 @@ def parts_of_speech(
 ) -> list[int]:
   """Number in PARTS of every token's word.
 
-  What stands between special tokens is tagged by itself, the answer too; see `tagger.tag_words`.
+  What stands between special tokens is tagged separately, the answer too; see `tagger.tag_words`.
 
   Args:
     tokenizer: whose tokens these are.

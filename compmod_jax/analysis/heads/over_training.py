@@ -38,7 +38,7 @@ def pictures(records: Records) -> Iterator[tuple[str, str, Figure]]:
   for place, quantities in found.items():
     if "norm" in quantities and (place in routed or not routed):
       weighted = "before and after they are weighted" if place in routed else "no heads compete"
-      caption = f"Euclidean norms of what heads put out ({weighted}), {where}."
+      caption = f"Euclidean norms of the heads' outputs ({weighted}), {where}."
       yield f"norms_{_file(place)}", caption, norms_by_position(records, place)
 
 

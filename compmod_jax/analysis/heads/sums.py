@@ -1,4 +1,4 @@
-"""One pass over a split: sums of what competing units weigh and put out. No activation is kept."""
+"""One pass over a split: sums of weights and outputs of competing units. No activation is kept."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from compmod_jax.tasks.base import Batch
 
 Sums = dict[str, Any]
 
-# Wider outputs are projected to so many random directions before they are compared.
+# Wider outputs are projected to this many random directions before they are compared.
 _DIRECTIONS = 64
 _EXACT = jax.lax.Precision.HIGHEST
 

@@ -1,4 +1,4 @@
-"""Diagnostic classifiers: what can be told linearly from a recurrent model's hidden states.
+"""Diagnostic classifiers: what can be predicted linearly from a recurrent model's hidden states.
 
 A logistic classifier of the number of a sentence's subject reads the hidden state at every token.
 Beside it stands a control task (Hewitt and Liang 2019): the same classifier is asked for a label
@@ -72,7 +72,7 @@ class Probed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ProbeNumber:
-  """Whether the number of the subject can be told from hidden states: a logistic classifier at
+  """Whether the number of the subject can be predicted from hidden states: a logistic classifier at
   every token, beside a control task, by place and by attractors; for data with gold numbers."""
 
   layer: int = -1

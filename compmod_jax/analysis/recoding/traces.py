@@ -178,7 +178,7 @@ def _read(members: Sequence[Member], sentences: list[str], subject: Subject) -> 
 def _later(
   members: Sequence[Member], sentences: list[str], reach: int, subject: Subject
 ) -> list[Later]:
-  """Recodes every step of every sentence by itself and looks at the steps that follow."""
+  """Recodes every step of every sentence alone and looks at the steps that follow."""
   errors: dict[int, list[np.ndarray]] = {away: [] for away in range(reach + 1)}
   bits: dict[int, list[np.ndarray]] = {away: [] for away in range(reach + 1)}
   for member in members:

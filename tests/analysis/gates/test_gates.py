@@ -250,10 +250,10 @@ def test_swapping_twice_changes_nothing(subject, runner, variants):
   token, both = (variants[n] for n in ("task token swapped", "token and output set swapped"))
   np.testing.assert_array_equal(token.change.ids[token.change.ids], np.arange(len(MODEL.auxiliary)))
   batch = subject.batches[0]
-  once = changes.retold(batch, both.told)
+  once = changes.relabelled(batch, both.run_as)
   assert once.keys() != batch.keys()
-  assert changes.retold(once, both.told).keys() == batch.keys()
-  # The token of a question that is told as another task's is swapped back to its own.
+  assert changes.relabelled(once, both.run_as).keys() == batch.keys()
+  # The token of a question that is run as another task's is swapped back to its own.
   _, gates = runner(batch, both._replace(change=token.change))
   _, plain = runner(batch, runner.trained)
   np.testing.assert_array_equal(gates["gate"], plain["gate"])
@@ -405,7 +405,7 @@ def test_the_report_of_a_language_model(tmp_path):
 # Mistakes.
 
 
-def test_models_without_a_gate_and_unknown_tasks_are_told(subject, runner):
+def test_models_without_a_gate_and_unknown_tasks_are_refused(subject, runner):
   off = dataclasses.replace(MODEL, gate="off", gate_places=())
   task = Answering(subject.task.config, off, subject.task.tokenizer)
   with pytest.raises(UserError, match="has no gate"):

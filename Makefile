@@ -66,7 +66,7 @@ aot: $(AOT)/.aot
 
 # Compiles whole training steps for TPUs that are not here.
 aot-steps: $(AOT)/.aot
-	$(AOT)/bin/python -m pytest -m slow tests/train/test_aot.py
+	$(AOT)/bin/python -m pytest -m slow tests/tools/test_aot.py
 	for slice in v5e:2x2 v5p:2x2x1 v6e:2x2 v5e:4x4; do \
 	  $(AOT)/bin/python -m train.main --config configs/nmt_cah.py:grammar --aot $$slice || exit 1; \
 	done

@@ -161,7 +161,7 @@ class TrainedModel(abc.ABC):
     As `compmod_jax.analysis.attention.attention_pictures`, which says more.
     """
     with extras.needed():  # pictures need matplotlib, which models do not
-      from compmod_jax.analysis.attention import attention_pictures
+      from compmod_jax.analysis.attention.figures import attention_pictures
 
     return attention_pictures(self, text, modules)
 

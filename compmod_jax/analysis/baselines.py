@@ -107,7 +107,7 @@ def learn_dictionary(
     train_sources: sentences.
     train_targets: their translations, in the same order.
     rounds: iterations, at least 1.
-    most_pairs: only the first so many pairs are read: memory grows with the sum over pairs of
+    most_pairs: only the first `most_pairs` pairs are read: memory grows with the sum over pairs of
       source words times target words.
 
   Returns:

@@ -63,8 +63,8 @@ def labels_of(
     reader: how to read them.
     stream: which of the model's streams.
     words: these words first, as far as they occur; case and punctuation around them do not count.
-    frequent: and so many of the most frequent other ones.
-    positions: the first so many positions, start tokens left out.
+    frequent: number of the most frequent other words.
+    positions: number of first positions, start tokens left out.
 
   Returns:
     Positions; words, if any is asked for; parts of speech, where gold gives them. A masked token

@@ -16,7 +16,7 @@ from compmod_jax.analysis.report import style
 from compmod_jax.analysis.report.plot import Records, series
 
 SCORES = {"bleu": "BLEU", "exact_match": "exact match", "score": "score", "accuracy": "accuracy"}
-# Phases that change more often than this are not told apart by lines.
+# Phases that change more often than this are not separated by lines.
 _MARKED = 3
 
 

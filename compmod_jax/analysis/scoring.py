@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.analysis.reading import Reader
 from compmod_jax.analysis.subject import Subject
@@ -30,7 +31,7 @@ def sentence_losses(subject: Subject, reader: Reader) -> Losses:
   """
 
   @jax.jit
-  def of_batch(params: Any, batch: Batch, edits: Mapping[str, Edit]) -> jax.Array:
+  def of_batch(params: PyTree, batch: Batch, edits: Mapping[str, Edit]) -> jax.Array:
     logits = subject.task.model.forward(params, batch, taps=Taps(edits=dict(edits)))
     labels, counted = reader.targets(batch)
 
@@ -42,7 +43,7 @@ def sentence_losses(subject: Subject, reader: Reader) -> Losses:
 
   placed = [subject.place(batch) for batch in subject.batches]
 
-  def losses(params: Any, edits: Mapping[str, Edit]) -> tuple[np.ndarray, np.ndarray]:
+  def losses(params: PyTree, edits: Mapping[str, Edit]) -> tuple[np.ndarray, np.ndarray]:
     found = [of_batch(params, batch, dict(edits)) for batch in placed]
     rows = np.concatenate([np.asarray(part, np.float64) for part in jax.device_get(found)])
     index = np.concatenate([batch["index"] for batch in subject.batches])

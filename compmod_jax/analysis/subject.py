@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.analysis.report.style import site_order, site_title
 from compmod_jax.core.errors import check
@@ -24,7 +25,7 @@ class Module(NamedTuple):
 
   Attributes:
     name: path of the module, such as `encoder/layer_0/self`.
-    kind: `heads` or `experts`: the site of what the units put out, below `name`.
+    kind: `heads` or `experts`: the site of the units' outputs, below `name`.
     units: how many.
     dim: width of a unit's output; 0 where the model does not show it.
     routed: whether they compete.
@@ -38,7 +39,7 @@ class Module(NamedTuple):
 
   @property
   def outputs(self) -> str:
-    """Site of what the units put out, [batch, time, units, dim]."""
+    """Site of the units' outputs, [batch, time, units, dim]."""
     return f"{self.name}/{self.kind}"
 
   @property
@@ -84,7 +85,7 @@ class Subject:
   """
 
   task: Task
-  params: Any = dataclasses.field(repr=False)
+  params: PyTree = dataclasses.field(repr=False)
   split: str
   sentences: int = 0
   chosen: Sequence[int] | None = dataclasses.field(default=None, repr=False)
@@ -123,7 +124,7 @@ class Subject:
     """All modules with units side by side, routed or not, in the order of the model."""
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def trace(params: Any, batch: Any) -> None:
+    def trace(params: PyTree, batch: Any) -> None:
       taps = Taps(capture=None)
       self.task.model.forward(params, batch, taps=taps)
       shapes.update({name: value.shape for name, value in taps.captured.items()})
@@ -143,7 +144,7 @@ def called(modules: Iterable[Module]) -> str:
 
 
 def drawn(numbers: np.ndarray, sentences: int, seed: int) -> np.ndarray:
-  """So many of the numbers, drawn at random, ascending; all of them for 0."""
+  """`sentences` of the numbers, drawn at random, ascending; all of them for 0."""
   if not 0 < sentences < len(numbers):
     return numbers
   return np.sort(np.random.default_rng(seed).choice(numbers, size=sentences, replace=False))

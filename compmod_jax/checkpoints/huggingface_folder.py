@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 from flax.traverse_util import flatten_dict
+from jaxtyping import PyTree
 
 from compmod_jax.checkpoints.model_folder import read_tensors
 from compmod_jax.core import durable
@@ -220,7 +221,7 @@ def read_entries(
 
 
 def write_folder(
-  folder: str | Path, config: Mapping[str, Any], params: Any, entries: Iterable[Entry]
+  folder: str | Path, config: Mapping[str, Any], params: PyTree, entries: Iterable[Entry]
 ) -> None:
   """Writes a folder that `transformers` opens.
 

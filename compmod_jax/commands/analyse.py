@@ -1,4 +1,4 @@
-"""Looks into a trained model: what its parts do, and what it loses without them.
+"""Looks into a trained model: what its units do, and what it loses without them.
 
     python -m train.analyse heads --workdir runs/nmt_cah --split test --words but if we can
     python -m train.analyse ablate --workdir runs/nmt_cah --split test --replace mean
@@ -6,42 +6,57 @@
     python -m train.analyse traces --workdir runs/lm --text "The dog that the cats see sleeps ."
     python -m train.analyse gates --workdir runs/nemot_qa --text "Anna is here. | Where is Anna?"
 
-Each analysis writes one HTML report, its pictures (PNG, SVG), tables (CSV) and numbers (JSON) into
+Each analysis writes one HTML report, its figures (PNG, SVG), tables (CSV) and numbers (JSON) into
 `--output`, by default `<workdir>/analysis/<name>`. `python -m train.analyse NAME --help` lists its
 options.
 
-To add an analysis: a file in compmod_jax/analysis with a frozen dataclass of options, whose
-docstring is the help and whose `run(subject)` returns a `Page`; and its line in ANALYSES.
+To add an analysis: a folder in compmod_jax/analysis with a frozen dataclass of options, whose
+docstring is the help and whose `measure(subject)` returns what it finds, and `make_page`, which
+makes a `Page` of that; and a line in ANALYSES.
 """
 
 import dataclasses
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from compmod_jax.analysis.ablation.measure import Ablate
-from compmod_jax.analysis.attention import Attention
-from compmod_jax.analysis.gates.measure import Gates
-from compmod_jax.analysis.heads.measure import Heads
-from compmod_jax.analysis.recoding.probes import ProbeNumber
-from compmod_jax.analysis.recoding.traces import Traces
+from compmod_jax.analysis import ablation, attention, gates, heads, recoding
+from compmod_jax.analysis.report.page import Page
+from compmod_jax.analysis.subject import Subject
 from compmod_jax.commands import cli
 from compmod_jax.commands.options import ModelArgs, open_model
 from compmod_jax.core import errors
 from compmod_jax.training.progress import Progress
 
-# Name on the command line -> a dataclass of options whose `run` goes from a Subject to a Page.
-ANALYSES: dict[str, Any] = {
-  "heads": Heads,
-  "ablate": Ablate,
-  "traces": Traces,
-  "probe": ProbeNumber,
-  "gates": Gates,
-  "attention": Attention,
-}
 
+class Analysis(NamedTuple):
+  """An analysis: how it is measured and how it is reported.
+
+  Attributes:
+    options: a frozen dataclass whose `measure` goes from a `Subject` to what is found there.
+    make_page: from options, subject and what was found to the page.
+  """
+
+  options: type
+  make_page: Callable[..., Page]
+
+  @property
+  def about(self) -> str:
+    """What it does, from the docstring of its options."""
+    return " ".join((self.options.__doc__ or "").split())
+
+
+ANALYSES = {
+  "heads": Analysis(heads.Heads, heads.make_page),
+  "ablate": Analysis(ablation.Ablate, ablation.make_page),
+  "traces": Analysis(recoding.Traces, recoding.report.make_page),
+  "probe": Analysis(recoding.ProbeNumber, recoding.probes.make_page),
+  "gates": Analysis(gates.Gates, gates.make_page),
+  "attention": Analysis(attention.Attention, attention.make_page),
+}
 
 _START = "python -m train.analyse"
 
@@ -70,37 +85,35 @@ def main(argv: list[str]) -> None:
     return
   errors.check_choice("The first word after train.analyse", name, ANALYSES)
   analysis = ANALYSES[name]
-  about = textwrap.fill(" ".join(analysis.__doc__.split()), cli.WIDTH)
-  program = f"{_START} {name}", about
-  args = cli.options(_arguments(analysis), argv[1:], program=program)
+  program = f"{_START} {name}", textwrap.fill(analysis.about, cli.WIDTH)
+  args = cli.options(_arguments(analysis.options), argv[1:], program=program)
   errors.check(args.sentences >= 0, f"--sentences is {args.sentences}; it must be at least 0.")
   command = cli.command("analyse", argv)
   output = args.output or args.workdir / "analysis" / name
-  _analyse(args, output, command)
+  _analyse(analysis, args, output, command)
 
 
 def _help() -> str:
   """Usage, what the program does, and a line on every analysis."""
-  rows = [(name, " ".join(analysis.__doc__.split())) for name, analysis in ANALYSES.items()]
+  rows = [(name, analysis.about) for name, analysis in ANALYSES.items()]
   return (
     f"usage: {_START} {{{','.join(ANALYSES)}}} --workdir PATH [OPTION ...]\n\n"
     f"{(__doc__ or '').strip()}\n\nAnalyses:\n\n{cli.table(rows, 12)}\n\n{cli.DEBUG}"
   )
 
 
-def _arguments(analysis: Any) -> Any:
+def _arguments(options: type) -> type:
   """The options of an analysis and those of every analysis, as one dataclass."""
   made = dataclasses.make_dataclass(
-    f"{analysis.__name__}Args", [], bases=(analysis, Args), frozen=True
+    f"{options.__name__}Args", [], bases=(options, Args), frozen=True
   )
-  made.__doc__ = analysis.__doc__
+  made.__doc__ = options.__doc__
   return made
 
 
-def _analyse(args: Any, output: Path, command: str) -> None:
+def _analyse(analysis: Analysis, args: Any, output: Path, command: str) -> None:
   from compmod_jax.analysis.report import page
   from compmod_jax.analysis.report.training import read_records
-  from compmod_jax.analysis.subject import Subject
   from compmod_jax.training.provenance import provenance
 
   opened = open_model(args)
@@ -127,7 +140,7 @@ def _analyse(args: Any, output: Path, command: str) -> None:
         records=records,
         status=status,
       )
-      found = args.run(subject)
+      found = analysis.make_page(args, subject, args.measure(subject))
       folder = output if len(splits) == 1 else output / split
       written = page.write(found, folder, command=command, provenance=provenance())
       print("\n".join(f"- {sentence}" for sentence in found.summary))

@@ -10,11 +10,11 @@ route. Writes one HTML report, its pictures (PNG, SVG), tables (CSV) and numbers
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
-from compmod_jax.analysis.compare.measure import Compare, compare
+from compmod_jax.analysis.compare import Compare, compare, make_page
 from compmod_jax.commands import cli
 from compmod_jax.commands.options import ModelArgs, Opened, open_model
 from compmod_jax.core import errors
@@ -79,8 +79,8 @@ def _compare(args: Args, command: str, progress: Progress) -> None:
     )
     for one in opened
   )
-  names: Any = tuple(str(one.model.folder) for one in opened)
-  found = compare(first, second, names, args)
+  names = (str(opened[0].model.folder), str(opened[1].model.folder))
+  found = make_page(args, first, second, names, compare(first, second, names, args))
   folder = args.output or args.workdirs[1] / "analysis" / "compare"
   written = page.write(found, folder, command=command, provenance=provenance())
   print("\n".join(f"- {sentence}" for sentence in found.summary))

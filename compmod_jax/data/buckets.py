@@ -1,14 +1,10 @@
 """How sentences are padded and batched, and the padded lengths that waste least."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compmod_jax.core.errors import check
-
-if TYPE_CHECKING:
-  from compmod_jax.data.examples import Examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +45,16 @@ class BatchConfig:
     """Tokens of the longest sentence kept, end included."""
     return self.buckets[-1] if self.buckets else self.ceiling
 
-  def resolve(self, examples: "Examples") -> "BatchConfig":
-    """The configuration with its automatic buckets filled in from (training) examples.
+  def resolve(self, lengths: np.ndarray) -> "BatchConfig":
+    """The configuration with its automatic buckets filled in.
 
     Use it to give training and evaluation the same shapes. Fixed buckets stay as they are. The last
     bucket is the ceiling, so that evaluation keeps sentences longer than any in training.
+
+    Args:
+      lengths: tokens of every training example, int [n].
     """
-    edges = edges_for(examples.lengths, self)
+    edges = edges_for(lengths, self)
     return dataclasses.replace(
       self, buckets=(*(e for e in edges if e < self.longest), self.longest)
     )

@@ -219,7 +219,7 @@ def train_batches(
     )
   epochs = _Epochs(
     examples,
-    config.resolve(examples),
+    config.resolve(examples.lengths),
     seed=seed,
     multiple=multiple,
     process=process,

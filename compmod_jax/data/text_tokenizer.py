@@ -11,7 +11,12 @@ from compmod_jax.data.sources.documents import (
   TextDocuments,
   TfdsDocuments,
 )
-from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig, cached_tokenizer
+from compmod_jax.data.tokenizers import (
+  Tokenizer,
+  TokenizerConfig,
+  cached_tokenizer,
+  tokenizer_from_bytes,
+)
 from compmod_jax.data.zero_shot import WithUnseen
 
 UNKNOWN = " Unknown: per cent of the tokens, ends included, that are unknown words."
@@ -40,7 +45,7 @@ def text_tokenizer(
   """
   if files is not None:
     check(FILE in files, f"{FILE} is missing among the saved files; restore the folder.")
-    return Tokenizer.from_bytes(files[FILE], config)
+    return tokenizer_from_bytes(files[FILE], config)
   return cached_tokenizer(itertools.islice(data.load("train"), documents), config, cache)
 
 

@@ -25,8 +25,8 @@ from compmod_jax.core.linear import copies_of_rows, rows_of_copies
 from compmod_jax.layers import deferred_scan
 from compmod_jax.layers.deferred_scan import Product
 from compmod_jax.layers.lstm import Gates, State, advance, cell, gates, reverse
-from compmod_jax.mechanisms.recoding import descent
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
+from compmod_jax.mechanisms.recoding.descent import descend, descend_safely, recode, smoothness
 
 States = tuple[State, ...]
 Inputs = Mapping[str, Any]
@@ -178,7 +178,7 @@ def _closed(
   gradients = pull(how.product, states, step, x, gradient, through)
   gradients = gradients if through else lax.stop_gradient(gradients)
   taken = _taken(how, step.after, x, lambda: gradients[-1].h)
-  recoded = tuple(map(descent.descend, step.after, gradients, taken))
+  recoded = tuple(map(descend, step.after, gradients, taken))
   return recoded, {"error": error, "sizes": _of_rows(taken, top), **kept}
 
 
@@ -197,7 +197,7 @@ def _by_definition(
   gradients = jax.grad(lambda added: jnp.sum(error(added)))
   taken = _taken(how, step.after, x, lambda: gradients(nothing)[-1].h)
   config = how.config
-  found = descent.recode(error, nothing, taken, steps=config.steps, through=config.through)
+  found = recode(error, nothing, taken, steps=config.steps, through=config.through)
   recoded = jax.tree.map(jnp.add, step.after, found.activations)
   kept = how.signal.kept(how.product, how.others, top, x)
   return recoded, {"error": found.error, "sizes": _of_rows(taken, top), **kept}
@@ -288,7 +288,7 @@ def _safe(how: _Recoding, top: jax.Array, x: Inputs, gradient: jax.Array) -> jax
 
   # Steps go along the derivative before an edit, but the error is smooth in the edited state.
   slope = jax.grad(lambda top: jnp.sum(error(top)))(top) if how.edited else gradient
-  smooth = descent.smoothness(error, top, slope)
+  smooth = smoothness(error, top, slope)
   size = jnp.minimum(how.config.size, 1 / jnp.maximum(smooth, 1e-12))
-  _, share = descent.descend_safely(error, top, gradient, size)
+  _, share = descend_safely(error, top, gradient, size)
   return lax.stop_gradient(jnp.tile(size * share, copies))

@@ -1,17 +1,12 @@
 """How sure scores are: resampled test sets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compmod_jax.core.errors import check
-
-if TYPE_CHECKING:
-  from compmod_jax.metrics.text import Statistics
+from compmod_jax.metrics.statistics import Statistics
 
 _CELLS = 1 << 22  # numbers drawn at once while resampling: bounds its memory
 

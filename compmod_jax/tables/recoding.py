@@ -159,10 +159,10 @@ def ablation(scale: str) -> Spec:
   removed = (126.11, 126.25, 129.01, 138.01, 145.74, 159.60, 138.54, 142.36, 140.51)
   added = (125.95, 126.55, 126.59, 126.78, 127.04, 127.11, 126.72, 126.72, 126.72)
   rows, figures = {}, {}
-  for when, said, published in (("train", "removed", removed), ("test", "added", added)):
+  for when, verb, published in (("train", "removed", removed), ("test", "added", added)):
     cells = itertools.product(_NAMES, ("constant", *_DYNAMIC))
     for (signal, step), figure in zip(cells, published, strict=True):
-      name = f"{_NAMES[signal]}, {step}, {said} at test"
+      name = f"{_NAMES[signal]}, {step}, {verb} at test"
       rows[name] = language(scale, signal=signal, step=step, size=_SIZES[signal], when=when)
       figures[name] = figure
   return _spec("Recoding removed or added at test (Ulmer 2019, Table 5.6)", scale, rows, figures)

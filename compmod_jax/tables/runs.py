@@ -5,8 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from compmod_jax.core import durable
+from compmod_jax.core import durable, errors
+from compmod_jax.core.config import from_json, to_json
 from compmod_jax.training.experiment import Experiment
+from compmod_jax.training.identity import MAY_CHANGE
+from compmod_jax.training.workdir import differences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +31,6 @@ class Cell:
 
 def fingerprint(experiment: Experiment) -> dict[str, Any]:
   """What decides a run's result: its configuration but for where and how often it is logged."""
-  from compmod_jax.core.config import to_json
-  from compmod_jax.training.identity import MAY_CHANGE
-
   return {k: v for k, v in to_json(experiment).items() if k not in (*MAY_CHANGE, "name")}
 
 
@@ -40,10 +40,6 @@ def read(cell: Cell) -> dict[str, Any] | None:
   Raises:
     UserError: the file is damaged, or belongs to another configuration.
   """
-  from compmod_jax.core import errors
-  from compmod_jax.core.config import from_json
-  from compmod_jax.training.workdir import differences
-
   if not cell.file.exists():
     return None
   try:

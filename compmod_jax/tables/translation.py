@@ -200,9 +200,9 @@ def drophead(scale: str) -> Spec:
     base = translation(scale, ":wmt14", **_BIG)
     data = dataclasses.replace(base.task.data, source_language="en", target_language="de")
     base = dataclasses.replace(base, task=dataclasses.replace(base.task, data=data))
-    told = "WMT14 English to German and the big Transformer, on many GPUs"
+    remark = "WMT14 English to German and the big Transformer, on many GPUs"
   else:
-    base, told = translation(scale, heads=4), ""
+    base, remark = translation(scale, heads=4), ""
   heads = _model(base).heads
   rows = {
     f"{count} heads{name}": with_model(base, heads=count, drophead=config)
@@ -210,4 +210,4 @@ def drophead(scale: str) -> Spec:
   }
   title = "DropHead and its schedule (Zhou et al. 2020, in Kolios 2023, Table 3.3)"
   published = dict(zip(rows, _ZHOU, strict=True))
-  return _spec(title, scale, f"{heads} heads", rows, published, told)
+  return _spec(title, scale, f"{heads} heads", rows, published, remark)

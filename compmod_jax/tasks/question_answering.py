@@ -17,7 +17,12 @@ from compmod_jax.data.qa.question_sets import MULTIPLE_CHOICE, QuestionSets
 from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, Coder, texts_of
 from compmod_jax.data.qa.unified import QUESTION
 from compmod_jax.data.text_tokenizer import FILE, UNKNOWN
-from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig, cached_tokenizer
+from compmod_jax.data.tokenizers import (
+  Tokenizer,
+  TokenizerConfig,
+  cached_tokenizer,
+  tokenizer_from_bytes,
+)
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
 from compmod_jax.models.nemot_config import OUTPUT
@@ -170,7 +175,7 @@ class AnsweringConfig:
     """The tokenizer in `files`, else one that is trained on the first questions of every set."""
     if files is not None:
       errors.check(FILE in files, f"{FILE} is missing among the saved files; restore the folder.")
-      return Tokenizer.from_bytes(files[FILE], self.tokenizer)
+      return tokenizer_from_bytes(files[FILE], self.tokenizer)
     texts = list[str]()
     for data, split in self.data.sets("train"):
       items = data.load(split).items

@@ -24,7 +24,14 @@ from compmod_jax.data.subsets import part_numbers
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.scan import ScanData
 from compmod_jax.data.text_tokenizer import UNKNOWN
-from compmod_jax.data.tokenizers import BOS, PAD, Tokenizer, TokenizerConfig, pair_tokenizers
+from compmod_jax.data.tokenizers import (
+  BOS,
+  PAD,
+  Tokenizer,
+  TokenizerConfig,
+  pair_tokenizers,
+  tokenizer_from_bytes,
+)
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.metrics import text
 from compmod_jax.models.base import ModelConfig, Seq2Seq
@@ -102,8 +109,8 @@ class TranslationConfig:
     else:
       for name in (SOURCE_FILE, TARGET_FILE):
         errors.check(name in files, f"{name} is missing among the saved files; restore the folder.")
-      source = Tokenizer.from_bytes(files[SOURCE_FILE], self.tokenizer)
-      target = Tokenizer.from_bytes(files[TARGET_FILE], self.target_tokenizer or self.tokenizer)
+      source = tokenizer_from_bytes(files[SOURCE_FILE], self.tokenizer)
+      target = tokenizer_from_bytes(files[TARGET_FILE], self.target_tokenizer or self.tokenizer)
     return self.build_with(model, splits, source, target)
 
   def build_with(
@@ -181,7 +188,7 @@ class SentencePairs(Dataset[TranslationConfig]):
   def _batch(self) -> BatchConfig:
     if self.config.batch.buckets:
       return self.config.batch
-    return self.config.batch.resolve(self.train_examples)
+    return self.config.batch.resolve(self.train_examples.lengths)
 
   def resolved_config(self) -> TranslationConfig:
     """The configuration with the buckets that were chosen, so that no training data are needed."""

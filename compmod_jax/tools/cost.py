@@ -114,7 +114,7 @@ class Cost:
     return max(self.computing, self.moving, self.exchanging)
 
   def utilisation(self, seconds: float) -> float:
-    """Share of all chips' peak that the step's products are if it takes so many seconds."""
+    """Share of all chips' peak that the step's products are if it takes these seconds."""
     return self.products / self.topology.chips / self.topology.chip.peak / seconds
 
   def lines(self) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jaxtyping import PyTree
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.text_tokenizer import FILE
@@ -58,12 +59,12 @@ def count_parameters(task: Task) -> int:
   return size_of(abstract_parameters(task))
 
 
-def abstract_parameters(task: Task) -> Any:
+def abstract_parameters(task: Task) -> PyTree:
   """Shapes and types of a model's parameters, none of which is made."""
   return jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
 
 
-def size_of(params: Any) -> int:
+def size_of(params: PyTree) -> int:
   """How many numbers a tree of arrays, or of their shapes, has."""
   return sum(leaf.size for leaf in jax.tree.leaves(params))
 
@@ -136,7 +137,7 @@ def _offline(value: Any) -> Any:
   return dataclasses.replace(value, **changed)
 
 
-def comparison(mine: tuple[Task, Any], plain: tuple[Task, Any]) -> list[str]:
+def comparison(mine: tuple[Task, PyTree], plain: tuple[Task, PyTree]) -> list[str]:
   """Parameters and floating-point operations of a model beside those of the plain one.
 
   Args:

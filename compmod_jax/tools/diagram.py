@@ -10,7 +10,8 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
-from typing import Any
+
+from jaxtyping import PyTree
 
 from compmod_jax.tasks.base import Task
 from compmod_jax.tools.diagram_parts import parts_of, shapes_of
@@ -58,7 +59,7 @@ class Block:
     return self.count * sum(line.size for line in self.lines)
 
 
-def blocks_of(task: Task, params: Any, plain: Any) -> list[Block]:
+def blocks_of(task: Task, params: PyTree, plain: PyTree) -> list[Block]:
   """The parts of a task's model from input to output, equal layers in a row as one.
 
   Args:

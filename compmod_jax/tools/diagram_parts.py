@@ -12,6 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 from flax.traverse_util import flatten_dict
+from jaxtyping import PyTree
 
 from compmod_jax.core.intermediates import Taps
 from compmod_jax.decoding.recoding import site_of
@@ -50,13 +51,13 @@ class Part:
   mark: bool = False
 
 
-def shapes_of(params: Any) -> Shapes:
+def shapes_of(params: PyTree) -> Shapes:
   """Shapes of all parameters."""
   leaves: dict[str, Any] = flatten_dict(params, sep="/")  # pyright: ignore[reportAssignmentType]
   return {path: leaf.shape for path, leaf in leaves.items()}
 
 
-def parts_of(task: Task, params: Any) -> list[Part]:
+def parts_of(task: Task, params: PyTree) -> list[Part]:
   """All parts from input to output; those that the forward pass does not run come last."""
   config, shapes = task.model.config, shapes_of(params)
   if hasattr(config, "parts"):  # a model of one module, whose configuration knows its parts
@@ -83,7 +84,7 @@ class _Noted(Taps):
     return super().__call__(name, value)
 
 
-def _traced(task: Task, params: Any, shapes: Shapes) -> list[Part]:
+def _traced(task: Task, params: PyTree, shapes: Shapes) -> list[Part]:
   """The parts that a forward pass runs, in its order."""
   parts: dict[str, Part] = {}
   marks, layers = _marks(task), [""]

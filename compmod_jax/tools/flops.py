@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from compmod_jax.core import errors, losses
 from compmod_jax.layers.experts import ExpertsConfig
@@ -14,7 +15,7 @@ from compmod_jax.tasks.base import Context, Task
 from compmod_jax.tools import shapes
 
 TOKENS = 4096
-"""About so many tokens are in the batch that is counted."""
+"""About this many tokens are in the batch that is counted."""
 VANILLA = "vanilla_weight"
 
 
@@ -34,7 +35,7 @@ class Flops(NamedTuple):
   length: int
 
 
-def count(task: Task, params: Any) -> Flops:
+def count(task: Task, params: PyTree) -> Flops:
   """Counts the programs before XLA optimises them; nothing is compiled or run.
 
   Every operation on an element counts one, comparisons and random bits too, and a multiplication of
@@ -59,7 +60,7 @@ def count(task: Task, params: Any) -> Flops:
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
 
-  def loss(params: Any, carry: Any, batch: Any, key: jax.Array, train: bool) -> jax.Array:
+  def loss(params: PyTree, carry: Any, batch: Any, key: jax.Array, train: bool) -> jax.Array:
     context = Context(key, jnp.int32(0), train)
     return losses.objective(task.loss(params, carry, batch, context)[0])
 

@@ -210,7 +210,7 @@ def _moved(one: Instruction, around: Computation, module: Module) -> int:
 
 
 def moves(one: Instruction) -> bool:
-  """Whether an instruction reads or writes anything by itself."""
+  """Whether an instruction reads or writes memory itself."""
   return one.opcode not in _MOVES_NOTHING and not one.opcode.endswith("-done")
 
 

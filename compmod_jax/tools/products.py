@@ -5,7 +5,7 @@ and work on single elements, counts nothing. Loops count as often as they run.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -58,7 +58,7 @@ def _branch(inner: list[float], platforms: Any, platform: str) -> float:
   return inner[named[0] if named else -1]
 
 
-def _times(name: str, params: Any) -> int:
+def _times(name: str, params: Mapping[str, Any]) -> int:
   """How often an equation runs what it holds, on all devices."""
   if name == "scan":
     return params["length"]
@@ -71,7 +71,7 @@ def _times(name: str, params: Any) -> int:
   return 1
 
 
-def _programs(params: Any) -> Iterator[Any]:
+def _programs(params: Mapping[str, Any]) -> Iterator[Any]:
   for value in params.values():
     for one in value if isinstance(value, tuple | list) else (value,):
       if hasattr(_open(one), "eqns"):

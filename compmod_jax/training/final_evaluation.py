@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import jax
 
-from compmod_jax.analysis.heads.routing import mean_weights
 from compmod_jax.analysis.report.results import Best, Ended, Results, Sample, SplitResult, table
 from compmod_jax.analysis.report.training import read_records, write_report
+from compmod_jax.analysis.routing import mean_weights
 from compmod_jax.checkpoints.model_folder import load_model_folder
 from compmod_jax.core.config import to_json
 from compmod_jax.tasks.base import Evaluation, Sharing, Task, lower_is_better

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from compmod_jax.analysis.heads.watch import HeadWatch
+from compmod_jax.analysis.watch import HeadWatch
 from compmod_jax.checkpoints.model_folder import save_model_folder
 from compmod_jax.core import sharding
 from compmod_jax.core.config import to_json

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from compmod_jax.analysis.heads.watch import HeadWatch
+from compmod_jax.analysis.watch import HeadWatch
 from compmod_jax.tools import describe
 from compmod_jax.training.distributed.multihost import Group
 from compmod_jax.training.hooks import (

@@ -6,7 +6,7 @@ import pytest
 import tiny_masked
 import tiny_model
 
-from compmod_jax.analysis.ablation.measure import Ablate
+from compmod_jax.analysis.ablation import Ablate, make_page
 from compmod_jax.analysis.labels import POSITION, WORD, labels_of
 from compmod_jax.analysis.reading import NOTHING, MaskedReader, reader
 from compmod_jax.analysis.scoring import sentence_losses
@@ -58,6 +58,7 @@ def test_losses_are_those_of_the_evaluation(masked):
 
 
 def test_units_are_ablated_though_nothing_is_decoded(masked):
-  data = Ablate(units=("encoder/layer_0/self",), samples=100).run(masked).data
+  settings = Ablate(units=("encoder/layer_0/self",), samples=100)
+  data = make_page(settings, masked, settings.measure(masked)).data
   assert [len(data["effects"]), data["decoded"], data["score"]] == [3, 0, None]
   assert any(effect["loss"]["value"] != 0 for effect in data["effects"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_model import make_experiment, random_parameters, write_data
 
-from compmod_jax.analysis.heads.watch import POSITIONS, HeadWatch, samples
+from compmod_jax.analysis.watch import POSITIONS, HeadWatch, samples
 from compmod_jax.core.intermediates import run
 from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.training.run import sharing_of

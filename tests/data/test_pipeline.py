@@ -221,7 +221,7 @@ def test_evaluation_takes_examples_longer_than_any_in_training():
 
 
 def test_automatic_buckets_reach_the_ceiling_so_that_evaluation_keeps_longer_sentences():
-  config = BatchConfig(tokens=256, ceiling=64).resolve(EXAMPLES)
+  config = BatchConfig(tokens=256, ceiling=64).resolve(EXAMPLES.lengths)
   assert config.buckets[-1] == config.longest == 64
   assert EXAMPLES.lengths.max() <= config.buckets[-2] < 64
   shapes = {b["source"].shape[1] for b in take(train_batches(EXAMPLES, config, seed=0), 60)}
@@ -229,7 +229,7 @@ def test_automatic_buckets_reach_the_ceiling_so_that_evaluation_keeps_longer_sen
 
 
 def test_training_and_evaluation_share_their_shapes():
-  config = BatchConfig(tokens=96, ceiling=16, bucket_count=3).resolve(EXAMPLES)
+  config = BatchConfig(tokens=96, ceiling=16, bucket_count=3).resolve(EXAMPLES.lengths)
   shapes = {b["source"].shape for b in take(train_batches(EXAMPLES, config, seed=0), 60)}
   few = make_examples(20, seed=9, longest=12)
   assert {b["source"].shape for b in eval_batches(few, config)} <= shapes

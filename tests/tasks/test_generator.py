@@ -12,9 +12,9 @@ import tiny_masked
 import tiny_recurrent
 
 from compmod_jax.api import CausalModel, RecurrentModel
-from compmod_jax.checkpoints.gpt2_tokenizer import Gpt2Tokenizer
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.tokenizers import TokenizerConfig
+from compmod_jax.data.tokenizers.gpt2 import Gpt2Tokenizer
 from compmod_jax.decoding import DecodeConfig, for_generation, restricted, sample, stop_table
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.decoder_lm import DecoderConfig

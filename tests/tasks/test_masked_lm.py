@@ -13,7 +13,6 @@ import tiny_masked
 
 import compmod_jax
 from compmod_jax.api import MaskedModel
-from compmod_jax.checkpoints.huggingface_tokenizer import HuggingFaceTokenizer
 from compmod_jax.checkpoints.model_folder import save_model_folder
 from compmod_jax.core import sharding
 from compmod_jax.core.config import to_json
@@ -21,6 +20,7 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import zero_units
 from compmod_jax.data.corruption import MaskingConfig
 from compmod_jax.data.text_tokenizer import FILE
+from compmod_jax.data.tokenizers.huggingface import HuggingFaceTokenizer
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.models.transformer import TransformerConfig

@@ -2,21 +2,26 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.analysis.reading import Reader, reader
-from compmod_jax.analysis.report.page import Page
 from compmod_jax.analysis.scoring import decoded, sentence_losses
 from compmod_jax.analysis.subject import Module, Subject, drawn
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import Edit, Taps
 from compmod_jax.metrics.bootstrap import Comparison, paired_bootstrap
 from compmod_jax.metrics.significance import holm
-from compmod_jax.metrics.text import Statistics, loss_statistics, sentence_statistics
+from compmod_jax.metrics.statistics import (
+  MetricName,
+  Statistics,
+  loss_statistics,
+  sentence_statistics,
+)
 from compmod_jax.tasks.base import Batch
 
 Unit = tuple[str, int]
@@ -44,20 +49,36 @@ class Effect(NamedTuple):
   score_p: float = float("nan")
 
 
+class Ablated(NamedTuple):
+  """What a model loses.
+
+  Attributes:
+    modules: those with units that can be left out.
+    effects: of every ablation.
+    loss: of the whole model.
+    score: of the whole model; None if nothing was decoded.
+  """
+
+  modules: list[Module]
+  effects: list[Effect]
+  loss: Statistics
+  score: Statistics | None
+
+
 @dataclasses.dataclass(frozen=True)
 class Ablate:
-  """What a model loses without some of its heads or experts: each one by itself, or the ones named,
+  """What a model loses without some of its heads or experts: each one alone, or the ones named,
   replaced by zero or by their mean; effects on loss and score with paired bootstrap intervals."""
 
   units: tuple[str, ...] = ()
-  """Units such as encoder/layer_0/self:2 (all of a module: without the number), each by itself and
-  all together; none: every unit of the model by itself."""
+  """Units such as encoder/layer_0/self:2 (all of a module: without the number), each alone and all
+  together; none: every unit of the model alone."""
   replace: Literal["zero", "mean"] = "zero"
   """What takes the place of a unit's output: zeros, or its mean over tokens."""
   mean_split: str = "valid"
   """Split over which that mean is taken."""
   decode: int = 100
-  """So many of the examples are also decoded, for BLEU or exact match; 0: none."""
+  """Examples that are also decoded, for BLEU or exact match; 0: none."""
   samples: int = 2000
   """Resampled test sets of the bootstrap."""
 
@@ -67,14 +88,12 @@ class Ablate:
       value = getattr(self, field)
       errors.check(value >= least, f"--{field} is {value}; it must be at least {least}.")
 
-  def run(self, subject: Subject) -> Page:
+  def measure(self, subject: Subject) -> Ablated:
     """Measures the whole model and every ablation of it.
 
     Raises:
       UserError: a unit that the model does not have, or a split with nothing to read.
     """
-    from compmod_jax.analysis.ablation.report import make_page
-
     read = reader(subject.task)
     modules = [module for module in subject.modules if module.dim]
     errors.check(
@@ -94,7 +113,7 @@ class Ablate:
       without = measure(f"without {name} ({number + 1} of {len(chosen)})", units)
       title = _title(name, units, modules)
       effects.append(self._effect(name, title, units, whole, without, subject.seed))
-    return make_page(subject, modules, _corrected(effects), whole, self)
+    return Ablated(modules, _corrected(effects), *whole)
 
   def _effect(
     self,
@@ -122,11 +141,11 @@ def chosen_units(
   """Name and units of every ablation.
 
   Args:
-    names: `module:number` or `module`; none for every unit by itself.
+    names: `module:number` or `module`; none for every unit alone.
     modules: of the model.
 
   Returns:
-    Every unit by itself; and where names are given, all of theirs together.
+    Every unit alone; and where names are given, all of theirs together.
 
   Raises:
     UserError: a module or a number that the model does not have.
@@ -134,24 +153,24 @@ def chosen_units(
   sizes = {module.name: module.units for module in modules}
   found: list[Unit] = []
   for name in names or sizes:
-    place, _, number = name.partition(":")
-    errors.check_choice("a module of --units", place, sizes)
-    every = range(sizes[place])
+    module, _, number = name.partition(":")
+    errors.check_choice("a module of --units", module, sizes)
+    every = range(sizes[module])
     errors.check(
       not number or (number.isdecimal() and int(number) in every),
-      f"--units has {name!r}, but {place} has the units 0 to {sizes[place] - 1}; name one of them,"
-      " or the module alone for all.",
+      f"--units has {name!r}, but {module} has the units 0 to {sizes[module] - 1}; name one of"
+      " them, or the module alone for all.",
     )
-    found += [(place, unit) for unit in every if not number or unit == int(number)]
+    found += [(module, unit) for unit in every if not number or unit == int(number)]
   found = list(dict.fromkeys(found))
-  alone = [(f"{place}:{unit}", ((place, unit),)) for place, unit in found]
+  alone = [(f"{module}:{unit}", ((module, unit),)) for module, unit in found]
   return alone + ([("all of these together", tuple(found))] if names and len(found) > 1 else [])
 
 
 def _title(name: str, units: Sequence[Unit], modules: Sequence[Module]) -> str:
   """For example "encoder self, layer 0, head 2"."""
-  (place, number), *more = units
-  module = next(module for module in modules if module.name == place)
+  (owner, number), *more = units
+  module = next(module for module in modules if module.name == owner)
   return name if more else f"{module.title}, {module.unit} {number}"
 
 
@@ -184,7 +203,7 @@ def mean_outputs(subject: Subject, modules: Sequence[Module]) -> dict[str, np.nd
   """Mean over tokens of every unit's output after the competition: site -> [units, dim]."""
 
   @jax.jit
-  def sums(params: Any, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+  def sums(params: PyTree, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
     taps = Taps(capture=frozenset(module.scaled for module in modules))
     subject.task.model.forward(params, batch, taps=taps)
     found = {}
@@ -194,7 +213,7 @@ def mean_outputs(subject: Subject, modules: Sequence[Module]) -> dict[str, np.nd
       found[site] = total, jnp.sum(rows)
     return found
 
-  totals: dict[str, tuple[Any, Any]] = {}
+  totals: dict[str, tuple[np.ndarray, np.ndarray]] = {}
   for number, batch in enumerate(subject.batches):
     found = jax.device_get(sums(subject.params, subject.place(batch)))
     found = jax.tree.map(lambda value: np.asarray(value, np.float64), found)
@@ -230,7 +249,7 @@ class _Measure:
     if not len(self.numbers):
       return loss, None
     outputs, references = decoded(self.subject, self.read, self.numbers, edits=edits, name=name)
-    metric: Any = self.subject.task.metric
+    metric = cast(MetricName, self.subject.task.metric)
     return loss, sentence_statistics(metric, outputs, references)
 
 

@@ -1,33 +1,25 @@
-"""The report on ablations: a heat map for each place, intervals, a table and sentences."""
+"""The report on ablations: a heat map for each kind of module, intervals and a table."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from compmod_jax.analysis.ablation.measure import Ablate, Ablated, Effect
+from compmod_jax.analysis.report import panels
 from compmod_jax.analysis.report.page import Page, Picture, Section, Table
 from compmod_jax.analysis.subject import Module, Subject, called
 from compmod_jax.metrics.bootstrap import Comparison
-from compmod_jax.metrics.text import Statistics
-
-if TYPE_CHECKING:
-  from compmod_jax.analysis.ablation.measure import Ablate, Effect
 
 _SCORES = {"bleu": "BLEU", "exact_match": "exact match"}
 _LEVEL = 0.05
-_ROWS = 30  # more effects than this are told by the table alone
+_ROWS = 30  # effects that are drawn; the table has all
 
 
-def make_page(
-  subject: Subject,
-  modules: Sequence[Module],
-  effects: "Sequence[Effect]",
-  whole: tuple[Statistics, Statistics | None],
-  settings: "Ablate",
-) -> Page:
+def make_page(settings: Ablate, subject: Subject, found: Ablated) -> Page:
   """What the ablations show."""
-  loss, score = whole
+  loss, score = found.loss, found.score
   metric = _SCORES.get(subject.task.metric, subject.task.metric)
   examples = len(loss.rows)
   tiles = [("loss of the whole model", f"{loss.score().value:.4f}", f"{examples:,} examples")]
@@ -39,27 +31,22 @@ def make_page(
     description=f"{subject.task.describe()} The output of a head or expert, after its weight, is"
     f" replaced by {filling}; the weights of the others stay as they are. Effects are the model"
     " without it less the whole model.",
-    summary=list(_sentences(effects, metric, settings.samples)),
-    sections=list(_sections(effects, modules, metric)),
+    summary=list(_summary(found.effects, metric, settings.samples)),
+    sections=list(_sections(found.effects, found.modules, metric)),
     tiles=tiles,
-    data=_data(subject, effects, whole, settings),
+    data=_data(settings, subject, found),
   )
 
 
 def _sections(
-  effects: "Sequence[Effect]", modules: Sequence[Module], metric: str
+  effects: Sequence[Effect], modules: Sequence[Module], metric: str
 ) -> Iterator[Section]:
-  from compmod_jax.analysis.report import panels
-
   alone = [effect for effect in effects if len(effect.units) == 1]
-  pictures: list[Any] = []
+  items: list[Picture | Table] = []
   unit_name = called(modules)
-  measures = [("loss", "loss", "nats per token")]
-  if any(effect.score for effect in effects):
-    measures.append(("score", metric, "points"))
-  for name, measure, unit in measures:
+  for name, measure, unit, _ in _measures(effects, metric):
     maps = heat_maps(alone, modules, name)
-    pictures.append(
+    items.append(
       Picture(
         f"{name}_map",
         panels.heat_maps(
@@ -88,21 +75,21 @@ def _sections(
       {f"at most {_ROWS} of {len(effects)}" if len(effects) > _ROWS else "": (rows, [series])},
       across=f"change of {measure}, {unit}",
     )
-    pictures.append(Picture(f"{name}_intervals", figure, "Lines: 95 % paired bootstrap intervals."))
-  yield Section("Effects", [*pictures, _table(effects, metric)])
+    items.append(Picture(f"{name}_intervals", figure, "Lines: 95 % paired bootstrap intervals."))
+  yield Section("Effects", [*items, _table(effects, metric)])
 
 
-def heat_maps(effects: "Sequence[Effect]", modules: Sequence[Module], name: str) -> dict[str, Any]:
+def heat_maps(
+  effects: Sequence[Effect], modules: Sequence[Module], name: str
+) -> dict[str, panels.Heat]:
   """Kind of module -> map [layer, unit] of an effect, NaN where it was not measured."""
-  from compmod_jax.analysis.report.panels import Heat
-
   measured = {effect.units[0]: effect for effect in effects}
-  places: dict[str, list[Module]] = {}
+  kinds: dict[str, list[Module]] = {}
   for module in modules:
     if any((module.name, unit) in measured for unit in range(module.units)):
-      places.setdefault(_place(module), []).append(module)
-  found = {}
-  for place, rows in places.items():
+      kinds.setdefault(_kind(module), []).append(module)
+  maps = {}
+  for kind, rows in kinds.items():
     shape = (len(rows), max(module.units for module in rows))
     values, marked = np.full(shape, np.nan), np.zeros(shape, bool)
     for (row, module), unit in ((r, u) for r in enumerate(rows) for u in range(r[1].units)):
@@ -111,22 +98,22 @@ def heat_maps(effects: "Sequence[Effect]", modules: Sequence[Module], name: str)
         values[row, unit] = _of(effect, name).difference.value
         marked[row, unit] = (effect.loss_p if name == "loss" else effect.score_p) < _LEVEL
     layers = [module.title.rpartition(" ")[2] for module in rows]
-    found[place] = Heat(values, layers, [str(unit) for unit in range(shape[1])], marked)
-  return found
+    maps[kind] = panels.Heat(values, layers, [str(unit) for unit in range(shape[1])], marked)
+  return maps
 
 
-def _place(module: Module) -> str:
+def _kind(module: Module) -> str:
   """The kind of module, as a path: `encoder/self`."""
   return module.title.partition(", layer")[0].replace(" ", "/")
 
 
-def _of(effect: "Effect", name: str) -> Comparison:
-  found = effect.loss if name == "loss" else effect.score
-  assert found is not None
-  return found
+def _of(effect: Effect, measure: str) -> Comparison:
+  change = effect.loss if measure == "loss" else effect.score
+  assert change is not None
+  return change
 
 
-def _table(effects: "Sequence[Effect]", metric: str) -> Table:
+def _table(effects: Sequence[Effect], metric: str) -> Table:
   columns = ["without", "loss", "low", "high", "p", "p, corrected"]
   decoded = any(effect.score for effect in effects)
   if decoded:
@@ -142,27 +129,30 @@ def _table(effects: "Sequence[Effect]", metric: str) -> Table:
     "Change of the loss in nats per token (and of the score in points) when the unit is replaced,"
     " with 95 % paired bootstrap intervals and p values over sentences."
   )
-  return Table("effects", columns, rows, caption)
+  return Table("effects", columns, rows, caption, order="loss")
 
 
-def _sentences(effects: "Sequence[Effect]", metric: str, samples: int) -> Iterator[str]:
-  alone = [effect for effect in effects if len(effect.units) == 1]
-  yield from _about_loss(alone)
-  for effect in effects:
-    if len(effect.units) > 1:
-      yield (
-        f"All {len(effect.units)} units named, together: {_told(effect.loss, 4)} nats per token;"
-        " their single effects add up to"
-        f" {sum(e.loss.difference.value for e in alone):+.4f}."
-      )
-  scored = [e for e in alone if e.score is not None]
-  sure = [e for e in scored if e.score_p < _LEVEL]
-  if sure:
-    most = sorted(sure, key=lambda e: -abs(_of(e, "score").difference.value))[:3]
-    told = "; ".join(f"{e.title} {_told(_of(e, 'score'), 2)}" for e in most)
-    yield f"{metric}: changed beyond chance without {len(sure)} of {len(scored)} units ({told})."
-  elif scored:
-    yield f"{metric}: no single unit changes it beyond chance on the sentences decoded."
+def _summary(effects: Sequence[Effect], metric: str, samples: int) -> Iterator[str]:
+  """For each measure how many units count, and the largest effect."""
+  for measure, name, unit, digits in _measures(effects, metric):
+    title = name[0].upper() + name[1:]
+    alone = [e for e in effects if len(e.units) == 1]
+    sure = [e for e in alone if (e.loss_p if measure == "loss" else e.score_p) < _LEVEL]
+    higher = sum(_of(e, measure).difference.value > 0 for e in sure)
+    most = max(alone, key=lambda e: abs(_of(e, measure).difference.value))
+    yield (
+      f"{title}: {len(sure)} of {len(alone)} units change it beyond chance when they are left out"
+      f" ({higher} raise it; p < {_LEVEL} after Holm's correction). Largest"
+      f" change: {_with_interval(_of(most, measure), digits)} {unit} without {most.title}."
+    )
+    for e in effects:
+      if len(e.units) > 1:
+        total = sum(_of(one, measure).difference.value for one in alone)
+        yield (
+          f"{title} without all {len(e.units)} units named, together:"
+          f" {_with_interval(_of(e, measure), digits)} {unit}; their single effects add up to"
+          f" {total:+.{digits}f}."
+        )
   if len(effects) / (samples + 1) >= _LEVEL:
     yield (
       f"With {samples:,} resampled test sets and {len(effects)} ablations, no effect can pass the"
@@ -170,48 +160,25 @@ def _sentences(effects: "Sequence[Effect]", metric: str, samples: int) -> Iterat
     )
 
 
-def _about_loss(alone: "Sequence[Effect]") -> Iterator[str]:
-  sure = [effect for effect in alone if effect.loss_p < _LEVEL]
-  missed = [effect for effect in sure if effect.loss.difference.value > 0]
-  better = [effect for effect in sure if effect not in missed]
-  rest = [effect for effect in alone if effect not in sure]
-  if missed:
-    worst = sorted(missed, key=lambda e: -e.loss.difference.value)[:3]
-    told = "; ".join(f"{e.title} {_told(e.loss, 4)}" for e in worst)
-    yield (
-      f"{len(missed)} of {len(alone)} are missed: without any one of them the loss is higher beyond"
-      f" chance. Most of all: {told} nats per token."
-    )
-  else:
-    yield f"None of {len(alone)} is missed by itself: the loss is not higher beyond chance."
-  if better:
-    yield f"The loss is lower, beyond chance, without: {'; '.join(e.title for e in better)}."
-  if rest and missed:
-    ends = [end for e in rest for end in (e.loss.difference.low, e.loss.difference.high)]
-    yield (
-      f"The other {len(rest)} change it by no more than {max(map(abs, ends)):.4f} nats per token"
-      " (the outermost end of their intervals)."
-    )
+def _measures(effects: Sequence[Effect], metric: str) -> list[tuple[str, str, str, int]]:
+  """Field of an effect, name, unit and digits of every measure."""
+  scored = [("score", metric, "points", 2)] if any(effect.score for effect in effects) else []
+  return [("loss", "loss", "nats per token", 4), *scored]
 
 
-def _told(found: Comparison, digits: int) -> str:
+def _with_interval(found: Comparison, digits: int) -> str:
   d = found.difference
   text = f"{d.value:+.{digits}f} [{d.low:+.{digits}f}, {d.high:+.{digits}f}]"
   return text.replace("-", "−")
 
 
-def _data(
-  subject: Subject,
-  effects: "Sequence[Effect]",
-  whole: tuple[Statistics, Statistics | None],
-  settings: "Ablate",
-) -> dict[str, Any]:
-  loss, score = whole
+def _data(settings: Ablate, subject: Subject, found: Ablated) -> dict[str, Any]:
+  loss, score = found.loss, found.score
 
-  def comparison(found: Comparison | None, p: float) -> dict[str, Any] | None:
-    if found is None:
+  def comparison(change: Comparison | None, p: float) -> dict[str, Any] | None:
+    if change is None:
       return None
-    return {**vars(found.difference), "p": found.p, "p_corrected": p}
+    return {**vars(change.difference), "p": change.p, "p_corrected": p}
 
   return {
     "split": subject.split,
@@ -225,10 +192,10 @@ def _data(
     "effects": [
       {
         "name": effect.name,
-        "units": [f"{place}:{unit}" for place, unit in effect.units],
+        "units": [f"{module}:{unit}" for module, unit in effect.units],
         "loss": comparison(effect.loss, effect.loss_p),
         "score": comparison(effect.score, effect.score_p),
       }
-      for effect in effects
+      for effect in found.effects
     ],
   }

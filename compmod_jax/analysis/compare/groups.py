@@ -1,4 +1,4 @@
-"""Parts of a split that are compared by themselves: by length, and by what gold tells."""
+"""Subsets of a split: by length, and by gold annotations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ _GROUPS = 5  # groups of source lengths
 _VALUES = 12  # a gold annotation with more values than this makes no groups
 
 
-def parts_of(subject: Subject, read: Reader) -> list[tuple[str, str, np.ndarray]]:
-  """Kind, name and numbers of the examples of every part.
+def subsets_of(subject: Subject, read: Reader) -> list[tuple[str, str, np.ndarray]]:
+  """Kind, name and numbers of the examples of every subset.
 
   All of them; by words of the source, in groups of about equal size; by the value of each gold
   annotation that has few (depth, kind of sentence, attractors).
@@ -21,19 +21,19 @@ def parts_of(subject: Subject, read: Reader) -> list[tuple[str, str, np.ndarray]
   chosen = subject.numbers
   texts = read.texts(read.streams[0], subject.split)
   words = np.array([len(texts[int(number)].split()) for number in chosen])
-  parts = [("all", "all", chosen)]
+  subsets = [("all", "all", chosen)]
   edges = np.unique(np.quantile(words, np.linspace(0, 1, _GROUPS + 1)[1:]).astype(int))
   least = int(words.min())
   for edge in edges.tolist():
     inside = (words >= least) & (words <= edge)
     if inside.any() and len(edges) > 1:
       name = str(edge) if least == edge else f"{least} to {edge}"
-      parts.append(("source words", name, chosen[inside]))
+      subsets.append(("source words", name, chosen[inside]))
     least = edge + 1
   infos = [read.info(subject.split, int(number)) for number in chosen]
   for key in infos[0] if infos else ():
-    parts += [(key, name, chosen[inside]) for name, inside in _values(infos, key)]
-  return parts
+    subsets += [(key, name, chosen[inside]) for name, inside in _values(infos, key)]
+  return subsets
 
 
 def _values(infos: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, np.ndarray]]:

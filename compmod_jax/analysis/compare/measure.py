@@ -2,19 +2,23 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from compmod_jax.analysis.compare import routes
-from compmod_jax.analysis.compare.groups import parts_of
+from compmod_jax.analysis.compare.groups import subsets_of
 from compmod_jax.analysis.reading import Reader, reader
-from compmod_jax.analysis.report.page import Page
 from compmod_jax.analysis.scoring import decoded, sentence_losses
 from compmod_jax.analysis.subject import Subject, drawn
 from compmod_jax.core import errors
 from compmod_jax.metrics.bootstrap import Comparison, paired_bootstrap
-from compmod_jax.metrics.text import Statistics, loss_statistics, sentence_statistics
+from compmod_jax.metrics.statistics import (
+  MetricName,
+  Statistics,
+  loss_statistics,
+  sentence_statistics,
+)
 
 _LEAST = 10  # fewer examples of a group are no ground for an interval
 
@@ -26,7 +30,7 @@ class Compare:
   sentences: int = 2000
   """Examples of the split that are read, drawn at random; 0: all."""
   decode: int = 500
-  """So many of them are also decoded, for BLEU and chrF; 0: none."""
+  """Examples that are also decoded, for BLEU and chrF; 0: none."""
   samples: int = 2000
   """Resampled test sets of the bootstrap."""
   shown: int = 20
@@ -71,11 +75,11 @@ class Scores(NamedTuple):
 
 
 class Group(NamedTuple):
-  """A part of the sentences, compared by itself.
+  """A subset of the sentences.
 
   Attributes:
-    kind: what the parts differ in: `all`, `source words`, or a gold annotation.
-    name: which part.
+    kind: what subsets of this kind differ in: `all`, `source words`, or a gold annotation.
+    name: which subset.
     numbers: of its examples.
     values: measure -> scores; without measures that too few of its examples have.
   """
@@ -105,7 +109,7 @@ class Changed(NamedTuple):
 
 
 class Compared(NamedTuple):
-  """Everything that was found.
+  """How two models differ.
 
   Attributes:
     per: what a loss is per: "token", or "word" where the models have different tokens.
@@ -126,28 +130,25 @@ class Compared(NamedTuple):
 
 def compare(
   first: Subject, second: Subject, names: tuple[str, str], settings: Compare = Compare()
-) -> Page:
+) -> Compared:
   """Compares two models.
 
   Args:
     first: one model; how many sentences are read is in `settings`.
     second: another one, on the same split.
-    names: what the report calls them.
+    names: what error messages call them.
     settings: how.
 
   Raises:
     UserError: the models do not have the same data.
   """
-  from compmod_jax.analysis.compare.report import make_page
-
   ours, theirs = reader(first.task), reader(second.task)
   check_same_data(first, second, ours, theirs, names)
   first, second = (dataclasses.replace(one, sentences=0) for one in (first, second))
   both = np.intersect1d(first.numbers, second.numbers)
   chosen = drawn(both, settings.sentences, settings.seed)
   first, second = (dataclasses.replace(one, chosen=chosen) for one in (first, second))
-  found = _compare(first, second, ours, theirs, settings)
-  return make_page(first, second, names, ours, settings, found)
+  return _compare(first, second, ours, theirs, settings)
 
 
 def check_same_data(
@@ -192,15 +193,16 @@ def _compare(
     outputs, scores = _scores(first, second, ours, theirs, numbers)
     measured |= scores
   groups = [
-    _group(kind, name, part, measured, settings) for kind, name, part in parts_of(first, ours)
+    _group(kind, name, numbers, measured, settings)
+    for kind, name, numbers in subsets_of(first, ours)
   ]
   matchings = []
   if same and (modules := routes.shared_modules(first, second)):
     matchings = routes.match(first, second, modules)
   changed = _changed(measured, outputs, settings.shown)
   if matchings and changed:
-    told = dataclasses.replace(first, chosen=[one.number for one in changed])
-    routing = routes.differences(told, second, ours, matchings)
+    shown = dataclasses.replace(first, chosen=[one.number for one in changed])
+    routing = routes.differences(shown, second, ours, matchings)
     changed = [one._replace(routing=routing[one.number]) for one in changed]
   signatures = {name: both.first.signature for name, both in measured.items() if name != "loss"}
   per = "token" if same else "word"
@@ -231,7 +233,7 @@ def _scores(
   """Number -> both outputs; and measure -> statistics."""
   before, references = decoded(first, ours, numbers, name="with the first model")
   after, _ = decoded(second, theirs, numbers, name="with the second model")
-  names: Any = ("bleu", "chrf", "exact_match")
+  names: tuple[MetricName, ...] = ("bleu", "chrf", "exact_match")
   measured = {
     name: Measured(
       numbers,
@@ -245,17 +247,17 @@ def _scores(
 
 
 def _group(
-  kind: str, name: str, part: np.ndarray, measured: Mapping[str, Measured], settings: Compare
+  kind: str, name: str, numbers: np.ndarray, measured: Mapping[str, Measured], settings: Compare
 ) -> Group:
   """Scores of a group."""
   values = {}
   for measure, both in measured.items():
-    places = np.flatnonzero(np.isin(both.numbers, part))
-    if len(places) >= (1 if kind == "all" else _LEAST):
-      one, other = both.first.part(places), both.second.part(places)
+    inside = np.flatnonzero(np.isin(both.numbers, numbers))
+    if len(inside) >= (1 if kind == "all" else _LEAST):
+      one, other = both.first.part(inside), both.second.part(inside)
       found = paired_bootstrap(one, other, seed=settings.seed, samples=settings.samples)
-      values[measure] = Scores(one.score().value, other.score().value, found, len(places))
-  return Group(kind, name, part, values)
+      values[measure] = Scores(one.score().value, other.score().value, found, len(inside))
+  return Group(kind, name, numbers, values)
 
 
 def _changed(

@@ -2,30 +2,32 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from compmod_jax.analysis.reading import Reader
+from compmod_jax.analysis.compare.measure import Changed, Compare, Compared, Group, Scores
+from compmod_jax.analysis.compare.routes import Matching
+from compmod_jax.analysis.reading import Reader, reader
+from compmod_jax.analysis.report import panels
 from compmod_jax.analysis.report.page import Page, Picture, Sample, Section, Table, differences
 from compmod_jax.analysis.subject import Subject
 
-if TYPE_CHECKING:
-  from compmod_jax.analysis.compare.measure import Changed, Compare, Compared, Group
-  from compmod_jax.analysis.compare.routes import Matching
-
 _MEASURES = {"loss": "loss", "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
-_ROUTES = 3  # modules that are told of a sentence
+_ROUTES = 3  # modules that are listed for a sentence
 _LEVEL = 0.05
 
 
 def make_page(
-  first: Subject,
-  second: Subject,
-  names: tuple[str, str],
-  read: Reader,
-  settings: "Compare",
-  found: "Compared",
+  settings: Compare, first: Subject, second: Subject, names: tuple[str, str], found: Compared
 ) -> Page:
-  """What the comparison shows."""
+  """What the comparison shows.
+
+  Args:
+    settings: how the models were compared.
+    first: model A.
+    second: model B.
+    names: what the page calls them.
+    found: of `compare`.
+  """
   whole, tiles = found.groups[0], []
   for measure, scores in whole.values.items():
     digits = _digits(measure)
@@ -37,14 +39,14 @@ def make_page(
     title=f"Two models on {first.split}",
     description=f"A: {names[0]} ({first.task.describe()}) B: {names[1]} ({second.task.describe()})"
     f" Differences are B less A on the same {len(whole.numbers):,} examples.{same}",
-    summary=list(_sentences(found, first.task.metric)),
-    sections=list(_sections(first, read, found)),
+    summary=list(_summary(found, first.task.metric)),
+    sections=list(_sections(first, reader(first.task), found)),
     tiles=tiles,
     data={"split": first.split, "A": names[0], "B": names[1], **_data(settings, found)},
   )
 
 
-def _data(settings: "Compare", found: "Compared") -> dict[str, Any]:
+def _data(settings: Compare, found: Compared) -> dict[str, Any]:
   return {
     "settings": dataclasses.asdict(settings),
     "examples": len(found.groups[0].numbers),
@@ -75,7 +77,7 @@ def _data(settings: "Compare", found: "Compared") -> dict[str, Any]:
   }
 
 
-def _record(group: "Group") -> dict[str, Any]:
+def _record(group: Group) -> dict[str, Any]:
   return {
     "kind": group.kind,
     "name": group.name,
@@ -93,7 +95,7 @@ def _record(group: "Group") -> dict[str, Any]:
   }
 
 
-def _sections(first: Subject, read: Reader, found: "Compared") -> Iterator[Section]:
+def _sections(first: Subject, read: Reader, found: Compared) -> Iterator[Section]:
   caption = (
     "Lines: 95 % paired bootstrap intervals over sentences, not corrected for the number of groups."
     " The dashed line: no difference. Groups of few examples are left out."
@@ -119,10 +121,8 @@ def _sections(first: Subject, read: Reader, found: "Compared") -> Iterator[Secti
   yield Section("Sentences that changed most", samples, [text])
 
 
-def _pictures(found: "Compared", metric: str) -> Iterator[tuple[str, Any]]:
-  from compmod_jax.analysis.report import panels
-
-  for measure in _told(found, metric):
+def _pictures(found: Compared, metric: str) -> Iterator[tuple[str, Any]]:
+  for measure in _drawn(found, metric):
     charts = {}
     for kind in dict.fromkeys(group.kind for group in found.groups):
       groups = [g for g in found.groups if g.kind == kind and measure in g.values]
@@ -143,7 +143,7 @@ def _pictures(found: "Compared", metric: str) -> Iterator[tuple[str, Any]]:
       yield measure, panels.forest(title, charts, across=f"B less A, {unit}")
 
 
-def _groups(found: "Compared") -> Table:
+def _groups(found: Compared) -> Table:
   measures = list(found.groups[0].values)
   columns = ["group", "value", "examples"]
   for measure in measures:
@@ -167,7 +167,7 @@ def _groups(found: "Compared") -> Table:
   return Table("groups", columns, rows, caption)
 
 
-def _matchings(matchings: "Sequence[Matching]") -> Table:
+def _matchings(matchings: Sequence[Matching]) -> Table:
   rows = [
     [
       m.module.title,
@@ -178,10 +178,10 @@ def _matchings(matchings: "Sequence[Matching]") -> Table:
     for m in matchings
   ]
   columns = ("module", "A–B", "correlation of weights", "distance")
-  return Table("routing", columns, rows)
+  return Table("routing", columns, rows, order="distance")
 
 
-def _sample(first: Subject, read: Reader, one: "Changed", found: "Compared") -> Sample:
+def _sample(first: Subject, read: Reader, one: Changed, found: Compared) -> Sample:
   texts = [read.texts(stream, first.split)[one.number] for stream in read.streams]
   entries: list[Any] = list(zip(read.streams, texts, strict=True))
   if one.before is not None and one.after is not None:
@@ -189,13 +189,13 @@ def _sample(first: Subject, read: Reader, one: "Changed", found: "Compared") -> 
     entries[-1] = ("reference", texts[-1])
     entries += [("A", left), ("B", right)]
   usual = {m.module.name: m.distance for m in found.matchings}
-  told = [
+  routing = [
     f"{d.module.title}: {d.distance:.2f} (on average {usual[d.module.name]:.2f}), most at"
     f" “{d.word}” ({d.most:.2f})"
     for d in one.routing[:_ROUTES]
   ]
-  if told:
-    entries.append(("routing", "; ".join(told)))
+  if routing:
+    entries.append(("routing", "; ".join(routing)))
   values = [
     f"{_MEASURES[name]} {a:.{digits}f} → {b:.{digits}f}"
     for name, (a, b) in one.values.items()
@@ -204,28 +204,36 @@ def _sample(first: Subject, read: Reader, one: "Changed", found: "Compared") -> 
   return Sample(entries, f"{first.split} {one.number} · {' · '.join(values)}")
 
 
-def _told(found: "Compared", metric: str) -> list[str]:
-  """The measures that pictures and sentences tell: the task's own, chrF beside BLEU, the loss."""
+def _drawn(found: Compared, metric: str) -> list[str]:
+  """The measures of figures and summary: the task's own, chrF beside BLEU, the loss."""
   wanted = {"loss", metric, *(("chrf",) if metric == "bleu" else ())}
   return [measure for measure in _MEASURES if measure in wanted & set(found.groups[0].values)]
 
 
-def _sentences(found: "Compared", metric: str) -> Iterator[str]:
+def _summary(found: Compared, metric: str) -> Iterator[str]:
+  """Every measure of the whole sample, the groups that gain least and most, and routing."""
   whole = found.groups[0]
-  for measure in _told(found, metric):
-    scores = whole.values[measure]
-    d, p, digits = scores.comparison.difference, scores.comparison.p, _digits(measure)
-    better = (d.value < 0) == (measure == "loss")
-    verdict = f"B is {'better' if better else 'worse'}, beyond chance"
-    if p >= _LEVEL:
-      verdict = "no difference beyond chance"
-    name = {"loss": "Loss", "exact_match": "Exact match"}.get(measure, _MEASURES[measure])
+  for measure in _drawn(found, metric):
+    scores, digits = whole.values[measure], _digits(measure)
+    title = _MEASURES[measure][0].upper() + _MEASURES[measure][1:]
+    p = scores.comparison.p
+    verdict = "beyond chance" if p < _LEVEL else "no difference beyond chance"
     yield (
-      f"{name} on {scores.examples:,} examples: A {scores.first:.{digits}f}, B"
-      f" {scores.second:.{digits}f}; B less A {_signed(d.value, digits)}"
-      f" [{_signed(d.low, digits)}, {_signed(d.high, digits)}], p = {p:.4f}: {verdict}."
+      f"{title} on {scores.examples:,} examples: A {scores.first:.{digits}f},"
+      f" B {scores.second:.{digits}f}; B less A {_change(scores, digits)}, p = {p:.4f}: {verdict}."
     )
-  yield from _by_group(found, metric if metric in whole.values else "loss")
+  measure = metric if metric in whole.values else "loss"
+  parts = [group for group in found.groups[1:] if measure in group.values]
+  if len(parts) > 1:
+    least, most = (
+      pick(parts, key=lambda g: g.values[measure].comparison.difference.value)
+      for pick in (min, max)
+    )
+    ends = [
+      f"{_change(group.values[measure], _digits(measure))} ({group.kind} {group.name})"
+      for group in (least, most)
+    ]
+    yield f"By group, {_MEASURES[measure]} changes by {ends[0]} to {ends[1]}."
   if found.matchings:
     m = max(found.matchings, key=lambda m: m.distance)
     yield (
@@ -234,24 +242,10 @@ def _sentences(found: "Compared", metric: str) -> Iterator[str]:
     )
 
 
-def _by_group(found: "Compared", measure: str) -> Iterator[str]:
-  """For each kind of group, whether its parts differ in what B gains."""
-  name, digits, together = _MEASURES[measure], _digits(measure), []
-  for kind in dict.fromkeys(group.kind for group in found.groups[1:]):
-    groups = [g for g in found.groups if g.kind == kind and measure in g.values]
-    if len(groups) < 2:
-      continue
-    gains = {g.name: g.values[measure].comparison.difference for g in groups}
-    least, most = (pick(gains, key=lambda g: gains[g].value) for pick in (min, max))
-    if gains[least].high < gains[most].low:
-      yield (
-        f"By {kind}, {name} changes from {_signed(gains[least].value, digits)} ({least}) to"
-        f" {_signed(gains[most].value, digits)} ({most}); their intervals do not overlap."
-      )
-    else:
-      together.append(kind)
-  if together:
-    yield (f"By {', '.join(together)}: the changes of {name} lie within one another's intervals.")
+def _change(scores: Scores, digits: int) -> str:
+  """B less A with its interval."""
+  d = scores.comparison.difference
+  return f"{_signed(d.value, digits)} [{_signed(d.low, digits)}, {_signed(d.high, digits)}]"
 
 
 def _digits(measure: str) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 from scipy.optimize import linear_sum_assignment
 
 from compmod_jax.analysis.reading import NOTHING, Reader, read_sentence
@@ -97,7 +98,7 @@ def differences(
   """Number of an example -> its difference in every module, largest first.
 
   Args:
-    first: a model, and the examples that are told.
+    first: a model, and the examples that are compared.
     second: another model.
     reader: of both.
     matchings: of their units.
@@ -109,12 +110,12 @@ def differences(
   for batch in first.batches:
     values = jax.device_get(distances(first.params, second.params, partners, first.place(batch)))
     for row in np.flatnonzero(batch["index"] >= 0).tolist():
-      told = [_told(reader, module, batch, row, *values[module.name]) for module in modules]
-      found[int(batch["index"][row])] = sorted(told, key=lambda d: -d.distance)
+      rows = [_difference(reader, module, batch, row, *values[module.name]) for module in modules]
+      found[int(batch["index"][row])] = sorted(rows, key=lambda d: -d.distance)
   return found
 
 
-def _told(
+def _difference(
   reader: Reader,
   module: Module,
   batch: dict[str, np.ndarray],
@@ -134,7 +135,7 @@ def _told(
 
 
 def _weights(
-  subject: Subject, params: Any, modules: Sequence[Module], batch: Batch
+  subject: Subject, params: PyTree, modules: Sequence[Module], batch: Batch
 ) -> dict[str, jax.Array]:
   taps = Taps(capture=frozenset(module.weights for module in modules))
   subject.task.model.forward(params, batch, taps=taps)
@@ -150,8 +151,8 @@ def _sums(
   first: Subject,
   second: Subject,
   modules: Sequence[Module],
-  ours: Any,
-  theirs: Any,
+  ours: PyTree,
+  theirs: PyTree,
   batch: Batch,
 ) -> dict[str, dict[str, jax.Array]]:
   """Moments of both models' weights over tokens."""
@@ -188,8 +189,8 @@ def _distances(
   first: Subject,
   second: Subject,
   modules: Sequence[Module],
-  ours: Any,
-  theirs: Any,
+  ours: PyTree,
+  theirs: PyTree,
   partners: Mapping[str, Any],
   batch: Batch,
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
@@ -210,7 +211,7 @@ def _mean_distances(
   partners: Mapping[str, tuple[np.ndarray, np.ndarray]],
 ) -> dict[str, float]:
   @jax.jit
-  def sums(ours: Any, theirs: Any, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+  def sums(ours: PyTree, theirs: PyTree, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
     units = {name: units for name, (units, _) in partners.items()}
     found = _distances(first, second, modules, ours, theirs, units, batch)
     return {

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.analysis.gates.reading import GatedTask
 from compmod_jax.analysis.subject import Subject
@@ -46,12 +47,12 @@ class Variant(NamedTuple):
   Attributes:
     name: a few words.
     change: of tokens and gates.
-    told: task -> the task as which its questions run, output set and all.
+    run_as: task -> the task as which its questions run, output set and all.
   """
 
   name: str
   change: Change
-  told: Mapping[str, str]
+  run_as: Mapping[str, str]
 
 
 def gated_task(task: Any) -> tuple[GatedTask, NemotConfig]:
@@ -81,7 +82,7 @@ def gate_sites(config: NemotConfig) -> tuple[str, ...]:
 
 
 def swaps(given: Sequence[str], task: GatedTask, config: NemotConfig) -> dict[str, str]:
-  """Task -> the task as which its texts are told.
+  """Task -> the task as which its texts are run.
 
   Args:
     given: as TASK=OTHER; nothing: mqa and gqa for each other, if the task answers questions and
@@ -129,10 +130,10 @@ def changed(model: Any, change: Change) -> Any:
   return dataclasses.replace(model.edited(edits_of(change)), swapped=change.ids)
 
 
-def retold(batch: Batch, told: Mapping[str, str]) -> dict[str, Any]:
+def relabelled(batch: Batch, run_as: Mapping[str, str]) -> dict[str, Any]:
   """A batch of one task as one of another, so that it runs through that one's output set."""
   ((name, _),) = blocks_of(batch)
-  renamed = {f"rows/{name}": f"rows/{told.get(name, name)}"}
+  renamed = {f"rows/{name}": f"rows/{run_as.get(name, name)}"}
   return {renamed.get(key, key): value for key, value in batch.items()}
 
 
@@ -163,11 +164,11 @@ class Runner:
 
   def __call__(self, batch: Batch, variant: Variant) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Losses in nats of every token after the first [batch, time], and gates as they were used."""
-    if variant.told:
-      batch = retold(batch, variant.told)
+    if variant.run_as:
+      batch = relabelled(batch, variant.run_as)
     return self._forward(self.subject.params, self.subject.place(batch), variant.change)
 
-  def _run(self, params: Any, batch: Batch, change: Change) -> tuple[jax.Array, Any]:
+  def _run(self, params: PyTree, batch: Batch, change: Change) -> tuple[jax.Array, Any]:
     taps = Taps(capture=frozenset(self.widths))
     logits = changed(self.task.model, change).forward(params, batch, taps=taps)
     gates = {s: jnp.exp(g) if _logarithmic(s) else g for s, g in taps.captured.items()}
@@ -175,23 +176,23 @@ class Runner:
 
 
 def variants(
-  runner: Runner, means: Mapping[str, np.ndarray], told: Mapping[str, str]
+  runner: Runner, means: Mapping[str, np.ndarray], run_as: Mapping[str, str]
 ) -> list[Variant]:
   """The model as trained, and all that is compared with it.
 
   Args:
     runner: knows the model.
     means: site -> mean of every channel of its gate.
-    told: of `swaps`.
+    run_as: of `swaps`.
   """
   trained, config = runner.trained.change, runner.config
   found = [runner.trained]
-  if told:
-    ids = [config.auxiliary.index(told.get(name, name)) for name in config.auxiliary]
+  if run_as:
+    ids = [config.auxiliary.index(run_as.get(name, name)) for name in config.auxiliary]
     swapped = trained._replace(ids=jnp.asarray(ids, jnp.int32))
     found.append(Variant(TOKEN, swapped, {}))
     if isinstance(runner.task, Answering):  # running text has one output set alone
-      found.append(Variant(TOKEN_AND_SET, trained, told))
+      found.append(Variant(TOKEN_AND_SET, trained, run_as))
   gone = {site: jnp.array(False) for site in means}
   frozen = {site: jnp.asarray(mean, jnp.float32) for site, mean in means.items()}
   found.append(Variant(FROZEN, trained._replace(keep=gone, filling=frozen), {}))
@@ -202,7 +203,7 @@ def variants(
   return found
 
 
-def _search_changed(model: Any, params: Any, batch: Batch, rng: jax.Array, **static: Any) -> Any:
+def _search_changed(model: Any, params: PyTree, batch: Batch, rng: jax.Array, **static: Any) -> Any:
   """As `search_answers`; `params` are a pair of the model's own and a `Change`."""
   own, change = params
   return search_answers(changed(model, change), own, batch, rng, **static)
@@ -221,8 +222,8 @@ def answers(
   """
   task: Answering = subject.task  # pyright: ignore[reportAssignmentType]
   sharing = subject.sharing
-  if variant.told:
-    sharing = Sharing(lambda b: subject.place(retold(b, variant.told)), sharing.multiple)
+  if variant.run_as:
+    sharing = Sharing(lambda b: subject.place(relabelled(b, variant.run_as)), sharing.multiple)
   found = task.generator(
     task.model,
     (subject.params, variant.change),

@@ -15,7 +15,7 @@ from compmod_jax.data.qa.unified import task_token
 from compmod_jax.metrics import qa
 from compmod_jax.metrics.bootstrap import Comparison, paired_bootstrap
 from compmod_jax.metrics.significance import holm
-from compmod_jax.metrics.text import Statistics, loss_statistics
+from compmod_jax.metrics.statistics import Statistics, loss_statistics
 from compmod_jax.tasks.answer_scores import LABELLED
 from compmod_jax.tasks.base import Batch
 from compmod_jax.tasks.question_answering import Answering

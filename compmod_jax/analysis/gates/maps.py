@@ -90,7 +90,7 @@ def of_questions(runner: Runner, questions: Sequence[Question]) -> list[Map]:
   )
   titles = {number: question.question for number, question in enumerate(questions)}
   remarks = {n: f"The model answers {_quoted(output)}." for n, output in enumerate(outputs)}
-  unanswered = {number for number, (_, told) in enumerate(answered) if not told}
+  unanswered = {number for number, (_, usable) in enumerate(answered) if not usable}
   return _maps(runner, batches, titles, remarks, unanswered)
 
 

@@ -1,4 +1,4 @@
-"""What the gate of a modulated model lets pass, and what the model loses when it is meddled with.
+"""What the gate of a modulated model lets pass, and what the model loses when it is changed.
 
 Source: Knowles 2022, equations 3.12 and 3.14.
 """
@@ -10,15 +10,14 @@ from compmod_jax.analysis.gates import edits as changes
 from compmod_jax.analysis.gates import effects as measured
 from compmod_jax.analysis.gates.maps import Map, of_questions, of_split, of_texts
 from compmod_jax.analysis.gates.reading import Totals, categories, read_batch
-from compmod_jax.analysis.report.page import Page
 from compmod_jax.analysis.subject import Subject, drawn
 from compmod_jax.core import errors
 from compmod_jax.data.qa.typed import typed_question
 from compmod_jax.tasks.question_answering import Answering
 
 
-class Found(NamedTuple):
-  """Everything that was measured.
+class Measured(NamedTuple):
+  """What gates let pass, and what changing them does.
 
   Attributes:
     asks: whether texts are questions.
@@ -46,36 +45,34 @@ class Gates:
   text: tuple[str, ...] = ()
   """Texts whose gates are drawn; a question is typed "passage | question (1) a (2) b"."""
   maps: int = 3
-  """So many of the split's first examples are drawn where no text is given."""
+  """Number of the split's first examples that are drawn where no text is given."""
   task: tuple[str, ...] = ()
-  """Tasks and the ones as which their texts are told, as TASK=OTHER; in question answering, if
+  """Tasks and the ones as which their texts are run, as TASK=OTHER; in question answering, if
   nothing is given: mqa=gqa gqa=mqa."""
   decode: int = 200
-  """So many of the examples are answered under every change; 0: none."""
+  """Number of examples that are answered under every change; 0: none."""
   samples: int = 2000
   """Resampled test sets of the bootstrap."""
   shown: int = 20
-  """So many questions whose answers changed are listed."""
+  """Number of questions whose answers changed that are listed."""
 
   def __post_init__(self):
     for field, least in (("maps", 0), ("decode", 0), ("samples", 100), ("shown", 0)):
       value = getattr(self, field)
       errors.check(value >= least, f"--{field} is {value}; it must be at least {least}.")
 
-  def run(self, subject: Subject) -> Page:
+  def measure(self, subject: Subject) -> Measured:
     """Reads the gates, and measures what changing them does.
 
     Raises:
       UserError: the model has no gate, a task is not the model's, or a text cannot be read.
     """
-    from compmod_jax.analysis.gates.report import make_page
-
     runner = changes.Runner(subject)
-    told = changes.swaps(self.task, runner.task, runner.config)
+    run_as = changes.swaps(self.task, runner.task, runner.config)
     asks = isinstance(runner.task, Answering)
     typed = [typed_question(text) for text in self.text] if asks else []
     totals = collect(runner)
-    variants = changes.variants(runner, {site: t.means for site, t in totals.items()}, told)
+    variants = changes.variants(runner, {site: t.means for site, t in totals.items()}, run_as)
     losses, answers = measured.measure_losses(runner, variants), None
     if asks and self.decode:
       numbers = drawn(subject.numbers, self.decode, subject.seed)
@@ -88,9 +85,7 @@ class Gates:
     else:
       drawn_texts = of_split(runner, self.maps, answered=asks and self.decode > 0)
     changed = None if answers is None else measured.most_changed(answers, self.shown)
-    return make_page(
-      self, subject, Found(asks, totals, effects, losses.moved, changed, drawn_texts)
-    )
+    return Measured(asks, totals, effects, losses.moved, changed, drawn_texts)
 
 
 def collect(runner: changes.Runner) -> dict[str, Totals]:

@@ -16,7 +16,7 @@ from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.layers.reading_strategies import PARTS
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
 from compmod_jax.metrics.bootstrap import bootstrap_interval
-from compmod_jax.metrics.text import loss_statistics
+from compmod_jax.metrics.statistics import loss_statistics
 from compmod_jax.models.nemot_config import LM
 from compmod_jax.tasks.base import Batch
 from compmod_jax.tasks.causal_lm import CausalLM
@@ -106,7 +106,7 @@ def parts_of_speech(
 ) -> list[int]:
   """Number in PARTS of every token's word.
 
-  What stands between special tokens is tagged by itself, the answer too; see `tagger.tag_words`.
+  What stands between special tokens is tagged separately, the answer too; see `tagger.tag_words`.
 
   Args:
     tokenizer: whose tokens these are.
@@ -239,6 +239,26 @@ class Totals:
           )
         )  # fmt: skip
     return found
+
+
+class Spread(NamedTuple):
+  """Where a gate varies.
+
+  Attributes:
+    channels: standard deviation of the channels' means.
+    tokens: standard deviation over tokens within a channel, root mean square over channels.
+    share: per cent of the whole variance that is over tokens.
+  """
+
+  channels: float
+  tokens: float
+  share: float
+
+
+def spread(total: Totals) -> Spread:
+  """Where a gate varies: between channels or over tokens."""
+  between, within = float(np.var(total.means)), float(np.mean(total.deviations**2))
+  return Spread(between**0.5, within**0.5, 100 * within / max(between + within, 1e-12))
 
 
 @jax.jit

@@ -223,13 +223,13 @@ def _estimates(name: str, values: Sequence[Estimate]) -> panels.Series:
 
 
 def redundancy(found: Sequence[Finding]) -> Iterator[Picture]:
-  """How alike units are: what they put out, and when they get their weight."""
+  """How alike units are: their outputs, and when they get their weight."""
   kinds = (
-    ("similarity", "Similarity of what {}s put out (linear CKA)", "CKA", None),
+    ("similarity", "Similarity of the {}s' outputs (linear CKA)", "CKA", None),
     ("weight_correlation", "Correlation of the {}s' weights over tokens", "correlation", 0.0),
   )
   captions = {
-    "similarity": "0: nothing of one output can be told linearly from the other; 1: the same up to"
+    "similarity": "0: no linear relation of one output to the other; 1: the same up to"
     " a rotation. Before scaling.",
     "weight_correlation": "Weights of a token sum to 1, so that units that share it evenly have"
     " −1/(units − 1) with each other.",

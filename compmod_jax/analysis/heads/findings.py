@@ -1,4 +1,4 @@
-"""From the sums of a pass over a split to what is told of each module."""
+"""From the sums of a pass over a split to statistics of each module."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Information(NamedTuple):
     shuffled: mean over shuffled categories, and the bounds of their central 95 %.
     most: the most of any shuffle.
     untrained: of the same model before training; NaN if not measured.
-    limit: what it would be if the category told the unit, or the unit the category, with
+    limit: what it would be if the category determined the unit, or the unit the category, with
       certainty.
     tokens: that have a category.
   """
@@ -51,7 +51,7 @@ class Agreement(NamedTuple):
     between: over units, of the means of a batch; the mean over batches.
     batches: how many.
     pairs: over all (token, unit) pairs.
-    within: over tokens, for each unit by itself; the mean over units.
+    within: over tokens, within each unit; the mean over units.
     tokens: how many.
     untrained_between: `between` before training, like the next; NaN if not measured.
     untrained_pairs: `pairs` before training.
@@ -67,7 +67,7 @@ class Agreement(NamedTuple):
 
 
 class Finding(NamedTuple):
-  """What is told of one module.
+  """Statistics of one module.
 
   Attributes:
     module: which.
@@ -89,7 +89,7 @@ class Finding(NamedTuple):
 
 
 def findings(totals: Sequence[Totals], before: Sequence[Totals] = ()) -> list[Finding]:
-  """What is told of every module.
+  """Statistics of every module.
 
   Args:
     totals: sums of the model.

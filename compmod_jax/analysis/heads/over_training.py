@@ -2,7 +2,7 @@
 
 The pictures of Kolios 2023, figures 5.5 to 5.13: norms of signatures, and by position mean weights
 and norms of the heads' outputs. They read `train` records (`router/<site>/signature_norm_<unit>`)
-and `heads` records (see `compmod_jax.analysis.heads.watch`).
+and `heads` records (see `compmod_jax.analysis.watch`).
 """
 
 import re
@@ -38,7 +38,7 @@ def pictures(records: Records) -> Iterator[tuple[str, str, Figure]]:
   for place, quantities in found.items():
     if "norm" in quantities and (place in routed or not routed):
       weighted = "before and after they are weighted" if place in routed else "no heads compete"
-      caption = f"Euclidean norms of what heads put out ({weighted}), {where}."
+      caption = f"Euclidean norms of the heads' outputs ({weighted}), {where}."
       yield f"norms_{_file(place)}", caption, norms_by_position(records, place)
 
 

@@ -10,7 +10,7 @@ from scipy.stats import t as student
 
 
 class Estimate(NamedTuple):
-  """A value, and bounds that hold it with probability 0.95; NaN where nothing can be said."""
+  """A value, and bounds that hold it with probability 0.95; NaN where unknown."""
 
   value: float
   low: float
@@ -88,11 +88,11 @@ def correlation(second: np.ndarray, total: np.ndarray, count: float) -> np.ndarr
 
 
 def linear_cka(second: np.ndarray, total: np.ndarray, count: float, units: int) -> np.ndarray:
-  r"""Similarity of what units put out, whatever basis each writes in.
+  r"""Similarity of the outputs of units, whatever basis each writes in.
 
   .. math:: \mathrm{CKA}(X, Y) = \frac{\|Y^T X\|_F^2}{\|X^T X\|_F \, \|Y^T Y\|_F}
 
-  over centred outputs X, Y [tokens, dim]: 0 if nothing that one says can be told linearly from the
+  over centred outputs X, Y [tokens, dim]: 0 if nothing of one can be predicted linearly from the
   other, 1 if one is a rotation and scaling of the other. Every head writes in coordinates of its
   own until the output projection, so entries themselves cannot be compared.
 

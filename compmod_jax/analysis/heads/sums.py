@@ -1,4 +1,4 @@
-"""One pass over a split: sums of what competing units weigh and put out. No activation is kept."""
+"""One pass over a split: sums of weights and outputs of competing units. No activation is kept."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.analysis.heads.specialisation import spearman
 from compmod_jax.analysis.labels import Labels
@@ -18,7 +19,7 @@ from compmod_jax.tasks.base import Batch
 
 Sums = dict[str, Any]
 
-# Wider outputs are projected to so many random directions before they are compared.
+# Wider outputs are projected to this many random directions before they are compared.
 _DIRECTIONS = 64
 _EXACT = jax.lax.Precision.HIGHEST
 
@@ -81,7 +82,7 @@ def collect(
   labels: Mapping[str, Sequence[Labels]],
   sampling: Sampling,
   *,
-  params: Any = None,
+  params: PyTree = None,
   modules: Sequence[Module] | None = None,
 ) -> list[Totals]:
   """Adds up what the modules do on all sentences of a subject.
@@ -143,7 +144,7 @@ def _batch_sums(
   reader: Reader,
   labels: Mapping[str, Sequence[Labels]],
   modules: Sequence[Module],
-  params: Any,
+  params: PyTree,
   batch: Batch,
 ) -> tuple[dict[str, Sums], dict[str, jax.Array], dict[str, jax.Array]]:
   """Sums of every module, norms of signatures, and (weight, norm) [batch, time, 2, units]."""

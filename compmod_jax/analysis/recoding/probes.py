@@ -1,4 +1,4 @@
-"""Diagnostic classifiers: what can be told linearly from a recurrent model's hidden states.
+"""Diagnostic classifiers: what can be predicted linearly from a recurrent model's hidden states.
 
 A logistic classifier of the number of a sentence's subject reads the hidden state at every token.
 Beside it stands a control task (Hewitt and Liang 2019): the same classifier is asked for a label
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.analysis.minimal_pairs import wilson
 from compmod_jax.analysis.report.page import Page, Section, Table
@@ -53,9 +54,25 @@ class Tokens(NamedTuple):
   sentence: np.ndarray
 
 
+class Probed(NamedTuple):
+  """A classifier and the tokens it was tested on.
+
+  Attributes:
+    site: that it reads.
+    probe: the classifier.
+    test: tokens of the subject's split.
+    by_chance: whether the control task is solved, bool [tokens].
+  """
+
+  site: str
+  probe: Probe
+  test: Tokens
+  by_chance: np.ndarray
+
+
 @dataclasses.dataclass(frozen=True)
 class ProbeNumber:
-  """Whether the number of the subject can be told from hidden states: a logistic classifier at
+  """Whether the number of the subject can be predicted from hidden states: a logistic classifier at
   every token, beside a control task, by place and by attractors; for data with gold numbers."""
 
   layer: int = -1
@@ -65,13 +82,13 @@ class ProbeNumber:
   penalty: float = 1e-3
   """Weight of the squared norm of the classifier, relative to the mean loss."""
   places: int = 12
-  """So many first tokens are told apart."""
+  """Number of first positions with an accuracy of their own."""
 
   def __post_init__(self):
     check(self.training >= 10, f"--training is {self.training}; it must be at least 10.")
     check(self.penalty > 0, f"--penalty is {self.penalty}; it must be positive.")
 
-  def run(self, subject: Subject) -> Page:
+  def measure(self, subject: Subject) -> Probed:
     """Trains the classifier on the training split and tests it on the subject's.
 
     Raises:
@@ -92,51 +109,49 @@ class ProbeNumber:
     control = _control_labels(task.dataset.tokenizer.vocab_size, subject.seed)
     other = fit(train.states, control[train.word], self.penalty)
     by_chance = (other.logits(test.states) > 0) == (control[test.word] > 0)
-    return self._page(subject, task, site, probe, test, by_chance)
+    return Probed(site, probe, test, by_chance)
 
-  def _page(
-    self,
-    subject: Subject,
-    task: LanguageModel,
-    site: str,
-    probe: Probe,
-    test: Tokens,
-    by_chance: np.ndarray,
-  ) -> Page:
-    right = (probe.logits(test.states) > 0) == (test.label > 0)
-    rows = [_row("all", right, by_chance)]
-    for place in range(self.places):
-      here = test.place == place
-      if here.any():
-        rows.append(_row(f"token {place}", right[here], by_chance[here]))
-    attractors = _attractors(subject, test)
-    if attractors is not None:
-      last = np.append(np.diff(test.sentence) != 0, True)
-      for count in np.unique(attractors):
-        here = attractors == count
-        rows.append(_row(f"{count} attractors", right[here], by_chance[here]))
-        end = here & last
-        rows.append(_row(f"{count} attractors, last token", right[end], by_chance[end]))
-    columns = ("tokens", "number", "accuracy", "low", "high", "control task", "selectivity")
-    majority = max(float(np.mean(test.label)), 1 - float(np.mean(test.label)))
-    return Page(
-      title=f"The subject's number in the hidden states, on {subject.split}",
-      description=f"{task.describe()} A logistic classifier of {site}, trained on"
-      f" {self.training:,} training sentences, at every token.",
-      summary=[
-        f"The number is told at {100 * float(np.mean(right)):.1f} % of tokens; the larger class has"
-        f" {100 * majority:.1f} %.",
-        f"A label drawn at random for every word is told at {100 * float(np.mean(by_chance)):.1f} %"
-        f" of tokens: selectivity {100 * float(np.mean(right) - np.mean(by_chance)):+.1f} points.",
-      ],
-      sections=[Section("Accuracy", [Table("accuracy", columns, rows, "With 95 % intervals.")])],
-      data={
-        "site": site,
-        "tokenizer": task.dataset.tokenizer.fingerprint,
-        "classifier": {"weight": probe.weight.tolist(), "bias": probe.bias},
-        "accuracy": [dict(zip(columns, row, strict=True)) for row in rows],
-      },
-    )
+
+def make_page(settings: ProbeNumber, subject: Subject, found: Probed) -> Page:
+  """How well the classifier does, by position and by attractors."""
+  site, probe, test, by_chance = found
+  task = subject.task
+  assert isinstance(task, LanguageModel)
+  right = (probe.logits(test.states) > 0) == (test.label > 0)
+  rows = [_row("all", right, by_chance)]
+  for place in range(settings.places):
+    here = test.place == place
+    if here.any():
+      rows.append(_row(f"token {place}", right[here], by_chance[here]))
+  attractors = _attractors(subject, test)
+  if attractors is not None:
+    last = np.append(np.diff(test.sentence) != 0, True)
+    for count in np.unique(attractors):
+      here = attractors == count
+      rows.append(_row(f"{count} attractors", right[here], by_chance[here]))
+      end = here & last
+      rows.append(_row(f"{count} attractors, last token", right[end], by_chance[end]))
+  columns = ("tokens", "number", "accuracy", "low", "high", "control task", "selectivity")
+  majority = max(float(np.mean(test.label)), 1 - float(np.mean(test.label)))
+  return Page(
+    title=f"The subject's number in the hidden states, on {subject.split}",
+    description=f"{task.describe()} A logistic classifier of {site}, trained on"
+    f" {settings.training:,} training sentences, at every token.",
+    summary=[
+      f"The classifier is right at {100 * float(np.mean(right)):.1f} % of tokens; the larger class"
+      f" has {100 * majority:.1f} %.",
+      "The control task, a label drawn at random for every word type, is solved at"
+      f" {100 * float(np.mean(by_chance)):.1f} % of tokens: selectivity"
+      f" {100 * float(np.mean(right) - np.mean(by_chance)):+.1f} points.",
+    ],
+    sections=[Section("Accuracy", [Table("accuracy", columns, rows, "With 95 % intervals.")])],
+    data={
+      "site": site,
+      "tokenizer": task.dataset.tokenizer.fingerprint,
+      "classifier": {"weight": probe.weight.tolist(), "bias": probe.bias},
+      "accuracy": [dict(zip(columns, row, strict=True)) for row in rows],
+    },
+  )
 
 
 def _row(name: str, right: np.ndarray, control: np.ndarray) -> list[Any]:
@@ -180,7 +195,9 @@ def read_tokens(
   return Tokens(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _captured(task: LanguageModel, params: Any, batch: Mapping[str, Any], site: str) -> jax.Array:
+def _captured(
+  task: LanguageModel, params: PyTree, batch: Mapping[str, Any], site: str
+) -> jax.Array:
   taps = Taps(capture=frozenset([site]))
   task.model.forward(params, batch, taps=taps)
   return taps.captured[site]

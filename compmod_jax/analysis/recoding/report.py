@@ -1,48 +1,40 @@
-"""The report on traces: pictures, tables and sentences."""
+"""The report on traces: figures, tables and a summary."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from compmod_jax.analysis.recoding.traces import (
   Later,
   Reading,
+  Traced,
   Traces,
   differs,
   rises,
-  unit_of,
   unknown_tokens,
 )
 from compmod_jax.analysis.report import style
 from compmod_jax.analysis.report.page import Page, Picture, Section, Table
+from compmod_jax.analysis.subject import Subject
 from compmod_jax.metrics.significance import Mean, mean_interval
-
-if TYPE_CHECKING:
-  from matplotlib.axes import Axes
-  from matplotlib.figure import Figure
-
-  from compmod_jax.analysis.subject import Subject
 
 ALPHA = 0.05
 _AWAY = {"error": "error signal", "surprisal": "surprisal"}
 
 
-def make_page(
-  options: Traces,
-  subject: "Subject",
-  sentences: Sequence[str],
-  readings: Sequence[Reading],
-  later: Mapping[str, Sequence[Later]],
-) -> Page:
+def make_page(settings: Traces, subject: Subject, found: Traced) -> Page:
   """What the traces show."""
+  sentences, readings, later = found
   moved = {reading.name: rises(reading) for reading in readings if reading.recodes}
   summary = [_mean_surprisal(reading) for reading in readings]
   summary += [_theorem_1(name, found) for name, found in moved.items()]
   summary += [_theorem_2(name, found) for name, found in later.items()]
   counts = {reading.name: unknown_tokens(reading) for reading in readings}
   unknown = {name: {"tokens": n, "unknown": some} for name, (some, n) in counts.items()}
-  sections = [Section("Word by word", list(_sentence_pictures(options, sentences, readings)))]
+  sections = [Section("Word by word", list(_sentence_pictures(settings, sentences, readings)))]
   if moved:
     errors = Picture(
       "error_change",
@@ -59,7 +51,7 @@ def make_page(
       " state) and at those after it. Bars: 95 % intervals over sentences.",
     )
     sections.append(Section("One step alone", [away, _later_table(later)]))
-  training = list(_training(subject.records, unit_of(subject.task)))
+  training = list(_training(subject.records, readings[0].unit))
   if training:
     sections.append(Section("Over training", training))
   sections.append(Section("All tokens", [_tokens(readings)]))
@@ -137,9 +129,9 @@ def _plus_minus(mean: Mean, digits: int) -> str:
 
 
 def _sentence_pictures(
-  options: Traces, sentences: Sequence[str], readings: Sequence[Reading]
+  settings: Traces, sentences: Sequence[str], readings: Sequence[Reading]
 ) -> Iterator[Picture]:
-  for number in range(min(options.shown, len(sentences))):
+  for number in range(min(settings.shown, len(sentences))):
     yield Picture(
       f"sentence_{number}",
       _sentence(number, sentences[number], readings),
@@ -149,7 +141,7 @@ def _sentence_pictures(
     )
 
 
-def _sentence(number: int, text: str, readings: Sequence[Reading]) -> "Figure":
+def _sentence(number: int, text: str, readings: Sequence[Reading]) -> Figure:
   words = readings[0].scored[0][number].words
   recoding = [reading for reading in readings if reading.recodes]
   figure = style.canvas(style.WIDTH, 2.9 + (1.9 if recoding else 0))
@@ -186,7 +178,7 @@ def _sentence(number: int, text: str, readings: Sequence[Reading]) -> "Figure":
   return figure
 
 
-def _band(axes: "Axes", places: np.ndarray, values: np.ndarray, colour: str) -> None:
+def _band(axes: Axes, places: np.ndarray, values: np.ndarray, colour: str) -> None:
   if len(values) < 2:
     return
   means = [mean_interval(column.tolist()) for column in values.T]
@@ -195,15 +187,13 @@ def _band(axes: "Axes", places: np.ndarray, values: np.ndarray, colour: str) -> 
   axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _stars(
-  axes: "Axes", places: np.ndarray, values: np.ndarray, p: np.ndarray, colour: str
-) -> None:
+def _stars(axes: Axes, places: np.ndarray, values: np.ndarray, p: np.ndarray, colour: str) -> None:
   where = np.flatnonzero(p < ALPHA)
   top = values.mean(axis=0)
   axes.plot(places[where], top[where] + 0.4, linestyle="", marker="*", markersize=6, color=colour)
 
 
-def _histogram(readings: Sequence[Reading]) -> "Figure":
+def _histogram(readings: Sequence[Reading]) -> Figure:
   some = [reading for reading in readings if reading.recodes]
   figure = style.canvas(style.WIDTH, 2.4)
   for number, reading in enumerate(some):
@@ -218,7 +208,7 @@ def _histogram(readings: Sequence[Reading]) -> "Figure":
   return figure
 
 
-def _later_picture(later: Mapping[str, Sequence[Later]], unit: str) -> "Figure":
+def _later_picture(later: Mapping[str, Sequence[Later]], unit: str) -> Figure:
   figure = style.canvas(style.WIDTH, 2.6)
   first: Any = None
   for number, (field, what) in enumerate(_AWAY.items()):

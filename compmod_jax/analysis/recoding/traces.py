@@ -7,12 +7,13 @@ words, the error before and after recoding, and what recoding at one step does t
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import PyTree
 
-from compmod_jax.analysis.report.page import Page
 from compmod_jax.analysis.subject import Subject
+from compmod_jax.api import RecurrentModel, load
 from compmod_jax.core.errors import UserError, check
 from compmod_jax.data.minimal_pairs import treebank_style
 from compmod_jax.data.sources.text import read_lines
@@ -29,7 +30,7 @@ class Member(NamedTuple):
 
   name: str
   task: LanguageModel
-  params: Any
+  params: PyTree
 
 
 class Reading(NamedTuple):
@@ -68,6 +69,20 @@ class Later(NamedTuple):
   surprisal: Mean
 
 
+class Traced(NamedTuple):
+  """How runs read sentences.
+
+  Attributes:
+    sentences: as they were read.
+    readings: of every name of runs.
+    later: name of runs that recode -> what recoding one step does to later ones.
+  """
+
+  sentences: list[str]
+  readings: list[Reading]
+  later: dict[str, list[Later]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Traces:
   """How a language model reads single sentences: surprisal word by word, errors before and after
@@ -85,7 +100,7 @@ class Traces:
   treebank: bool = False
   """Bring sentences into the form of the Penn Treebank set."""
   shown: int = 4
-  """So many sentences of a file are drawn by themselves."""
+  """Number of sentences that have a figure of their own."""
   reach: int = 5
   """Steps after a recoded one that are looked at."""
 
@@ -95,14 +110,12 @@ class Traces:
     )
     check(self.reach >= 1, f"--reach is {self.reach}; it must be at least 1.")
 
-  def run(self, subject: Subject) -> Page:
+  def measure(self, subject: Subject) -> Traced:
     """Reads the sentences with all runs.
 
     Raises:
       UserError: a run is no language model, or reads text in other tokens than the first.
     """
-    from compmod_jax.analysis.recoding.report import make_page
-
     members = self._members(subject)
     sentences = self._sentences(members[0].task)
     readings = _read(members, sentences, subject)
@@ -111,11 +124,9 @@ class Traces:
       some = [m for m in members if m.name == name and _recodes(m.task)]
       if some:
         later[name] = _later(some, sentences, self.reach, subject)
-    return make_page(self, subject, sentences, readings, later)
+    return Traced(sentences, readings, later)
 
   def _members(self, subject: Subject) -> list[Member]:
-    from compmod_jax.api import RecurrentModel, load
-
     if not isinstance(subject.task, LanguageModel):
       raise UserError("The model is no recurrent language model; traces are of those.")
     members = [Member(self.name, subject.task, subject.params)]
@@ -145,8 +156,8 @@ def _recodes(task: LanguageModel) -> bool:
   return task.model.config.recoding.applies(train=False)
 
 
-def unit_of(task: Any) -> str:
-  """The unit of a model's error signal, as the axes of pictures name it."""
+def unit_of(task: LanguageModel) -> str:
+  """The unit of a model's error signal, as the axes of figures name it."""
   return "no unit" if task.model.config.recoding.signal in WITHOUT_UNIT else "nats"
 
 
@@ -173,7 +184,7 @@ def _scored(task: LanguageModel, params: Any, sentences: list[str]) -> list[Scor
 def _later(
   members: Sequence[Member], sentences: list[str], reach: int, subject: Subject
 ) -> list[Later]:
-  """Recodes every step of every sentence by itself and looks at the steps that follow."""
+  """Recodes every step of every sentence alone and looks at the steps that follow."""
   errors: dict[int, list[np.ndarray]] = {away: [] for away in range(reach + 1)}
   bits: dict[int, list[np.ndarray]] = {away: [] for away in range(reach + 1)}
   for member in members:

@@ -43,6 +43,9 @@ class Table(NamedTuple):
   """Text, whole numbers, and floats; what is not known is None or NaN."""
   caption: str = ""
   shown: bool = True
+  order: str = ""
+  """Column by whose absolute values the page sorts rows, largest first, unknown ones last; empty:
+  as they are. The CSV file keeps their order."""
 
 
 class Sample(NamedTuple):
@@ -216,10 +219,23 @@ def _cells(table: Table) -> dict[str, Any]:
   digits = [_decimals(column) for column in columns]
   rows = [
     [(cell(value, d), css) for value, d, css in zip(row, digits, classes, strict=True)]
-    for row in table.rows
+    for row in _ordered(table)
   ]
   header = list(zip(table.columns, classes, strict=True))
   return {"header": header, "rows": rows, "caption": table.caption}
+
+
+def _ordered(table: Table) -> Sequence[Sequence[Any]]:
+  """The rows in the order in which the page shows them."""
+  if not table.order:
+    return table.rows
+  column = list(table.columns).index(table.order)
+
+  def rank(row: Sequence[Any]) -> float:
+    value = row[column]
+    return math.inf if value is None or math.isnan(value) else -abs(value)
+
+  return sorted(table.rows, key=rank)
 
 
 def cell(value: Any, decimals: int = 3) -> str:

@@ -1,11 +1,13 @@
 """The house style of the pictures: colours, small multiples, and lines named at their ends.
 
-The colours are told apart with every common kind of colour blindness; every second group of four
-lines is dashed as well. No text is read as TeX: names of sites and languages are shown as they are.
+The colours are distinguishable with every common kind of colour blindness; every second group of
+four lines is dashed as well. No text is read as TeX: names of sites and languages are shown as they
+are.
 """
 
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -119,7 +121,10 @@ def outer_labels(panels: Iterable[Axes]) -> None:
 
 
 def finish(figure: Figure, title: str) -> None:
-  """Puts the title at the left, and settles the layout, which each file format would redo."""
+  """Puts the title at the left, in lines that fit, and settles the layout, which each file format
+  would redo."""
+  letter = 0.55 * LARGE / 72  # inches, on average
+  title = textwrap.fill(title, int(figure.get_figwidth() / letter))
   figure.suptitle(title, x=0.006, ha="left", fontsize=LARGE, color=INK, parse_math=False)
   figure.draw_without_rendering()
   figure.set_layout_engine("none")

@@ -5,14 +5,13 @@ Run: compmod train --config translate.py --workdir runs/first
 Sizes are for the ten sentences of `data`; README.md says what to change for more.
 """
 
-from compmod_jax.tasks.translation import TranslationConfig
-
 from compmod_jax.core.errors import check_choice
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer_config import TransformerConfig
+from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.optimizer import OptimizerConfig
 

@@ -7,12 +7,10 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
-from compmod_jax.core import extras
-from compmod_jax.core.errors import UserError, check, check_choice
-from compmod_jax.core.untrusted import parse_json
+from compmod_jax.core.errors import check, check_choice
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 CONTROLS = ("<pad>", "<unk>", "<s>", "</s>")
@@ -24,7 +22,7 @@ UNKNOWN_WORDS = ("<unk>", "<UNK>", "[UNK]")
 NUMBER_WORD = "N"
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
-_LOOKALIKES = frozenset((*UNKNOWN_WORDS, NUMBER_WORD, CONTROLS[BOS], CONTROLS[EOS]))
+LOOKALIKES = frozenset((*UNKNOWN_WORDS, NUMBER_WORD, CONTROLS[BOS], CONTROLS[EOS]))
 
 Kind = Literal["bpe", "unigram", "words", "gpt2"]
 FORMAT = "compmod_jax tokenizer 1"
@@ -32,7 +30,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Own = Literal["unknown", "number", "boundary"]
 """A kind of tokens that a corpus may have of its own; see `Tokenizer`."""
-_OWN: tuple[Own, ...] = get_args(Own)
+OWN: tuple[Own, ...] = get_args(Own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +117,7 @@ class Tokenizer(abc.ABC):
   bos: int = BOS
   eos: int = EOS
   mask_text: str = MASK
-  own: tuple[Own, ...] = _OWN
+  own: tuple[Own, ...] = OWN
 
   @property
   def mask(self) -> int | None:
@@ -233,7 +231,7 @@ class Tokenizer(abc.ABC):
     return "".join(part if i % 2 else part.lower() for i, part in enumerate(parts))
 
   def to_bytes(self) -> bytes:
-    """Everything that `from_bytes` needs, as JSON; the same tokenizer gives the same bytes."""
+    """What `tokenizer_from_bytes` needs, as JSON; the same tokenizer gives the same bytes."""
     state = {
       "format": FORMAT,
       "kind": self.kind,
@@ -248,58 +246,6 @@ class Tokenizer(abc.ABC):
   def fingerprint(self) -> str:
     """SHA-256 of `to_bytes()`, in hexadecimal."""
     return hashlib.sha256(self.to_bytes()).hexdigest()
-
-  @staticmethod
-  def from_bytes(data: bytes, trained: TokenizerConfig | None = None) -> "Tokenizer":
-    """The tokenizer that gave these bytes.
-
-    Bytes of earlier versions do not say which tokens of the corpus are taken for what they mean
-    (`own`), and the models that were saved with them have been trained without. Their unknown words
-    and numbers become the corpus's all the same, since UNK has never been seen in training; but not
-    where the vocabulary was cut to its size: UNK stands for the rarer words there. Boundaries that
-    are in such a vocabulary have been trained on as words, and stay.
-
-    Args:
-      data: of `to_bytes`.
-      trained: how it was trained, where that is known.
-
-    Raises:
-      UserError: the bytes are damaged or of another format.
-    """
-    try:
-      state = parse_json(data)
-      check(state["format"] == FORMAT, f"its format is {state['format']!r}, not {FORMAT!r}")
-      kind, tokens, lowercase = state["kind"], tuple(state["special_tokens"]), state["lowercase"]
-      if kind == "huggingface":
-        from compmod_jax.checkpoints.huggingface_tokenizer import HuggingFaceTokenizer
-
-        return HuggingFaceTokenizer(**state["model"])
-      if kind == "gpt2":
-        from compmod_jax.checkpoints.gpt2_tokenizer import Gpt2Tokenizer
-
-        return Gpt2Tokenizer(**state["model"], special_tokens=tokens)
-      settings = {"special_tokens": tokens, "lowercase": lowercase}
-      if kind == "words":
-        return Words(state["model"], **settings, own=_own_words(state, trained))
-      model = base64.b64decode(state["model"], validate=True)
-      return SentencePiece(model, kind=kind, **settings)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-      raise UserError(
-        f"These {len(data)} bytes are not a tokenizer ({error}); the file is damaged, or made by"
-        " another version: take it from a good copy or train it again."
-      ) from error
-
-
-def _own_words(state: Mapping[str, Any], trained: TokenizerConfig | None) -> tuple[Own, ...]:
-  """What `own` is of a saved vocabulary of words; see `Tokenizer.from_bytes`."""
-  if "own" in state:
-    for kind in state["own"]:
-      check_choice("own", kind, _OWN)
-    return tuple(state["own"])
-  if not _LOOKALIKES.intersection(state["model"]):
-    return _OWN
-  size = len(CONTROLS) + len(state["special_tokens"]) + len(state["model"])
-  return () if trained is not None and size >= trained.vocab_size else ("unknown", "number")
 
 
 def _without_boundaries(text: str) -> str:
@@ -373,7 +319,7 @@ class Words(Tokenizer):
     *,
     special_tokens: tuple[str, ...] = (),
     lowercase: bool = False,
-    own: tuple[Own, ...] = _OWN,
+    own: tuple[Own, ...] = OWN,
   ):
     self.special_tokens, self.lowercase, self.own = special_tokens, lowercase, own
     self._words = list(words)
@@ -431,4 +377,4 @@ class Words(Tokenizer):
 
   def _more(self) -> dict[str, Any]:
     # Without such tokens the bytes are those of versions that did not know of them.
-    return {"own": list(self.own)} if _LOOKALIKES.intersection(self._words) else {}
+    return {"own": list(self.own)} if LOOKALIKES.intersection(self._words) else {}

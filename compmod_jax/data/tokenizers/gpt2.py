@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from compmod_jax.checkpoints.huggingface_tokenizer import tokenizers_package
 from compmod_jax.core.errors import UserError, check
 from compmod_jax.core.untrusted import parse_json
 from compmod_jax.data.sources.text import expand_folder, find_file, read_lines
+from compmod_jax.data.tokenizers.huggingface import tokenizers_package
 from compmod_jax.data.tokenizers.vocabulary import CONTROLS, Tokenizer, whole_characters
 
 VOCAB, MERGES = "vocab.json", "merges.txt"

@@ -12,7 +12,6 @@ import tiny_model
 
 from compmod_jax.analysis.gates import edits as changes
 from compmod_jax.analysis.gates import effects as measured
-from compmod_jax.analysis.gates import tables
 from compmod_jax.analysis.gates.maps import of_texts, readable
 from compmod_jax.analysis.gates.measure import Gates, collect
 from compmod_jax.analysis.gates.reading import (
@@ -24,8 +23,9 @@ from compmod_jax.analysis.gates.reading import (
   Totals,
   categories,
   read_batch,
+  spread,
 )
-from compmod_jax.analysis.gates.report import _about_gates
+from compmod_jax.analysis.gates.report import make_page, summary
 from compmod_jax.analysis.report import page
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core.errors import UserError
@@ -175,8 +175,8 @@ def test_means_by_kind_are_those_of_the_captured_gates(subject, totals, direct):
     every = np.concatenate([np.array(rows) for rows in found.values()])
     np.testing.assert_allclose(totals[site].means, every.mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(totals[site].deviations, every.std(axis=0), rtol=1e-3, atol=1e-5)
-    spread = tables.spread(totals[site])
-    assert spread.channels**2 + spread.tokens**2 == pytest.approx(every.var(), rel=1e-3)
+    varies = spread(totals[site])
+    assert varies.channels**2 + varies.tokens**2 == pytest.approx(every.var(), rel=1e-3)
 
 
 def test_parts_of_speech_are_those_of_the_whole_question(subject):
@@ -251,10 +251,10 @@ def test_swapping_twice_changes_nothing(subject, runner, variants):
   token, both = (variants[n] for n in ("task token swapped", "token and output set swapped"))
   np.testing.assert_array_equal(token.change.ids[token.change.ids], np.arange(len(MODEL.auxiliary)))
   batch = subject.batches[0]
-  once = changes.retold(batch, both.told)
+  once = changes.relabelled(batch, both.run_as)
   assert once.keys() != batch.keys()
-  assert changes.retold(once, both.told).keys() == batch.keys()
-  # The token of a question that is told as another task's is swapped back to its own.
+  assert changes.relabelled(once, both.run_as).keys() == batch.keys()
+  # The token of a question that is run as another task's is swapped back to its own.
   _, gates = runner(batch, both._replace(change=token.change))
   _, plain = runner(batch, runner.trained)
   np.testing.assert_array_equal(gates["gate"], plain["gate"])
@@ -306,6 +306,10 @@ def test_answers_that_most_changes_change_come_first():
 # The report.
 
 
+def page_of(settings, subject):
+  return make_page(settings, subject, settings.measure(subject))
+
+
 def test_the_report_of_a_model_that_answers(subject):
   batch = next(batch for batch in subject.batches if "rows/gqa" in batch)
   chosen = batch["index"].tolist()
@@ -313,7 +317,7 @@ def test_the_report_of_a_model_that_answers(subject):
   some = dataclasses.replace(subject, records=records, chosen=chosen)
   first = question(subject, chosen[0])
   typed = f"{first.passage} | {first.question}"
-  made = Gates(text=(typed,), task=("gqa=mqa",), decode=5, samples=100).run(some)
+  made = page_of(Gates(text=(typed,), task=("gqa=mqa",), decode=5, samples=100), some)
   every = [item for section in made.sections for item in section.items]
   items = {item.name: item for item in every if not isinstance(item, page.Sample)}
   assert set(items) >= {"map_0_gate", "groups_gate", "histogram_gate", "channels", "places"}
@@ -338,7 +342,7 @@ def test_the_report_of_a_model_that_answers(subject):
   assert ("right", table.rows[0][2]) in first.entries
 
 
-def test_a_category_in_few_texts_has_its_mean_and_is_said_to_have_no_interval():
+def test_a_category_in_few_texts_has_its_mean_and_no_interval():
   numbers, names = np.arange(40), ("often", "rare")
   totals = Totals({KIND: names, ALL: ("all",)}, numbers, 2)
   rng, counted = np.random.default_rng(0), np.ones((40, 20), bool)
@@ -350,21 +354,20 @@ def test_a_category_in_few_texts_has_its_mean_and_is_said_to_have_no_interval():
   assert (cells["rare"].texts, cells["often"].texts, cells["all"].texts) == (3, 40, 40)
   assert cells["rare"].mean == pytest.approx(gate[:3, :12].mean(), rel=1e-5)
   assert cells["often"].low < cells["often"].mean < cells["often"].high
-  (sentence,) = [
-    s for s in _about_gates({"gate": [*cells.values()]}, {"gate": totals}) if "by" in s
-  ]
-  assert "3 texts, too few for an interval" in sentence
+  (sentence,) = [s for s in summary({"gate": [*cells.values()]}, {"gate": totals}) if "by" in s]
+  assert "3 texts: no interval" in sentence
   assert "nan" not in sentence
 
 
 def test_a_summary_of_few_texts_has_no_intervals_and_no_nan(subject):
   few = dataclasses.replace(subject, chosen=subject.chosen[:4])
-  made = Gates(maps=0, decode=3, samples=100).run(few)
-  told = " ".join(made.summary)
-  assert "nan" not in told
-  assert "4 texts, too few for an interval" in told
-  assert "3 questions, too few for an interval" in told
-  assert "p =" not in told
+  made = page_of(Gates(maps=0, decode=3, samples=100), few)
+  text = " ".join(made.summary)
+  assert "nan" not in text
+  assert "texts: no interval" in text
+  assert "nats per token (4 examples: no interval)" in text
+  assert "points (3 examples: no interval)" in text
+  assert "p =" not in text
 
 
 def test_the_report_of_a_language_model(tmp_path):
@@ -379,7 +382,7 @@ def test_the_report_of_a_language_model(tmp_path):
   config = CausalLMConfig(data=data, tokenizer=words, length=13, batch_tokens=52, stride=5)
   task = config.build(NemotConfig(max_length=16, **SIZES))
   subject = Subject(task, random_parameters(task), "valid")
-  made = Gates(maps=1, samples=100).run(subject)
+  made = page_of(Gates(maps=1, samples=100), subject)
   values = task.evaluate(subject.params, "valid").values
   assert made.data["effects"][0]["loss"] == pytest.approx(values["loss"], rel=1e-5)
   names = [effect["variant"] for effect in made.data["effects"]]
@@ -403,11 +406,11 @@ def test_the_report_of_a_language_model(tmp_path):
 # Mistakes.
 
 
-def test_models_without_a_gate_and_unknown_tasks_are_told(subject, runner):
+def test_models_without_a_gate_and_unknown_tasks_are_refused(subject, runner):
   off = dataclasses.replace(MODEL, gate="off", gate_places=())
   task = subject.task.dataset.config.build_with(off, subject.task.dataset.tokenizer)
   with pytest.raises(UserError, match="has no gate"):
-    Gates().run(Subject(task, {}, "test"))
+    Gates().measure(Subject(task, {}, "test"))
   with pytest.raises(UserError, match="task of --task is 'mc'"):
     changes.swaps(("mc=gqa",), runner.task, runner.config)
   with pytest.raises(UserError, match="give TASK=OTHER"):

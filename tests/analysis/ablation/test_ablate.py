@@ -14,7 +14,7 @@ from compmod_jax.analysis.ablation.measure import (
   keeping,
   mean_outputs,
 )
-from compmod_jax.analysis.ablation.report import heat_maps
+from compmod_jax.analysis.ablation.report import heat_maps, make_page
 from compmod_jax.analysis.reading import reader
 from compmod_jax.analysis.report import page
 from compmod_jax.analysis.scoring import decoded, sentence_losses
@@ -126,7 +126,8 @@ def test_units_are_all_alone_or_those_named_alone_and_together(subject):
 
 @pytest.fixture(scope="module")
 def written(subject, tmp_path_factory):
-  found = Ablate(units=(SELF,), replace="mean", decode=4, samples=200).run(subject)
+  settings = Ablate(units=(SELF,), replace="mean", decode=4, samples=200)
+  found = make_page(settings, subject, settings.measure(subject))
   return found, page.write(found, tmp_path_factory.mktemp("ablate"))
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
-from compmod_jax.analysis.heads.routing import added
+from compmod_jax.analysis.routing import added
 from compmod_jax.core.intermediates import Taps
 from compmod_jax.core.sharding import fetch
 from compmod_jax.mechanisms.competition.statistics import weights_by_position
@@ -54,12 +55,12 @@ class HeadWatch:
     """Whether the model has neither heads nor anything that competes."""
     return not (self._modules or self._routed)
 
-  def __call__(self, params: Any) -> dict[str, Any]:
+  def __call__(self, params: PyTree) -> dict[str, Any]:
     """What these parameters do with the sentences: a record of the log, but for kind and step.
 
     Returns:
       `sentences`, how many there are, and `sites`: attention module or layer of experts -> `first`,
-      number of the first position that is told apart; `weight` [positions, units], where units
+      number of the first position with a mean of its own; `weight` [positions, units], where units
       compete; `norm` and, where heads compete, `norm_scaled` [positions, heads]: Euclidean norms of
       the heads' outputs before and after they are weighted. Means over sentences; None where no
       sentence is so long.
@@ -74,7 +75,7 @@ class HeadWatch:
     }
     return {"sentences": self._sentences, "sites": sites}
 
-  def _measure(self, params: Any, batch: Batch) -> dict[str, dict[str, tuple[Any, Any]]]:
+  def _measure(self, params: PyTree, batch: Batch) -> dict[str, dict[str, tuple[Any, Any]]]:
     scaled = [module for module in self._modules if module in self._routed]
     sites = {f"{module}/heads": (module, "norm") for module in self._modules}
     sites |= {f"{module}/heads_scaled": (module, "norm_scaled") for module in scaled}
@@ -132,7 +133,7 @@ def _means(sums: np.ndarray, counts: np.ndarray) -> list[list[float | None]]:
   ]
 
 
-def _zeros(shapes: Any) -> Any:
+def _zeros(shapes: PyTree) -> PyTree:
   """Parameters of these shapes, to trace with."""
   import flax.linen as nn
 

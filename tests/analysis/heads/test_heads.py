@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.analysis.heads import summary
 from compmod_jax.analysis.heads.findings import findings, record
 from compmod_jax.analysis.heads.measure import Heads
+from compmod_jax.analysis.heads.report import make_page, summary
 from compmod_jax.analysis.heads.specialisation import mutual_information
 from compmod_jax.analysis.heads.sums import Sampling, collect
 from compmod_jax.analysis.labels import POSITION, Labels, labels_of
@@ -23,7 +23,7 @@ SITE = "encoder/layer_0/self"
 
 
 def measured(subject, weights, *, outputs=None):
-  """What is found and said where an edit decides the weights (and what heads put out)."""
+  """Finding and summary where an edit decides the weights (and what heads put out)."""
   edits = {f"{SITE}/router/weights": weights}
   if outputs is not None:
     edits[f"{SITE}/heads"] = outputs
@@ -32,8 +32,7 @@ def measured(subject, weights, *, outputs=None):
   labels = {stream: labels_of(edited, read, stream) for stream in read.streams}
   modules = [module for module in edited.modules if module.routed]
   found = findings(collect(edited, read, labels, Sampling(), modules=modules))
-  said = summary.sentences(found, labels, {SITE: "source"})
-  return found[0], " ".join(said)
+  return found[0], " ".join(summary(found))
 
 
 def by_position(value):
@@ -48,7 +47,7 @@ def planted(subject):
 
 
 def test_a_planted_specialisation_is_measured_exactly(planted):
-  found, said = planted
+  found, text = planted
   info = found.information[POSITION]
   counts = found.totals.sums["by"][POSITION]["count"]
   share = counts[0] / counts.sum()
@@ -57,9 +56,9 @@ def test_a_planted_specialisation_is_measured_exactly(planted):
   assert info.bits == pytest.approx(expected, rel=1e-5) == info.limit
   assert info.most < info.bits / 3
   assert info.shuffled.low <= info.shuffled.value <= info.shuffled.high <= info.most
-  assert "Position in the sentence: tells which head gets the weight" in said
-  assert "100 % of what is possible" in said
-  assert "head 3 has 1.00 of the weight at position 0" in said
+  assert "Specialisation by position: more information than any shuffle in 1 of 1 modules" in text
+  assert "100 % of the limit" in text
+  np.testing.assert_allclose(found.totals.by(POSITION, "weight")[0], np.eye(4)[3])
 
 
 def test_norms_that_cancel_weights_are_seen(subject):
@@ -71,11 +70,12 @@ def test_norms_that_cancel_weights_are_seen(subject):
   def outputs(value):
     return jnp.broadcast_to(1 / table[:, : value.shape[1], :, None], value.shape)
 
-  found, said = measured(subject, weights, outputs=outputs)
+  found, text = measured(subject, weights, outputs=outputs)
   assert found.agreement.pairs.value == pytest.approx(-1)
   assert found.agreement.within.value == pytest.approx(-1)
   assert found.agreement.tokens == found.totals.sums["count"]
-  assert "what is long gets less weight in encoder self, layer 0 (−1.00)" in said
+  assert "negative beyond chance in 1 of 1 modules and positive in 0" in text
+  assert "encoder self, layer 0: -1.00" in text
   norms, means = found.deciles["2"]
   assert (np.diff(norms) > 0).all()
   assert (np.diff(means) < 0).all()
@@ -84,15 +84,15 @@ def test_norms_that_cancel_weights_are_seen(subject):
 
 
 def test_even_weights_specialise_in_nothing_and_the_report_says_so(subject):
-  found, said = measured(subject, lambda value: jnp.full(value.shape, 0.25))
+  found, text = measured(subject, lambda value: jnp.full(value.shape, 0.25))
   for info in found.information.values():
     assert info.bits == pytest.approx(0, abs=1e-6)
-  for kind in ("Part of speech", "Word", "Position in the sentence"):
-    assert f"{kind}: nothing specialises beyond the shuffled control" in said
-  assert "nearly even in encoder self, layer 0" in said
+  for kind in ("part of speech", "word", "position"):
+    assert f"Specialisation by {kind}: more information than any shuffle in 0 of 1 modules" in text
+  assert "least even in encoder self, layer 0: 0.25 to 0.25 (equal shares: 0.25)" in text
   assert np.isnan(found.agreement.pairs.value)
   assert np.isnan(found.weight_correlation).all()
-  assert "no clear relation" in said
+  assert "Spearman" not in text
 
 
 def test_noise_is_within_the_shuffled_control_about_as_often_as_it_should_be():
@@ -111,19 +111,19 @@ def test_noise_is_within_the_shuffled_control_about_as_often_as_it_should_be():
   assert 0.025 <= beyond / 400 <= 0.08
 
 
-def test_words_that_do_not_occur_are_told_and_bad_options_refused(subject):
-  settings = Heads(words=("qwertz",), untrained=False)
-  read = reader(subject.task)
-  labels = {s: labels_of(subject, read, s, words=settings.words) for s in read.streams}
-  assert settings._not_found(labels) == ["Not among the words read: qwertz."]
+def test_words_that_do_not_occur_are_listed_and_bad_options_refused(subject):
+  settings = Heads(words=("qwertz",), shuffles=1, untrained=False)
+  made = make_page(settings, subject, settings.measure(subject))
+  assert made.summary[-1] == "Not among the words read: qwertz."
   with pytest.raises(UserError, match="--shuffles is 0"):
     Heads(shuffles=0)
 
 
 @pytest.fixture(scope="module")
 def written(subject, tmp_path_factory):
-  found = Heads(words=("die",), frequent=3, shuffles=4).run(subject)
-  return page.write(found, tmp_path_factory.mktemp("heads"), command="python -m train.analyse")
+  settings = Heads(words=("die",), frequent=3, shuffles=4)
+  made = make_page(settings, subject, settings.measure(subject))
+  return page.write(made, tmp_path_factory.mktemp("heads"), command="python -m train.analyse")
 
 
 def test_the_report_holds_all_that_was_asked_for(written):
@@ -169,7 +169,6 @@ def test_a_plain_model_has_norms_and_similarities_alone(subject, planted):
   labels = {stream: labels_of(subject, read, stream) for stream in read.streams}
   plain = [module for module in subject.modules if not module.routed]
   found = findings(collect(subject, read, labels, Sampling(shuffles=1), modules=plain))
-  said = summary.sentences(found, labels, {m.name: "target" for m in plain})
-  assert said[0].startswith("No module of this model has a router")
+  assert next(summary(found)).startswith("No module of this model has a router")
   assert all(record(finding)["agreement"] is None for finding in found)
   assert all(finding.similarity.shape == (4, 4) for finding in found)

@@ -10,6 +10,7 @@ import pytest
 import tiny_masked
 import tiny_recurrent
 
+from compmod_jax.analysis.recoding.report import make_page
 from compmod_jax.analysis.recoding.traces import (
   Member,
   Reading,
@@ -93,6 +94,10 @@ def test_settings_are_compared_token_by_token_over_seeds(task):
   assert np.all(np.isnan(single))
 
 
+def page_of(settings, subject):
+  return make_page(settings, subject, settings.measure(subject))
+
+
 @pytest.mark.slow
 def test_the_report_shows_sentences_errors_later_steps_and_training(task, tmp_path):
   # What recodes in training alone is read like a plain model.
@@ -107,7 +112,7 @@ def test_the_report_shows_sentences_errors_later_steps_and_training(task, tmp_pa
   file = tmp_path / "more.txt"
   file.write_text(f"{SENTENCES[1]}\n\n")
   options = Traces(text=(SENTENCES[0],), file=file, beside=tuple(beside), name="first", reach=2)
-  written = page.write(options.run(subject), tmp_path / "report")
+  written = page.write(page_of(options, subject), tmp_path / "report")
   names = {path.stem for path in written.pictures}
   assert names >= {"sentence_0", "sentence_1", "error_change", "later_steps"}
   assert names >= {"error_over_training", "step_over_training"}
@@ -123,7 +128,7 @@ def test_the_report_shows_sentences_errors_later_steps_and_training(task, tmp_pa
 
 def test_panels_of_a_sentence_share_its_tokens_and_every_difference_has_a_unit(task):
   subject = Subject(task, parameters(task, 0), "test")
-  made = Traces(text=SENTENCES[:1], name="first", reach=2).run(subject)
+  made = page_of(Traces(text=SENTENCES[:1], name="first", reach=2), subject)
   found = {i.name: i.figure for s in made.sections for i in s.items if isinstance(i, page.Picture)}
   above, below = found["sentence_0"].axes
   assert above.get_xlim() == below.get_xlim()
@@ -139,7 +144,7 @@ def test_panels_of_a_sentence_share_its_tokens_and_every_difference_has_a_unit(t
 
 def test_one_short_sentence_has_a_report_that_names_what_is_missing(task):
   subject = Subject(task, parameters(task, 0), "test")
-  made = Traces(text=(SENTENCES[1].split()[0],), name="first", reach=9).run(subject)
+  made = page_of(Traces(text=(SENTENCES[1].split()[0],), name="first", reach=9), subject)
   told = " ".join(made.summary)
   assert "nan" not in told
   assert "One sentence gives no interval" in told or "nothing is known of those" in told
@@ -150,8 +155,8 @@ def test_what_cannot_be_read_together_is_refused(task, tmp_path):
   with pytest.raises(UserError, match="nothing to read"):
     Traces()
   with pytest.raises(UserError, match="give NAME=WORKDIR"):
-    Traces(text=("bat 0",), beside=("x",)).run(subject)
+    Traces(text=("bat 0",), beside=("x",)).measure(subject)
   plain = task.dataset.config.build(tiny_recurrent.make_model("none"), files=task.dataset.files())
   mixed = Traces(text=("bat 0",), beside=(f"this={save(tmp_path / 'plain', plain, 0)}",))
   with pytest.raises(UserError, match="differ: some recode"):
-    mixed.run(subject)
+    mixed.measure(subject)

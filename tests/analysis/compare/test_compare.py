@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from compmod_jax.analysis.compare import routes
-from compmod_jax.analysis.compare.groups import parts_of
+from compmod_jax.analysis.compare.groups import subsets_of
 from compmod_jax.analysis.compare.measure import Compare, check_same_data, compare
+from compmod_jax.analysis.compare.report import make_page
 from compmod_jax.analysis.reading import TranslationReader, reader
 from compmod_jax.analysis.report import page
 from compmod_jax.analysis.scoring import sentence_losses
@@ -34,8 +35,13 @@ def renamed(subject):
   return dataclasses.replace(subject, params=params)
 
 
+def page_of(first, second, settings):
+  names = ("one", "two")
+  return make_page(settings, first, second, names, compare(first, second, names, settings))
+
+
 def result(first, second, tmp_path, settings=SETTINGS):
-  found = compare(first, second, ("one", "two"), settings)
+  found = page_of(first, second, settings)
   return found, json.loads(page.write(found, tmp_path).json.read_text())
 
 
@@ -69,7 +75,7 @@ def test_heads_are_matched_whatever_their_order(subject, renamed):
 def compared(subject, other, tmp_path_factory):
   settings = dataclasses.replace(SETTINGS, decode=18)
   folder = tmp_path_factory.mktemp("compare")
-  found = compare(subject, other, ("one", "two"), settings)
+  found = page_of(subject, other, settings)
   return found, page.write(found, folder)
 
 
@@ -118,7 +124,7 @@ def test_sentences_that_changed_are_shown_with_their_routing(subject, compared):
 
 def test_parts_by_length_hold_every_sentence_once(subject):
   every = dataclasses.replace(subject, sentences=0)
-  parts = [p for p in parts_of(every, reader(subject.task)) if p[0] == "source words"]
+  parts = [p for p in subsets_of(every, reader(subject.task)) if p[0] == "source words"]
   assert 2 <= len(parts) <= 5
   together = np.concatenate([numbers for _, _, numbers in parts])
   assert sorted(together.tolist()) == every.numbers.tolist()

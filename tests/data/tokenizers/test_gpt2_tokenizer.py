@@ -18,19 +18,19 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compmod_jax.checkpoints.gpt2_tokenizer import MERGES, VOCAB, read_gpt2_tokenizer
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.unified import END, LABELS, SPECIAL_TOKENS, encode
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.tokenizers import (
-  Tokenizer,
   TokenizerConfig,
   cached_tokenizer,
   pair_tokenizers,
+  tokenizer_from_bytes,
   train_tokenizer,
 )
+from compmod_jax.data.tokenizers.gpt2 import MERGES, VOCAB, read_gpt2_tokenizer
 from compmod_jax.models.nemot_config import NemotConfig
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.causal_lm import CausalLMConfig
@@ -200,7 +200,7 @@ def test_a_question_in_the_unified_format_ends_with_gpt2s_end(tokenizer):
 
 
 def test_bytes_bring_back_the_same_tokenizer_without_the_files(tokenizer):
-  again = Tokenizer.from_bytes(tokenizer.to_bytes())
+  again = tokenizer_from_bytes(tokenizer.to_bytes())
   assert again.fingerprint == tokenizer.fingerprint
   assert again.encode_batch([*TEXTS, *SPECIAL]) == tokenizer.encode_batch([*TEXTS, *SPECIAL])
   for name in ("kind", "special_tokens", "vocab_size", "pad", "unk", "bos", "eos"):
@@ -214,7 +214,7 @@ def test_damaged_bytes_are_refused(tokenizer, change):
   state = json.loads(tokenizer.to_bytes())
   state["model"] |= change
   with pytest.raises(UserError, match="are not a tokenizer"):
-    Tokenizer.from_bytes(json.dumps(state).encode())
+    tokenizer_from_bytes(json.dumps(state).encode())
 
 
 def test_gzipped_files_in_a_folder_named_by_a_variable(copied, tokenizer, monkeypatch):
@@ -297,7 +297,7 @@ def test_without_the_package_its_installation_is_named(folder, tokenizer, monkey
   with pytest.raises(UserError, match=r'pip install "compmod_jax\[hf\]"'):
     read_gpt2_tokenizer(folder)
   with pytest.raises(UserError, match=r'pip install "compmod_jax\[hf\]"'):
-    Tokenizer.from_bytes(tokenizer.to_bytes())
+    tokenizer_from_bytes(tokenizer.to_bytes())
 
 
 def test_settings_that_do_not_fit_are_explained(folder):

@@ -172,9 +172,17 @@ def test_saving_twice_gives_the_same_bytes(tmp_path):
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_a_title_that_is_wider_than_its_figure_has_several_lines():
+  figure = style.canvas(4.0, 2.0)
+  style.finish(figure, "Mean weight of each head by tenth of the norm of its output")
+  box = figure.get_suptitle(), figure._suptitle.get_window_extent()
+  assert "\n" in box[0]
+  assert box[1].x1 <= figure.bbox.x1
+
+
 def test_pictures_leave_pyplot_alone():
   code = (
-    "import sys; from compmod_jax.analysis import plot; plot.head_weights({'a': [1.0]});"
+    "import sys; from compmod_jax.analysis.report import plot; plot.head_weights({'a': [1.0]});"
     "assert 'matplotlib.pyplot' not in sys.modules"
   )
   subprocess.run([sys.executable, "-c", code], check=True)

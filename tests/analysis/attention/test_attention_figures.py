@@ -8,6 +8,7 @@ import pytest
 import tiny_model
 
 import compmod_jax
+from compmod_jax.analysis import attention
 from compmod_jax.analysis.attention import attention_modules, attention_pictures, read_attention
 from compmod_jax.commands import analyse
 from compmod_jax.core.errors import UserError
@@ -81,6 +82,6 @@ def test_what_cannot_be_drawn_is_named(model):
   with pytest.raises(UserError, match=r"is 'decoder/layer_0/corss'.*Did you mean"):
     attention_pictures(model, TEXT, ["decoder/layer_0/corss"])
   with pytest.raises(UserError, match="give --text"):
-    analyse.Attention()
+    attention.Attention()
   with pytest.raises(UserError, match="--target has 1 texts and --text 2"):
-    analyse.Attention(text=("a", "b"), target=("c",))
+    attention.Attention(text=("a", "b"), target=("c",))

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.core.intermediates import Taps
 from compmod_jax.core.sharding import fetch
@@ -15,7 +16,7 @@ from compmod_jax.tasks.base import Batch, Sharing, Task
 
 def mean_weights(
   task: Task,
-  params: Any,
+  params: PyTree,
   split: str,
   *,
   sharing: Sharing = Sharing(),
@@ -28,7 +29,7 @@ def mean_weights(
     params: the model's parameters.
     split: name of the split; a decoder reads its references.
     sharing: how batches are laid over devices.
-    positions: how many first positions are told apart.
+    positions: how many first positions have means of their own.
 
   Returns:
     Site -> `mean` [units] and `by_position` [positions, units].
@@ -62,7 +63,7 @@ def added(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[st
   return totals
 
 
-def _sums(task: Task, params: Any, batch: Batch, *, positions: int) -> dict[str, Any]:
+def _sums(task: Task, params: PyTree, batch: Batch, *, positions: int) -> dict[str, Any]:
   taps = Taps(capture=frozenset(task.model.routing_sites()))
   task.model.forward(params, batch, taps=taps)
   return {

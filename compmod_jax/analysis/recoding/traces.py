@@ -177,7 +177,7 @@ def _read(members: Sequence[Member], sentences: list[str], subject: Subject) -> 
   return list(found.values())
 
 
-def _scored(task: LanguageModel, params: Any, sentences: list[str]) -> list[Scored]:
+def _scored(task: LanguageModel, params: PyTree, sentences: list[str]) -> list[Scored]:
   return task.generator.scorer(task.model, params, sentences)
 
 

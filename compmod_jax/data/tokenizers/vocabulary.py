@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
+from compmod_jax.core import extras
 from compmod_jax.core.errors import check, check_choice
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3

@@ -11,6 +11,7 @@ os.environ["XLA_FLAGS"] = (
   # Tests compile far more than they compute.
   + f" --xla_backend_optimization_level=0 {QUICK}"
 )
+
 from jaxtyping import install_import_hook
 
 # Shape annotations of the library are checked while its tests run, and only then.

@@ -725,7 +725,7 @@ def first_world_sentences():
 
 
 def second_generator_sentences():
-  """Of the one cell that both generators have; to go once all cells are made anew."""
+  """Of the cells that the second generator has; to go once all cells are made anew."""
   new, old = (
     cells(f"nemot-3.7/{folder}")["gate off"][0]["scores"] for folder in ("tiny", "tiny-generator-1")
   )
@@ -734,6 +734,8 @@ def second_generator_sentences():
   )
   yield f"`names` is {names[0]} where it was {names[1]}"
   yield f"that of the test split {test[0]} where it was {test[1]}"
+  one, two = seeds("nemot-3.7/tiny", "decoder", "test", "score")
+  yield f"The decoder's test scores are {one:.1f} and {two:.1f}"
 
 
 def world_sentences():

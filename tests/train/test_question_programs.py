@@ -75,6 +75,7 @@ def test_every_line_has_its_answer(answering, monkeypatch, capsys):
   model = compmod_jax.load(answering)
   asked = [typed_question(LINES[0]), typed_question(LINES[2])]
   first, second = model.answer(asked)
+  assert model.answer([LINES[0], asked[1]]) == [first, second]
   assert [
     best[0].text
     for best in model.task.generator(
@@ -90,6 +91,16 @@ def test_every_line_has_its_answer(answering, monkeypatch, capsys):
   assert out.split("\n")[:-1] == [first, "", second, ""]
   assert "line 4: " in err
   assert "line 2" not in err
+
+
+def test_lines_that_are_no_questions_are_refused_with_their_number(answering):
+  model = compmod_jax.load(answering)
+  with pytest.raises(UserError, match=r"questions\[1\], '\(1\) a': question is empty"):
+    model.answer([LINES[0], "(1) a"])
+  with pytest.raises(UserError, match="questions is one string, 'Anna is here"):
+    model.answer(LINES[0])
+  with pytest.raises(UserError, match=r"question 'Anna is here.*its answer; give a `compmod_jax"):
+    model.capture([LINES[0]])
 
 
 def test_gates_are_captured_for_questions_of_one_task(answering):

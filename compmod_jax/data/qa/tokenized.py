@@ -78,7 +78,7 @@ class Coder:
     check(
       not missing,
       f"The tokenizer has no {' '.join(missing)}; questions need them as special tokens. Set"
-      " task.tokenizer.special_tokens to data.qa.coded.TRAINED_TOKENS.",
+      " task.tokenizer.special_tokens to data.qa.tokenized.TRAINED_TOKENS.",
     )
     self.special_ids = {name: numbers[name] for name in TRAINED_TOKENS} | {END: tokenizer.eos}
 

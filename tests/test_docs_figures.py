@@ -10,6 +10,7 @@ import csv
 import functools
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -663,6 +664,14 @@ def test_figures_of_a_table_are_those_of_its_files(place):
   assert compare(tables_of(ROOT / page)[tuple(where)], CHECKED[place]()) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_has_a_section_twice(page):
+  """Tables and sentences are found by their section, so that a copy of one would go unchecked."""
+  outside = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+  headings = re.findall(r"^##+ .*", outside, flags=re.MULTILINE)
+  assert sorted(headings) == sorted(set(headings))
+
+
 def test_a_changed_figure_is_seen():
   shown = tables_of(ROOT / "README.md")["Results so far", 2]
   changed = [list(row) for row in shown]
@@ -738,6 +747,32 @@ def first_world_sentences():
 
 
 def world_sentences():
+  (words,) = (
+    row
+    for row in record(f"{WORLDS}/baselines.json")["rows"]
+    if (row["baseline"], row["split"]) == ("logistic regression", "test")
+  )
+  choice, yes_no, extractive = (
+    f"{words[f'exact_match/{kind}/1']:.1f} %"
+    for kind in ("multiple_choice", "yes_no", "extractive")
+  )
+  yield f"answers {choice} of choices, {yes_no} of yes/no questions and {extractive} of extractive"
+  choices = seeds(WORLDS, "decoder", "test", "exact_match/multiple_choice/1")
+  yield f"the decoder has {choices[1]:.0f} % of choices with one fact right in seed 1"
+  asked = seeds(WORLDS, "NeMoT", "test", "exact_match/yes_no/1")
+  yield f"NeMoT {asked[0]:.0f} % of yes/no questions in seed 0 and {asked[2]:.0f} % in seed 2"
+  least = min(
+    float(row["detectable"])
+    for row in lines_of(f"{WORLDS}/numbers.csv")
+    if row["column"] == "score test"
+  )
+  yield f"would have to differ by {least:.0f} points and more"
+  lost = [
+    mean_interval(seeds(WORLDS, row, "test", "score")).mean
+    - mean_interval(seeds(WORLDS, row, "names", "score")).mean
+    for row in ("NeMoT", "gate off", "decoder")
+  ]
+  yield f"cost {min(lost):.0f} to {max(lost):.0f} points of the mean score"
   yield (
     f"it answers {interval(over_formats(1), 1)} % with one fact and"
     f" {interval(over_formats(2), 1)} % with two"

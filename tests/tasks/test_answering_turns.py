@@ -61,6 +61,19 @@ def asked_in(task, batch):
   ]
 
 
+def test_training_questions_are_made_once_for_batches(task, monkeypatch):
+  again = CONFIG.build(MODEL, files=task.dataset.files()).dataset
+  made, drawn = [], WorldsData.drawn
+  monkeypatch.setattr(
+    WorldsData,
+    "drawn",
+    lambda data, split, number: made.append((split, number)) or drawn(data, split, number),
+  )
+  again.train_batches(seed=0, multiple=1)
+  again.fingerprints()
+  assert sorted(made) == [("train", number) for number in range(WORLDS.train)]
+
+
 def test_a_row_has_its_passage_once_and_every_question_after_it(task, batch):
   rows = asked_in(task, batch)
   assert max(map(len, rows)) == 3

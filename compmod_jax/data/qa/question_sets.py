@@ -94,18 +94,21 @@ class QuestionSets(Dataset[C]):
       UserError: an unknown split, missing data, or a task for which the model has no output set.
     """
     if split not in self._coded:
-      found = code(self.questions(split), self.coder)
-      for task in sorted(set(found.task.tolist())) if self.tasks is not None else ():
-        needed = f"task {task!r}, which the questions of {split} need,"
-        errors.check_choice(needed, task, self.tasks or ())
-      self._coded[split] = found
+      self._coded[split] = self._tokenize(split, 1)
     return self._coded[split]
 
   @functools.cached_property
   def rows(self) -> Coded:
     """The training questions as batches have them, up to `config.turns` on one passage in a row."""
-    single, turns = self.tokenized("train"), self.config.turns
-    return single if turns == 1 else code(self.questions("train"), self.coder, turns=turns)
+    turns = self.config.turns
+    return self.tokenized("train") if turns == 1 else self._tokenize("train", turns)
+
+  def _tokenize(self, split: str, turns: int) -> Coded:
+    found = code(self.questions(split), self.coder, turns=turns)
+    for task in sorted(set(found.task.tolist())) if self.tasks is not None else ():
+      needed = f"task {task!r}, which the questions of {split} need,"
+      errors.check_choice(needed, task, self.tasks or ())
+    return found
 
   @functools.cached_property
   def longest_answer(self) -> int:

@@ -214,3 +214,6 @@ def test_tables_of_single_sets_train_on_one_each():
   published = table("nemot-3.9", "paper", 4).rows["mctest, from general"]
   assert published.published == {"score valid": 51.25, "score test": 56.07}
   assert table("nemot-3.4", "paper", 4).rows["race, decoder"].published["score test"] == 64.19
+  for name in ("nemot-3.4", "nemot-3.9"):
+    with pytest.raises(UserError, match=r"--scale tiny has none of the sets.* use --scale small"):
+      table(name, "tiny", 4)

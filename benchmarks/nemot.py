@@ -33,7 +33,7 @@ from benchmarks.peer_gpt2 import Theirs, random_gpt2
 from compmod_jax.checkpoints.gpt2 import read_gpt2, vanilla_sizes
 from compmod_jax.core.intermediates import Edit
 from compmod_jax.decoding import greedy
-from compmod_jax.models.nemot_config import LM, MODULATORY, NemotConfig
+from compmod_jax.models.nemot import LM, MODULATORY, NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.tasks.causal_lm import CausalLM, CausalLMConfig
 from compmod_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer

@@ -15,7 +15,7 @@ from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import for_generation, override
 from compmod_jax.models.base import Decoder, Encoder
 from compmod_jax.models.lstm_lm import LstmLM
-from compmod_jax.models.nemot_config import LM
+from compmod_jax.models.nemot import LM
 from compmod_jax.tasks.answerer import Answer
 from compmod_jax.tasks.base import Status, silent
 from compmod_jax.tasks.causal_lm import CausalLM

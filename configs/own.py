@@ -20,8 +20,8 @@ from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.models.transformer_config import TransformerConfig
+from compmod_jax.models.nemot import NemotConfig
+from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.tasks.translation import TranslationConfig

@@ -8,8 +8,7 @@ from typing import Any
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
-from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.models.transformer_config import Place
+from compmod_jax.models.transformer import Place, TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.training.experiment import Experiment, Phase, load_config

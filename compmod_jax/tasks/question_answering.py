@@ -25,7 +25,7 @@ from compmod_jax.data.tokenizers import (
 )
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
-from compmod_jax.models.nemot_config import OUTPUT
+from compmod_jax.models.nemot import OUTPUT
 from compmod_jax.models.text import Text, TextOutput
 from compmod_jax.tasks.answer_scores import scores, source_text
 from compmod_jax.tasks.answerer import Answerer

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import compmod_jax
 from compmod_jax.core import errors, extras
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.config import once
@@ -140,7 +139,7 @@ def translation_task(experiment: Experiment) -> TranslationConfig:
 
 def configs_folder() -> Path:
   """The folder of the package's own configurations: in an installation, or in a checkout."""
-  package = Path(compmod_jax.__file__).parent
+  package = Path(__file__).parents[1]
   installed = package / "configs"
   return installed if installed.is_dir() else package.parent / "configs"
 

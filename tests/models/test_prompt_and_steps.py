@@ -25,7 +25,7 @@ from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.modulation import KINDS
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
-from compmod_jax.models.encoder_config import EncoderConfig
+from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text

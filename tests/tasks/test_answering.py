@@ -20,7 +20,7 @@ from compmod_jax.data.qa.unified import SPECIAL_TOKENS
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.answer_scores import by_facts, scores
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.question_answering import AnsweringConfig

@@ -16,7 +16,7 @@ from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.tokenized import code
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.question_answering import AnsweringConfig, places_of
 

@@ -17,7 +17,7 @@ from compmod_jax.data.tokenizers.gpt2 import Gpt2Tokenizer
 from compmod_jax.decoding import DecodeConfig, for_generation, restricted, sample, stop_table
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 
 PROMPTS = ["bat 0 cow 1 dog 2 emu 3 fox 4 bat", "", "dog", "emu 3 fox"]

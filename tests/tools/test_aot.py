@@ -23,7 +23,7 @@ from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.tools import aot, describe, devices, products, shapes

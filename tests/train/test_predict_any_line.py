@@ -27,7 +27,7 @@ from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig

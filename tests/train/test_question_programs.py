@@ -24,7 +24,7 @@ from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.models.matching import parameters
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tables.registry import table
 from compmod_jax.tasks.answer_scores import scores
 from compmod_jax.tasks.base import Evaluation

@@ -17,7 +17,7 @@ from compmod_jax.layers.reading_strategies import PARTS
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
 from compmod_jax.metrics.bootstrap import bootstrap_interval
 from compmod_jax.metrics.statistics import loss_statistics
-from compmod_jax.models.nemot_config import LM
+from compmod_jax.models.nemot import LM
 from compmod_jax.tasks.base import Batch
 from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.question_answering import Answering

@@ -40,7 +40,7 @@ from compmod_jax.data.sources.documents import TextDocuments
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.layers.reading_strategies import PARTS
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig

@@ -31,7 +31,7 @@ from compmod_jax.data.tokenizers import (
   train_tokenizer,
 )
 from compmod_jax.data.tokenizers.gpt2 import MERGES, VOCAB, read_gpt2_tokenizer
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 

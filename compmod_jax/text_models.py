@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from compmod_jax.core import errors
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import for_generation, override
 from compmod_jax.models.base import Decoder, Encoder

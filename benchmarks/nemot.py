@@ -10,7 +10,7 @@ The gate is compared with a model that runs the same layers, forward and backwar
 tokens: the neuromodulatory stream is added to the vanilla set's output where it would gate it. That
 is an edit of `gated` and `gate` (`compmod_jax.core.intermediates`); no sigmoid is computed then.
 
-Training: the training program's whole step, with its metrics (the gate's health among them) and
+Training: the training program's whole step, with its metrics (the gate's statistics among them) and
 checks for non-finite values; PyTorch at its best: fused AdamW, fused attention and GELU, the faster
 of eager and compiled. Dropout on in both. Generation: 64 tokens, greedy, after prompts of 128,
 against Hugging Face's `generate` with its cache, outputs compared.

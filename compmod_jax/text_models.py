@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from compmod_jax.core import errors
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.example import Question
-from compmod_jax.data.qa.typed import typed_question
+from compmod_jax.data.qa.question import Question
+from compmod_jax.data.qa.typed_lines import typed_question
 from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import for_generation, override
 from compmod_jax.models.base import Decoder, Encoder
@@ -263,7 +263,7 @@ class AnsweringModel(TrainedModel):
 
     Args:
       questions: each a `Question`, whose gold answers are not looked at, or a line as
-        `data.qa.typed.typed_question` reads it: passage, `|`, question, numbered options.
+        `data.qa.typed_lines.typed_question` reads it: passage, `|`, question, numbered options.
       seed: of the method `sample`.
       status: shows progress.
       **decode: fields of `DecodeConfig` that differ from the task's own, such as `beams=4`.
@@ -305,7 +305,7 @@ class AnsweringModel(TrainedModel):
     errors.check(
       not typed,
       f"the question {errors.short(typed[0]) if typed else ''} is a string, but what is read is a"
-      " question with its answer; give a `compmod_jax.data.qa.example.Question`.",
+      " question with its answer; give a `compmod_jax.data.qa.question.Question`.",
     )
     return self.task.dataset.batch(texts), ["tokens"]
 

@@ -12,8 +12,8 @@ The sizes are for a handful of lines; that page says what to change for more.
 
 from compmod_jax.core import errors
 from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.qa.file_sets import QASet
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.qa.sets import QASet
 from compmod_jax.data.qa.tokenized import TRAINED_TOKENS
 from compmod_jax.data.sources.documents import TextDocuments
 from compmod_jax.data.sources.text import TextData

@@ -631,7 +631,11 @@ TABLES = {
   ),
   ("docs/tables.md", "RoBERTa with competing heads", 0): roberta,
   ("docs/tables.md", "Recoding removed, and added at test", 0): ablation,
-  ("docs/ways.md", "Three ways of training routers", 0): "the runs are not in `results/`",
+  (
+    "docs/training_regimes.md",
+    "Three ways of training routers",
+    0,
+  ): "the runs are not in `results/`",
 }
 CHECKED = {place: made for place, made in TABLES.items() if callable(made)}
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compmod_jax.core.errors import check, check_choice
-from compmod_jax.data.qa.example import FORMATS
+from compmod_jax.data.qa.file_sets import QASet
 from compmod_jax.data.qa.mixed import Mixed, name_of
-from compmod_jax.data.qa.sets import QASet
+from compmod_jax.data.qa.question import FORMATS
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.tasks.causal_lm import CausalLMConfig

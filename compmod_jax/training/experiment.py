@@ -13,7 +13,7 @@ from compmod_jax.core import errors, extras
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.config import once
 from compmod_jax.core.sharding import MeshConfig
-from compmod_jax.data.subsets import PARTS, Part
+from compmod_jax.data.subsets import SUBSETS, Subset
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tasks.translation import TranslationConfig
@@ -26,7 +26,7 @@ class Phase:
 
   name: str = "train"
   """What logs call it."""
-  part: Part = "all"
+  part: Subset = "all"
   """Part of the training data: all, or the large or the small one of two without a common example
   (task.small_share)."""
   trainable: Literal["all", "routing", "rest"] = "all"
@@ -46,7 +46,7 @@ class Phase:
       value = getattr(self, field)
       errors.check(value >= 0, f"phases.{field} is {value}; it must not be negative.")
     errors.check_choice("phases.trainable", self.trainable, ("all", "routing", "rest"))
-    errors.check_choice("phases.part", self.part, PARTS)
+    errors.check_choice("phases.part", self.part, SUBSETS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import tiny_recurrent
 
 from compmod_jax.commands import train
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.question_sets import QuestionSets
+from compmod_jax.data.qa.dataset import QuestionSets
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.layers.experts import ExpertsConfig

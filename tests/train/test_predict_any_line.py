@@ -21,8 +21,8 @@ from compmod_jax.commands import predict
 from compmod_jax.core import sharding
 from compmod_jax.core.config import to_json
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData

@@ -17,13 +17,13 @@ from compmod_jax.checkpoints.model_folder import save_model_folder
 from compmod_jax.commands import check_data, evaluate, predict
 from compmod_jax.core.config import to_json
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.example import FORMATS
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.qa.typed import typed_question
+from compmod_jax.data.qa.question import FORMATS
+from compmod_jax.data.qa.typed_lines import typed_question
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData
-from compmod_jax.models.matching import parameters
+from compmod_jax.models.matching_decoder import parameters
 from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tables.registry import table
 from compmod_jax.tasks.answer_scores import scores

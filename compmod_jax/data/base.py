@@ -179,6 +179,10 @@ class Dataset(abc.ABC, Generic[C]):
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterable[Batch]:
     """Batches in which every example of a split is once, as they are scored."""
 
+  def flat(self, batch: Batch) -> Batch:
+    """A training batch with the columns that the model's forward pass reads, [rows, ...]."""
+    return batch
+
   @abc.abstractmethod
   def example(self) -> dict[str, jax.Array]:
     """The smallest batch that the model takes, to trace it with."""

@@ -1,0 +1,64 @@
+"""MAML over a masked language model: parameters that adapt to a document in a few steps.
+
+An episode is some blocks of one document: the model takes steps of gradient descent on the masked
+tokens of half of them, its support, and is scored on the masked tokens of the others (Finn et al.
+2017, Algorithm 1). Evaluation reports the loss on the query before adaptation and after each step.
+
+Run:      python -m train.main --config configs/mlm_maml.py --workdir runs/mlm_maml
+Variants: (none)       second derivatives; the parameters of the head and of the last layer adapt
+          first_order  without second derivatives
+          plain        training on the same queries without adaptation; evaluation adapts as well
+Data:     English sentences of the project's own grammar, sixteen on one topic in a document
+"""
+
+from compmod_jax.core import errors
+from compmod_jax.data.episodes import EpisodeConfig
+from compmod_jax.data.sources.documents import GrammarTopics
+from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.tokenizers import TokenizerConfig
+from compmod_jax.models.encoder import EncoderConfig
+from compmod_jax.tasks.masked_lm import MaskedLMConfig
+from compmod_jax.tasks.objectives import MetaConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
+
+
+def get_config(variant: str) -> Experiment:
+  errors.check_choice("variant", variant, ("", "first_order", "plain"))
+  meta = MetaConfig(
+    episodes=EpisodeConfig(support=3, query=3, batch=8),
+    steps=0 if variant == "plain" else 2,
+    evaluate_steps=4,
+    rate=0.3,
+    parameters=("encoder_1", "head"),
+    first_order=variant == "first_order",
+  )
+  task = MaskedLMConfig(
+    data=GrammarTopics(GrammarData(train=30_000, valid=4_000, test=4_000)),
+    tokenizer=TokenizerConfig(vocab_size=1200),
+    length=32,
+    batch_tokens=1024,
+    meta=meta,
+  )
+  model = EncoderConfig(
+    encoder_layers=2,
+    dim=64,
+    heads=4,
+    ffn_dim=256,
+    max_length=64,
+    norm="pre",
+    dropout=0.0,
+    attention_dropout=0.0,
+    compete=("encoder_self",),
+  )
+  return Experiment(
+    name="masked language model that learns to adapt (MAML)",
+    task=task,
+    model=model,
+    optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=50, clip=1.0),
+    phases=(Phase(steps=600),),
+    evaluate_every=200,
+    evaluate_sentences=5,
+    watch_sentences=0,
+    time_limit_minutes=5,
+  )

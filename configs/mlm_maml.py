@@ -5,7 +5,7 @@ tokens of half of them, its support, and is scored on the masked tokens of the o
 2017, Algorithm 1). Evaluation reports the loss on the query before adaptation and after each step.
 
 Run:      python -m train.main --config configs/mlm_maml.py --workdir runs/mlm_maml
-Variants: (none)       second derivatives; the parameters of the head and of the last layer adapt
+Variants: (none)       second derivatives; the parameters of layers and head adapt
           first_order  without second derivatives
           plain        training on the same queries without adaptation; evaluation adapts as well
 Data:     English sentences of the project's own grammar, sixteen on one topic in a document
@@ -30,7 +30,7 @@ def get_config(variant: str) -> Experiment:
     steps=0 if variant == "plain" else 2,
     evaluate_steps=4,
     rate=0.3,
-    parameters=("encoder_1", "head"),
+    parameters=("encoder_*", "head"),
     first_order=variant == "first_order",
   )
   task = MaskedLMConfig(

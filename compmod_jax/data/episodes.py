@@ -259,6 +259,16 @@ class EpisodeDataset(Dataset[Any], Generic[D]):
     """The rows of a training batch as `eval_batches` has them."""
     return flat(batch)
 
+  def trained_shapes(
+    self, shapes: Mapping[str, jax.ShapeDtypeStruct], multiple: int
+  ) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of a batch of episodes, given those of one of rows."""
+    first = (self._size(multiple), self.episode_config.rows)
+    return {
+      name: jax.ShapeDtypeStruct((*first, *leaf.shape[1:]), leaf.dtype)
+      for name, leaf in shapes.items()
+    }
+
   def describe_batches(self) -> str:
     """What a training batch holds, in a few words."""
     config = self.episode_config

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import re
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -18,6 +20,7 @@ from compmod_jax.data.episodes import EpisodeConfig, EpisodeDataset
 from compmod_jax.tasks.base import Context, lower_is_better
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from compmod_jax.tasks.objectives import MetaConfig
+from compmod_jax.tools.shapes import largest_batch
 from compmod_jax.training.experiment import Experiment
 from configs.mlm_maml import get_config
 
@@ -72,6 +75,13 @@ def test_rows_of_an_episode_begin_in_one_document(task, batch):
   index = np.asarray(batch["index"])
   assert batch["tokens"].shape == (8, 2, 6)
   assert (documents[index[:, 0]] == documents[index[:, 1]]).all()
+
+
+def test_the_shapes_of_a_batch_are_known_without_data(task, batch):
+  found = largest_batch(task, 4)
+  assert {name: (x.shape, x.dtype) for name, x in found.items()} == {
+    name: (x.shape, x.dtype) for name, x in batch.items()
+  }
 
 
 def test_the_gradient_of_a_model_whose_heads_compete_is_that_of_finite_differences(
@@ -139,6 +149,21 @@ def test_evaluation_reports_the_queries_after_each_step_as_a_plain_loop_gives_th
   assert found["adapted_loss"] == found["query_2_loss"] != found["query_0_loss"]
   assert other.metric == "adapted_loss"
   assert lower_is_better("adapted_loss")
+
+
+def test_four_files_know_of_meta_learning_and_episodes():
+  root = Path(__file__).parents[2]
+  files = (
+    path for top in ("compmod_jax", "configs", "train") for path in (root / top).rglob("*.py")
+  )
+  words = re.compile(r"MetaConfig|EpisodeDataset|EpisodeConfig|data\.episodes")
+  knowing = {str(path.relative_to(root)) for path in files if words.search(path.read_text())}
+  assert knowing == {
+    "compmod_jax/data/episodes.py",
+    "compmod_jax/tasks/objectives.py",
+    "compmod_jax/tasks/masked_lm.py",
+    "configs/mlm_maml.py",
+  }
 
 
 def test_the_configuration_comes_back_through_json():

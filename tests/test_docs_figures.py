@@ -607,7 +607,7 @@ TABLES = {
   ("docs/pods.md", "Starting", 0): REFERENCE,
   ("docs/pods.md", "What fails, and how", 0): REFERENCE,
   ("docs/python.md", "Public names", 0): REFERENCE,
-  ("docs/meta_learning.md", "Learning to adapt: MAML", 0): REFERENCE,
+  ("docs/meta_learning.md", "Learning to adapt", 0): REFERENCE,
   ("docs/recoding.md", "The language model that is recoded", 0): (
     "of the run's log, of which the file has the last epoch alone"
   ),

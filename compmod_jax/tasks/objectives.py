@@ -448,14 +448,14 @@ class AdaptationScores:
 
   meta: Meta
   seed: int = 0
-  metric: str = "adapted_loss"
+  metric: str = "query/adapted_loss"
 
   @property
   def units(self) -> str:
     """What its scores are, and per what."""
     return (
-      "Query: the loss on the queries of all episodes, as in training, before adaptation (query_0)"
-      " and after each step on their supports; adapted: after the last."
+      "Query: the loss on the queries of all episodes, as in training, before adaptation (0_loss)"
+      " and after each step on their supports (1_loss, ...); adapted_loss: after the last."
     )
 
   def __call__(self, scoring: Scoring[Any]) -> Iterator[tuple[str, Any]]:
@@ -469,7 +469,7 @@ class AdaptationScores:
     terms = tree.unflatten([np.sum(leaves, axis=0) for leaves in zip(*totals, strict=True)])
     values = [float(weighted_sum(after)) for after in terms]
     for number, value in enumerate(values):
-      yield f"query_{number}_loss", value
+      yield f"query/{number}_loss", value
     yield self.metric, values[-1]
 
   def _terms(self, model: TaskModel[Any], params: Params, batch: Batch) -> list[Terms]:

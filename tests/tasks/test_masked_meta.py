@@ -145,10 +145,10 @@ def test_evaluation_reports_the_queries_after_each_step_as_a_plain_loop_gives_th
         }
   expected = sums[:, 0] / sums[:, 1]
   for number, value in enumerate(expected):
-    assert found[f"query_{number}_loss"] == pytest.approx(value, rel=1e-5)
-  assert found["adapted_loss"] == found["query_2_loss"] != found["query_0_loss"]
-  assert other.metric == "adapted_loss"
-  assert lower_is_better("adapted_loss")
+    assert found[f"query/{number}_loss"] == pytest.approx(value, rel=1e-5)
+  assert found["query/adapted_loss"] == found["query/2_loss"] != found["query/0_loss"]
+  assert other.metric == "query/adapted_loss"
+  assert lower_is_better("query/adapted_loss")
 
 
 def test_four_files_know_of_meta_learning_and_episodes():

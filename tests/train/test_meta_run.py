@@ -1,6 +1,7 @@
 """A masked language model that learns to adapt, through the training program."""
 
 import dataclasses
+import json
 import shutil
 
 import pytest
@@ -28,9 +29,11 @@ def test_a_run_adapts_logs_evaluates_and_goes_on_to_the_same_bits(tmp_path, monk
   lines = metrics_of(whole, "train")
   assert all({"loss", "support/cross_entropy_0"} <= line.keys() for line in lines)
   for line in metrics_of(whole, "eval"):
-    assert line["adapted_loss"] == line["query_1_loss"]
-    assert {"query_0_loss", "loss", "perplexity"} <= line.keys()
+    assert line["query/adapted_loss"] == line["query/1_loss"]
+    assert {"query/0_loss", "loss", "perplexity"} <= line.keys()
   assert "adapted" in (whole / "report.html").read_text()
+  for split in json.loads((whole / "results.json").read_text())["splits"]:
+    assert {"query/0_loss", "query/1_loss", "query/adapted_loss"} <= split["parts"].keys()
   shutil.copytree(whole, again)
   for path in (again / "checkpoints").glob("step_*"):
     if int(path.name[5:13]) > 4:

@@ -607,6 +607,11 @@ TABLES = {
   ("docs/pods.md", "Starting", 0): REFERENCE,
   ("docs/pods.md", "What fails, and how", 0): REFERENCE,
   ("docs/python.md", "Public names", 0): REFERENCE,
+  ("docs/glossary.md", "Glossary", 0): REFERENCE,
+  ("docs/map.md", "Folders", 0): REFERENCE,
+  ("docs/map.md", "One batch, from text to updated parameters", 0): REFERENCE,
+  ("docs/map.md", "Where to change what", 0): REFERENCE,
+  ("docs/map.md", "How to add", 0): REFERENCE,
   ("docs/meta_learning.md", "Learning to adapt", 0): REFERENCE,
   ("docs/recoding.md", "The language model that is recoded", 0): (
     "of the run's log, of which the file has the last epoch alone"

@@ -113,7 +113,7 @@ class LstmLM(nn.Module):
 
   def _step_sizes(self) -> dict[str, jax.Array]:
     """Parameters of step sizes that are learned or predicted."""
-    made = step_size_parameters(self.config)
+    made = step_size_parameters(self.config.recoding, self.config.layers, self.config.dim)
     return {name: self.param(name, *given) for name, given in made.items()}
 
   def initial_states(self, batch: int) -> tuple[State, ...]:

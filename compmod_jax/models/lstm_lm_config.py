@@ -30,6 +30,9 @@ _SIGNALS = {
 class LstmConfig(ModelConfig):
   """Sizes and options; the defaults are the recipe of Gulordava et al. 2018."""
 
+  family = "LSTM"
+  steps_through_time = True
+
   layers: int = 2
   """LSTM layers."""
   dim: int = 650

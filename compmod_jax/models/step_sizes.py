@@ -6,29 +6,35 @@ import flax.linen as nn
 import numpy as np
 
 from compmod_jax.core.sharding import logical
-from compmod_jax.models.lstm_lm_config import LstmConfig
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 
 _UNITS = (300, 100, 1)  # of the layers that predict a step size
 
 
-def step_size_parameters(config: LstmConfig) -> dict[str, tuple[Any, tuple[int, ...]]]:
+def step_size_parameters(
+  recoding: RecodingConfig, layers: int, dim: int
+) -> dict[str, tuple[Any, tuple[int, ...]]]:
   """Name -> initialiser and shape, as `layers.recoding_signals` reads them.
 
-  All start so that steps have the size `config.recoding.size`.
+  All start so that steps have the size `recoding.size`.
+
+  Args:
+    recoding: what is learned.
+    layers: how many have states that are recoded.
+    dim: width of hidden and cell states.
 
   Source: Ulmer 2019, section 4.3.
   """
-  recoding = config.recoding
   if not recoding.active or recoding.step not in ("learned", "predicted"):
     return {}
   start = float(np.log(np.expm1(recoding.size)))
   if recoding.step == "learned":
     given = logical(nn.initializers.constant(start), "layers", "kinds")
-    return {"steps": (given, (config.layers, 2))}
+    return {"steps": (given, (layers, 2))}
   found = {}
-  for layer in range(config.layers):
+  for layer in range(layers):
     for kind in "hc":
-      width = config.dim
+      width = dim
       for number, units in enumerate(_UNITS):
         name = f"step_{layer}_{kind}_{number}"
         last = number == len(_UNITS) - 1

@@ -21,6 +21,8 @@ PLACES: tuple[Place, ...] = get_args(Place)
 class TransformerConfig(StackConfig, ModelConfig):
   """Sizes and options of the Transformer; the defaults are the translation recipe's."""
 
+  family = "Transformer"
+
   encoder_layers: int = 6
   """Layers of the encoder."""
   decoder_layers: int = 6

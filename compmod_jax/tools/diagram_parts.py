@@ -22,6 +22,7 @@ from compmod_jax.layers.convolution import ShortConvolution
 from compmod_jax.layers.embedding import Embedding
 from compmod_jax.layers.experts import Experts
 from compmod_jax.layers.feedforward import FeedForward
+from compmod_jax.layers.lstm import LSTMCell
 from compmod_jax.layers.positions import PositionTable
 from compmod_jax.layers.reading_strategies import PARTS, Highlighting, OptionInteraction
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
@@ -132,18 +133,12 @@ def _marks(task: Task) -> dict[str, str]:
   if decode is not None and decode.recode_layer is not None:
     times = f", {decode.recode_steps} times" if decode.recode_steps > 1 else ""
     does = "recoded in decoding: goes down the gradient of the next token's entropy by a step of"
-    for side in _last_sides(config):
-      site = site_of(decode.recode_layer, config.layers(side), side)
+    tasks = config.output_tasks() or ("",)
+    for side, layers in dict.fromkeys(map(config.decoding_stack, tasks)):
+      site = site_of(decode.recode_layer, layers, side)
       also = f"{marks[site]}; " if site in marks else ""
       marks[site] = f"{also}{does} {decode.recode_size:g}{times}"
   return marks
-
-
-def _last_sides(config: Any) -> Iterable[str]:
-  """The stacks that decoding recodes."""
-  if not hasattr(config, "last_side"):
-    return ("decoder",)
-  return dict.fromkeys(config.last_side(task) for task in getattr(config, "tasks", ("",)))
 
 
 # From the name of a parameter, within its module, to its shape.
@@ -192,6 +187,7 @@ _WORDS: dict[type, Callable[[Any, _Shape], str]] = {
   ),
   Head: lambda module, shape: f"{module.config.dim} -> {module.config.dim}, norm, biases of logits",
   Highlighting: lambda module, shape: f"adds one of {len(PARTS)} vectors, by part of speech",
+  LSTMCell: lambda module, shape: f"{module.embed} -> {module.dim}, long short-term memory",
   OptionInteraction: lambda module, shape: "answer options attend to each other",
   PositionTable: lambda module, shape: f"{module.kind}, up to {module.length:,}, added",
   Router: _router,

@@ -51,7 +51,7 @@ def count(task: Task, params: PyTree) -> Flops:
     UserError: the loss needs data that are missing, or this backend does not count.
   """
   carry = jax.eval_shape(task.model.init_carry)
-  recurrent = bool(jax.tree.leaves(carry))
+  recurrent = task.model.config.steps_through_time
   batch = _batch(task, recurrent=recurrent)
   task = _countable(task)
   rows, length, _ = jax.eval_shape(task.model.forward, params, batch).shape

@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
 
 from benchmarks.census import Census, take_census
-from compmod_jax.tools import products
+from compmod_jax.tools import matmul_flops
 from compmod_jax.tools.devices import BANDWIDTH, PEAK_FLOPS, TPUS
 
 # No device is opened, so that programs may share the TPU compiler.
@@ -157,7 +157,7 @@ def compile_for(
 
 def _known(device: Device, traced: Any, compiled: Any, dtype: str) -> Compiled:
   census = take_census(compiled.as_text() or "")
-  flops = products.count(traced.jaxpr, device.platform)
+  flops = matmul_flops.count(traced.jaxpr, device.platform)
   seconds = max(census.bytes / device.bandwidth, flops / device.peak(dtype))
   estimate = (compiled.cost_analysis() or {}).get("optimal_seconds", -1.0)
   return Compiled(census, flops, estimate if estimate > 0 else None, seconds)

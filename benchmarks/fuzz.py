@@ -29,7 +29,7 @@ from benchmarks.common import describe, machine
 from benchmarks.fuzz_inputs import Hostile
 from benchmarks.fuzz_readers import Reader, readers
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.typed import typed_question
+from compmod_jax.data.qa.typed_lines import typed_question
 from compmod_jax.data.synthetic.scan import interpret
 
 KEPT = 3  # tracebacks and messages that are kept of each reader

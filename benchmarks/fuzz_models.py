@@ -16,8 +16,8 @@ from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.encoder import EncoderConfig
-from compmod_jax.models.matching import matching_decoder
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.matching_decoder import matching_decoder
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig

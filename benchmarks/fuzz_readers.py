@@ -15,9 +15,9 @@ from compmod_jax.data.check import Limits, check_pairs
 from compmod_jax.data.check_documents import check_documents
 from compmod_jax.data.minimal_pairs import read_minimal_pairs, treebank_style
 from compmod_jax.data.qa.check import check_questions
+from compmod_jax.data.qa.file_sets import QASet
 from compmod_jax.data.qa.readers import ReaderName
-from compmod_jax.data.qa.sets import QASet
-from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, Coder
+from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, QuestionTokenizer
 from compmod_jax.data.sources.documents import TextDocuments
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
@@ -362,12 +362,12 @@ _LINE_BY_LINE = ("jsonl", "boolq", "arc", "options", "piqa", "siqa", "winogrande
 
 
 def _questions(tokenizer: Tokenizer) -> dict[str, Reader]:
-  coder = Coder(tokenizer, 96, "start", tagged=True)
+  question_tokenizer = QuestionTokenizer(tokenizer, 96, "start", tagged=True)
 
   def reading(reader: ReaderName, main: str, pattern: str) -> Callable[[Path], int]:
     def read(folder: Path) -> int:
       found = QASet("fuzzed", reader, str(folder), valid=(pattern,)).load("valid")
-      check_questions("fuzzed", found, coder)
+      check_questions("fuzzed", found, question_tokenizer)
       if reader not in _LINE_BY_LINE or main != pattern:
         return 0
       left_out = sum(int(note.split()[0]) for note in found.notes)

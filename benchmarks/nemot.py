@@ -10,7 +10,7 @@ The gate is compared with a model that runs the same layers, forward and backwar
 tokens: the neuromodulatory stream is added to the vanilla set's output where it would gate it. That
 is an edit of `gated` and `gate` (`compmod_jax.core.intermediates`); no sigmoid is computed then.
 
-Training: the training program's whole step, with its metrics (the gate's health among them) and
+Training: the training program's whole step, with its metrics (the gate's statistics among them) and
 checks for non-finite values; PyTorch at its best: fused AdamW, fused attention and GELU, the faster
 of eager and compiled. Dropout on in both. Generation: 64 tokens, greedy, after prompts of 128,
 against Hugging Face's `generate` with its cache, outputs compared.
@@ -33,7 +33,7 @@ from benchmarks.peer_gpt2 import Theirs, random_gpt2
 from compmod_jax.checkpoints.gpt2 import read_gpt2, vanilla_sizes
 from compmod_jax.core.intermediates import Edit
 from compmod_jax.decoding import greedy
-from compmod_jax.models.nemot_config import LM, MODULATORY, NemotConfig
+from compmod_jax.models.nemot import LM, MODULATORY, NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.tasks.causal_lm import CausalLM, CausalLMConfig
 from compmod_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer

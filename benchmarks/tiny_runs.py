@@ -19,8 +19,8 @@ from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.encoder import EncoderConfig
-from compmod_jax.models.lstm_lm_config import LstmConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.lstm_lm import LstmConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig

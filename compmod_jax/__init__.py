@@ -29,14 +29,10 @@ if TYPE_CHECKING:
   from compmod_jax.mechanisms.modulation import modulate
   from compmod_jax.mechanisms.recoding import RecodingConfig, recode
   from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
-  from compmod_jax.models.encoder import Encoder
-  from compmod_jax.models.encoder_config import EncoderConfig
-  from compmod_jax.models.lstm_lm import LstmLM
-  from compmod_jax.models.lstm_lm_config import LstmConfig
-  from compmod_jax.models.nemot import Nemot
-  from compmod_jax.models.nemot_config import NemotConfig
-  from compmod_jax.models.transformer import Transformer
-  from compmod_jax.models.transformer_config import TransformerConfig
+  from compmod_jax.models.encoder import Encoder, EncoderConfig
+  from compmod_jax.models.lstm_lm import LstmConfig, LstmLM
+  from compmod_jax.models.nemot import Nemot, NemotConfig
+  from compmod_jax.models.transformer import Transformer, TransformerConfig
   from compmod_jax.trained import TrainedModel
   from compmod_jax.training.experiment import Experiment, Phase
   from compmod_jax.training.optimizer import OptimizerConfig
@@ -50,16 +46,16 @@ _HOMES = {
   "DecoderLM": "models.decoder_lm",
   "DropHeadConfig": "mechanisms.competition.drophead",
   "Encoder": "models.encoder",
-  "EncoderConfig": "models.encoder_config",
+  "EncoderConfig": "models.encoder",
   "Experiment": "training.experiment",
   "Experts": "layers.experts",
   "ExpertsConfig": "layers.experts",
   "FeedForward": "layers.feedforward",
   "LSTMCell": "layers.lstm",
-  "LstmConfig": "models.lstm_lm_config",
+  "LstmConfig": "models.lstm_lm",
   "LstmLM": "models.lstm_lm",
   "Nemot": "models.nemot",
-  "NemotConfig": "models.nemot_config",
+  "NemotConfig": "models.nemot",
   "OptimizerConfig": "training.optimizer",
   "Phase": "training.experiment",
   "RecodingConfig": "mechanisms.recoding",
@@ -67,7 +63,7 @@ _HOMES = {
   "TokenizerConfig": "data.tokenizers",
   "TrainedModel": "trained",
   "Transformer": "models.transformer",
-  "TransformerConfig": "models.transformer_config",
+  "TransformerConfig": "models.transformer",
   "UserError": "core.errors",
   "beam_search": "decoding",
   "greedy": "decoding",

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 
 from compmod_jax.core import errors
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
+from compmod_jax.data.qa.typed_lines import typed_question
 from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import for_generation, override
 from compmod_jax.models.base import Decoder, Encoder
 from compmod_jax.models.lstm_lm import LstmLM
-from compmod_jax.models.nemot_config import LM
+from compmod_jax.models.nemot import LM
 from compmod_jax.tasks.answerer import Answer
 from compmod_jax.tasks.base import Status, silent
 from compmod_jax.tasks.causal_lm import CausalLM
@@ -235,8 +236,7 @@ class CausalModel(ScoringModel):
 class AnsweringModel(TrainedModel):
   """A trained model that answers questions.
 
-  question = Question("abstractive", "Where is the ball?", passage="...", answers=("",))
-  model.answer([question])
+  model.answer(["Anna took the ball. | Where is the ball?", "Who barks? (1) a cat (2) a dog"])
   """
 
   task: Answering
@@ -252,30 +252,46 @@ class AnsweringModel(TrainedModel):
     return self.task.dataset.tokenizer
 
   def answer(
-    self, questions: Sequence[Question], *, seed: int = 0, status: Status = silent, **decode: Any
+    self,
+    questions: Sequence[Question | str],
+    *,
+    seed: int = 0,
+    status: Status = silent,
+    **decode: Any,
   ) -> list[str]:
     """The best answer to every question: `(2)` for the second option, nothing for no answer.
 
     Args:
-      questions: their gold answers are not looked at.
+      questions: each a `Question`, whose gold answers are not looked at, or a line as
+        `data.qa.typed_lines.typed_question` reads it: passage, `|`, question, numbered options.
       seed: of the method `sample`.
       status: shows progress.
       **decode: fields of `DecodeConfig` that differ from the task's own, such as `beams=4`.
 
     Raises:
-      UserError: a field that `DecodeConfig` does not have, or a bad value.
+      UserError: a line without a question, one that the model has no output for, a field that
+        `DecodeConfig` does not have, or a bad value.
     """
     found = self.answers(questions, seed=seed, status=status, **decode)
     return [answers[0].text for answers in found]
 
   def answers(
-    self, questions: Sequence[Question], *, seed: int = 0, status: Status = silent, **decode: Any
+    self,
+    questions: Sequence[Question | str],
+    *,
+    seed: int = 0,
+    status: Status = silent,
+    **decode: Any,
   ) -> list[list[Answer]]:
     """The `n_best` answers to every question, best first, with scores and tokens; as `answer`."""
+    errors.check(
+      not isinstance(questions, str),
+      f"questions is one string, {str(questions)[:40]!r}; give a list of questions.",
+    )
     return self.task.generator(
       self.task.model,
       self.params,
-      questions,
+      [_question(number, one) for number, one in enumerate(questions)],
       override(self.task.generator.decode, decode),
       rng=jax.random.key(seed),
       status=status,
@@ -285,12 +301,28 @@ class AnsweringModel(TrainedModel):
     self, texts: Sequence[Question], names: tuple[str, ...] | None
   ) -> tuple[dict[str, jax.Array], list[str]]:
     """Questions of one task with their answers as one padded batch."""
+    typed = [one for one in texts if isinstance(one, str)]
+    errors.check(
+      not typed,
+      f"the question {errors.short(typed[0]) if typed else ''} is a string, but what is read is a"
+      " question with its answer; give a `compmod_jax.data.qa.question.Question`.",
+    )
     return self.task.dataset.batch(texts), ["tokens"]
 
   def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
     """Every token but the last, and one token later what is predicted."""
     tasks = [task for task, count in blocks_of(batch) for _ in range(count)]
     return _next_tokens(self.tokenizer, self.model.config, batch["tokens"], site, tasks)
+
+
+def _question(number: int, given: Question | str) -> Question:
+  """The question that is given, as such or as a line."""
+  if not isinstance(given, str):
+    return given
+  try:
+    return typed_question(given)
+  except errors.UserError as error:
+    raise errors.UserError(f"questions[{number}], {errors.short(given)}: {error}") from error
 
 
 def _next_tokens(

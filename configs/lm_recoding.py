@@ -17,7 +17,7 @@ from compmod_jax.data.sources.documents import GrammarDocuments, TextDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
-from compmod_jax.models.lstm_lm_config import LstmConfig
+from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.optimizer import OptimizerConfig

@@ -22,8 +22,8 @@ from compmod_jax.data.sources.documents import GrammarDocuments, TextDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.data.zero_shot import Unseen, WithUnseen
-from compmod_jax.models.matching import matching_decoder
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.matching_decoder import matching_decoder
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from compmod_jax.training.experiment import Experiment, Phase

@@ -12,11 +12,11 @@ Baseline: NAME-decoder: a decoder shaped as GPT-2 with as many parameters;
 import dataclasses
 
 from compmod_jax.core import errors
+from compmod_jax.data.qa.file_sets import DEVELOPMENT_SETS, QASet
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.qa.sets import DEVELOPMENT_SETS, QASet
 from compmod_jax.data.synthetic.worlds import FEW_KINDS, WorldsData
-from compmod_jax.models.matching import matching_decoder
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.matching_decoder import matching_decoder
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.optimizer import OptimizerConfig

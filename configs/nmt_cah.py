@@ -7,7 +7,7 @@ Variants: (none)      the project's own grammar, 5 minutes on 2 CPU cores
           iwslt14     data/iwslt14, the thesis's model and recipe (a GPU)
           wmt14       wmt14_translate/de-en from TensorFlow Datasets, the same model
 Ways:     NAME-joint, NAME-sequential, NAME-iterative, such as grammar-iterative: 15 epochs in each
-          of the thesis's ways of training (section 5.4, Table 5.4); the grammar with 15,000 pairs
+          of the thesis's training regimes (section 5.4, Table 5.4); the grammar with 15,000 pairs
 Plain:    add --config.model.compete (nothing after it): no heads compete
 Measured: tatoeba, test BLEU 50.2 (plain 50.1; seed 0, 57 and 47 minutes of training on two cores of
           a shared AMD EPYC machine, 2026-11-21)
@@ -25,7 +25,7 @@ from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.optimizer import OptimizerConfig
-from compmod_jax.training.regimes import WAYS
+from compmod_jax.training.regimes import REGIMES
 
 
 def get_config(variant: str) -> Experiment:
@@ -36,16 +36,16 @@ def get_config(variant: str) -> Experiment:
     "iwslt14": iwslt14,
     "wmt14": wmt14,
   }
-  ways = {f"{name}-{way}": (name, way) for name in variants for way in WAYS}
-  errors.check_choice("variant", variant, {"", *variants, *ways})
-  if variant in ways:
-    name, way = ways[variant]
-    return trained(variants[name](), way)
+  regimes = {f"{name}-{regime}": (name, regime) for name in variants for regime in REGIMES}
+  errors.check_choice("variant", variant, {"", *variants, *regimes})
+  if variant in regimes:
+    name, regime = regimes[variant]
+    return trained(variants[name](), regime)
   return variants[variant or "grammar"]()
 
 
-def trained(base: Experiment, way: str, epochs: int = 15) -> Experiment:
-  """An experiment in one of the ways of training, evaluated at the end of every epoch."""
+def trained(base: Experiment, regime: str, epochs: int = 15) -> Experiment:
+  """An experiment in one of the training regimes, evaluated at the end of every epoch."""
   task = base.task
   if isinstance(task.data, GrammarData):
     task = dataclasses.replace(task, data=GrammarData(train=15_000))
@@ -53,10 +53,10 @@ def trained(base: Experiment, way: str, epochs: int = 15) -> Experiment:
   optimizer = dataclasses.replace(base.optimizer, schedule="inverse_sqrt")
   return dataclasses.replace(
     base,
-    name=f"{base.name}, {way} training",
+    name=f"{base.name}, {regime} training",
     task=task,
     optimizer=optimizer,
-    phases=WAYS[way](epochs),
+    phases=REGIMES[regime](epochs),
     evaluate_every=0,
     score_train=True,
     time_limit_minutes=0,

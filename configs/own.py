@@ -12,16 +12,16 @@ The sizes are for a handful of lines; that page says what to change for more.
 
 from compmod_jax.core import errors
 from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.qa.file_sets import QASet
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.qa.sets import QASet
 from compmod_jax.data.qa.tokenized import TRAINED_TOKENS
 from compmod_jax.data.sources.documents import TextDocuments
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.models.transformer_config import TransformerConfig
+from compmod_jax.models.nemot import NemotConfig
+from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.tasks.translation import TranslationConfig

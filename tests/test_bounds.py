@@ -11,8 +11,8 @@ import pytest
 from compmod_jax.core import sharding
 from compmod_jax.core.bounds import numbers
 from compmod_jax.core.errors import UserError
-from compmod_jax.models.nemot_config import NemotConfig
-from compmod_jax.models.transformer_config import TransformerConfig
+from compmod_jax.models.nemot import NemotConfig
+from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.training import memory
 from compmod_jax.training.experiment import load_config
 

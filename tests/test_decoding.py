@@ -12,7 +12,7 @@ from scipy import stats
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.decoding import DecodeConfig, beam_search, decode, greedy, sample
-from compmod_jax.decoding.top import block_size, top_candidates
+from compmod_jax.decoding.candidates import block_size, top_candidates
 
 PAD, BOS, EOS, VOCAB = 0, 1, 2, 7
 NEVER = (PAD, BOS)

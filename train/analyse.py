@@ -1,4 +1,4 @@
-"""Looks into a trained model: what its parts do, and what it loses without them.
+"""Looks into a trained model: what its units do, and what it loses without them.
 
 The program is `compmod_jax.commands.analyse`.
 """

@@ -1,4 +1,4 @@
-"""Learning curves of several runs beside each other, epoch by epoch: the ways of training.
+"""Learning curves of several runs beside each other, epoch by epoch: training regimes.
 
 The pictures of Kolios 2023, figures 5.2 to 5.4. A run is the parsed lines of its metrics.jsonl.
 """

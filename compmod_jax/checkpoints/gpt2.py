@@ -26,7 +26,7 @@ from compmod_jax.checkpoints.huggingface_folder import (
 )
 from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 
 KIND = "gpt2"
 _PREFIX = "transformer."

@@ -29,8 +29,7 @@ from compmod_jax.checkpoints.huggingface_folder import (
   write_folder,
 )
 from compmod_jax.core.errors import UserError, check, check_choice
-from compmod_jax.models.encoder import Encoder
-from compmod_jax.models.encoder_config import EncoderConfig
+from compmod_jax.models.encoder import Encoder, EncoderConfig
 
 Kind = Literal["roberta", "bert"]
 _SEGMENTS: dict[Kind, int] = {"roberta": 1, "bert": 2}

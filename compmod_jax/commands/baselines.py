@@ -24,8 +24,8 @@ from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.experiment import Experiment, translation_task
 
 if TYPE_CHECKING:
-  from compmod_jax.data.qa.example import Format, Question
   from compmod_jax.data.qa.mixed import Mixed
+  from compmod_jax.data.qa.question import Format, Question
 
 COLUMNS = ("split", "sentences", "bleu", "interval", "chrf", "exact_match")
 HEADINGS = ("split", "sentences", "BLEU", "95 % interval", "chrF", "exact match")

@@ -15,7 +15,7 @@ from compmod_jax.core import errors
 from compmod_jax.data import check, check_documents, export
 from compmod_jax.data.base import Pairs
 from compmod_jax.data.qa import check as check_questions
-from compmod_jax.data.qa.tokenized import Coder
+from compmod_jax.data.qa.tokenized import QuestionTokenizer
 from compmod_jax.data.tokenizers import pair_tokenizers
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
@@ -51,8 +51,10 @@ def main(argv: list[str]) -> int:
     )
   elif isinstance(task, AnsweringConfig):
     errors.check(args.export is None, "--export is for parallel text, not for questions.")
-    coder = Coder(task.make_tokenizer(cache=args.cache), task.length, task.truncate)
-    reports = check_questions.check_sets(task.data, coder, args.first)
+    question_tokenizer = QuestionTokenizer(
+      task.make_tokenizer(cache=args.cache), task.length, task.truncate
+    )
+    reports = check_questions.check_sets(task.data, question_tokenizer, args.first)
   else:
     reports = _check_pairs(args)
   print("\n".join(check.summary(reports)))

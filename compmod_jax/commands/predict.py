@@ -176,7 +176,7 @@ def _answer(
   """The answers to a chunk's questions; a line without one has a warning and an empty answer."""
   import jax
 
-  from compmod_jax.data.qa.typed import typed_question
+  from compmod_jax.data.qa.typed_lines import typed_question
   from compmod_jax.tasks.answerer import NONE
 
   answerer, questions = model.task.generator, {}
@@ -201,8 +201,8 @@ def _answer(
   long = [first + place + 1 for place, best in answers.items() if best[0] is NONE]
   warn(
     long,
-    f"has more than the model's {answerer.coder.length} tokens even without its passage; it has no"
-    " answer",
+    f"has more than the model's {answerer.question_tokenizer.length} tokens even without its"
+    " passage; it has no answer",
   )
   _warn_of_scores(
     [[] if first + place + 1 in long else answers.get(place, []) for place in range(len(lines))],

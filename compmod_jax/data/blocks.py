@@ -19,7 +19,7 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Column, Examples
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.sources.documents import Documents
-from compmod_jax.data.subsets import part_numbers
+from compmod_jax.data.subsets import subset_numbers
 from compmod_jax.data.text_tokenizer import FILE, DocumentData
 from compmod_jax.data.tokenizers.vocabulary import Tokenizer
 
@@ -278,7 +278,7 @@ class TextBlocks(Dataset[C]):
     examples = self.blocks("train")
     if part != "all":
       share = self.config.small_share
-      examples = examples.select(part_numbers(part, len(examples), small_share=share, seed=seed))
+      examples = examples.select(subset_numbers(part, len(examples), small_share=share, seed=seed))
     iterator = pipeline.train_batches(
       examples, self.batch, seed=seed, multiple=multiple, process=process, processes=processes
     )

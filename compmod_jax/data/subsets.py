@@ -9,14 +9,14 @@ import numpy as np
 
 from compmod_jax.core.errors import check, check_choice
 
-Part = Literal["all", "large", "small"]
-PARTS: tuple[str, ...] = get_args(Part)
+Subset = Literal["all", "large", "small"]
+SUBSETS: tuple[str, ...] = get_args(Subset)
 
 # Keeps the split apart from the epochs' orders, which are drawn from the same seed.
 _STREAM = 0x5B117
 
 
-def part_numbers(part: str, count: int, *, small_share: float, seed: int) -> np.ndarray:
+def subset_numbers(part: str, count: int, *, small_share: float, seed: int) -> np.ndarray:
   """Numbers of a part's examples, ascending; a function of these arguments alone.
 
   Args:
@@ -28,7 +28,7 @@ def part_numbers(part: str, count: int, *, small_share: float, seed: int) -> np.
   Raises:
     UserError: no such part, or one of the two would be empty.
   """
-  check_choice("phases.part", part, PARTS)
+  check_choice("phases.part", part, SUBSETS)
   if part == "all":
     return np.arange(count)
   small = round(small_share * count)

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core.errors import check, check_choice
-from compmod_jax.decoding.top import top_candidates, top_k
+from compmod_jax.decoding.candidates import top_candidates, top_k
 from compmod_jax.decoding.types import (
   Cache,
   Decoded,

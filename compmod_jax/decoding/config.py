@@ -10,8 +10,8 @@ from jaxtyping import Array, Int
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.decoding.beam import beam_search
+from compmod_jax.decoding.sampling import greedy, sample
 from compmod_jax.decoding.types import Cache, Decoded, Record, Step
-from compmod_jax.decoding.walk import greedy, sample
 
 
 @dataclasses.dataclass(frozen=True)

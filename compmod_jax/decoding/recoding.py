@@ -73,7 +73,7 @@ def prepared(
   side, layers = stack()
   site = site_of(config.recode_layer, layers, side)
   cache = start(cache, batch, config.width)
-  return Searched(recoded(step, taps, site, config), cache, (ENTROPY,))
+  return Searched(recoding_step(step, taps, site, config), cache, (ENTROPY,))
 
 
 def knowing_rows(taps: Taps, rows: Bool[Array, " batch"], config: DecodeConfig) -> Taps:
@@ -100,7 +100,7 @@ def start(cache: Mapping[str, Any], batch: int, beams: int) -> dict[str, Any]:
   return {**cache, ENTROPY: jnp.zeros((batch, beams, 2))}
 
 
-def recoded(step: TappedStep, taps: Taps, site: str, config: DecodeConfig) -> Step:
+def recoding_step(step: TappedStep, taps: Taps, site: str, config: DecodeConfig) -> Step:
   """A step that recodes the activation at a site before it goes on.
 
   Args:

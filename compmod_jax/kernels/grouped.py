@@ -101,8 +101,8 @@ def _product(
   how = {"axis": axis, "transposed": transposed}
   blocked = functools.partial(_blocked_product, **how, block=block)
   batched, ragged = (functools.partial(f, **how) for f in (_batched_product, _ragged_product))
-  ways = {"blocked": blocked, "batched": batched, "ragged": ragged}
-  return _run(ways, implementation, rows, kernels, sizes)
+  implementations = {"blocked": blocked, "batched": batched, "ragged": ragged}
+  return _run(implementations, implementation, rows, kernels, sizes)
 
 
 def _product_forward(rows: Any, kernels: Any, sizes: Any, *static: Any) -> Any:
@@ -136,8 +136,8 @@ def _outer(
   """See `outer`. Reverse mode, any order."""
   blocked = functools.partial(_blocked_outer, axis=axis, block=block)
   batched = functools.partial(_batched_outer, axis=axis)
-  ways = {"blocked": blocked, "batched": batched, "ragged": batched}
-  return _run(ways, implementation, left, right, sizes)
+  implementations = {"blocked": blocked, "batched": batched, "ragged": batched}
+  return _run(implementations, implementation, left, right, sizes)
 
 
 def _outer_forward(left: Any, right: Any, sizes: Any, *static: Any) -> Any:
@@ -158,17 +158,17 @@ def _outer_backward(
 _outer.defvjp(_outer_forward, _outer_backward)
 
 
-def _run(ways: dict[str, Callable[..., jax.Array]], name: str, *args: Any) -> jax.Array:
+def _run(implementations: dict[str, Callable[..., jax.Array]], name: str, *args: Any) -> jax.Array:
   """Runs the named way, or that of the platform which the program is compiled for."""
   if name != "auto":
-    errors.check_choice("implementation", name, ("auto", *ways))
-    return ways[name](*args)
+    errors.check_choice("implementation", name, ("auto", *implementations))
+    return implementations[name](*args)
   return lax.platform_dependent(
     *args,
-    tpu=ways["ragged"],
-    cuda=ways["batched"],
-    rocm=ways["batched"],
-    default=ways["blocked"],
+    tpu=implementations["ragged"],
+    cuda=implementations["batched"],
+    rocm=implementations["batched"],
+    default=implementations["blocked"],
   )
 
 
@@ -184,7 +184,7 @@ def _blocked_product(
       old = lax.dynamic_slice_in_dim(result, place, mine.shape[0])
       return lax.dynamic_update_slice_in_dim(result, jnp.where(mine, made, old), place, 0)
 
-    return _over_blocks(one, result, number, sizes, rows.shape[0], block)
+    return _scan_blocks(one, result, number, sizes, rows.shape[0], block)
 
   matrix = kernels.shape[:axis] + kernels.shape[axis + 1 :]
   width = matrix[0] if transposed else matrix[1]
@@ -204,7 +204,7 @@ def _blocked_outer(
       return total + product
 
     zeros = jnp.zeros(shape, jnp.float32)
-    total = _over_blocks(one, zeros, number, sizes, left.shape[0], block)
+    total = _scan_blocks(one, zeros, number, sizes, left.shape[0], block)
     return lax.dynamic_update_index_in_dim(result, total.astype(left.dtype), number, axis)
 
   groups = sizes.shape[0]
@@ -212,7 +212,7 @@ def _blocked_outer(
   return lax.fori_loop(0, groups, group, jnp.zeros(whole, left.dtype))
 
 
-def _over_blocks(
+def _scan_blocks(
   body: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
   start: jax.Array,
   group: jax.Array,

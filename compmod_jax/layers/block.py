@@ -1,7 +1,7 @@
-"""One layer of the Transformer: self-attention, attention to a memory, feed-forward network."""
+"""One layer of the Transformer, and the configuration of models that are made of such layers."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import flax.linen as nn
 import jax
@@ -9,18 +9,227 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.convolution import ShortConvolution
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.experts import Experts, ExpertsConfig
-from compmod_jax.layers.feedforward import FeedForward
-from compmod_jax.layers.stack_config import Norm, StackConfig
+from compmod_jax.layers.feedforward import ACTIVATIONS, Activation, FeedForward
+from compmod_jax.layers.positions import Positions, check_positions
+from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
+from compmod_jax.mechanisms.competition.losses import Routers
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.modulation import UNGATED, Gates, attention_bias, modulate
 
+C = TypeVar("C", bound="StackConfig")
+Norm = Literal["pre", "post"]
 State = dict[str, Any]
 """What decoding keeps of a block, by sub-layer: leaves [batch, 1, ...], which beams share."""
+_EXPERTS = "/ffn/"
+
+
+@dataclasses.dataclass(frozen=True)
+class StackConfig:
+  """Sizes and options of stacks of layers, `<stack>/layer_<i>`; a model's own says which it has."""
+
+  dim: int = 512
+  """Model width, a multiple of `heads`."""
+  heads: int = 4
+  """Attention heads of every module."""
+  ffn_dim: int = 1024
+  """Width of the feed-forward networks' hidden layer."""
+  norm_epsilon: float = 1e-5
+  """Added to the variance where layers are normalised."""
+  activation: Activation = "relu"
+  """Nonlinearity of the feed-forward networks."""
+  positions: Positions = "sinusoidal"
+  """Vectors added to embeddings (sinusoidal, learned), rotations of queries and keys (rotary), or
+  relative positions as in Transformer-XL (relative)."""
+  max_length: int = 1024
+  """Most positions of a sequence."""
+  dropout: float = 0.3
+  """Dropout on embedding sums and sub-layer outputs."""
+  attention_dropout: float = 0.0
+  """Dropout on attention probabilities."""
+  ffn_dropout: float = 0.0
+  """Dropout inside the feed-forward networks."""
+  drophead: DropHeadConfig = DropHeadConfig()
+  """Dropping of whole heads in training."""
+  compete: tuple[str, ...] = ()
+  """Kinds of attention whose heads compete, such as encoder_self; decoders have cross, too."""
+  competition: CompetitionConfig = CompetitionConfig()
+  """How heads compete where they do."""
+  gated_heads: tuple[str, ...] = ()
+  """Kinds of attention, as in `compete`, whose heads have sigmoid gates (Qiu et al. 2025)."""
+  expert_layers: tuple[str, ...] = ()
+  """Layers with competing feed-forward networks: of a whole stack, such as encoder, or one by one
+  (encoder_2)."""
+  experts: ExpertsConfig = ExpertsConfig()
+  """The experts where there are any."""
+  dtype: Literal["float32", "bfloat16"] = "float32"
+  """Compute type; parameters, softmax, norms, losses and router scores stay float32."""
+  remat: bool = False
+  """Recompute each layer's activations in the backward pass instead of storing them."""
+
+  def __post_init__(self):
+    check_numbers(self, "model.")
+    for field in ("dim", "heads", "ffn_dim", "max_length"):
+      value = getattr(self, field)
+      errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    errors.check(
+      self.dim % self.heads == 0,
+      f"model.heads is {self.heads}, which does not divide model.dim = {self.dim}; each head is"
+      " dim / heads wide. Choose a number of heads that divides the width.",
+    )
+    errors.check(
+      self.norm_epsilon > 0,
+      f"model.norm_epsilon is {self.norm_epsilon}; it must be positive, for example 1e-5.",
+    )
+    errors.check_choice("model.activation", self.activation, ACTIVATIONS)
+    errors.check_choice("model.dtype", self.dtype, ("float32", "bfloat16"))
+    for field in ("dropout", "attention_dropout", "ffn_dropout"):
+      rate = getattr(self, field)
+      errors.check(0 <= rate < 1, f"model.{field} is {rate}; it must be at least 0 and below 1.")
+    check_positions(self.positions, self.dim, self.heads)
+    self._check_competition()
+
+  def _check_competition(self) -> None:
+    for place in self.compete:
+      errors.check_choice("model.compete", place, self.places())
+    for place in self.gated_heads:
+      errors.check_choice("model.gated_heads", place, self.places())
+    if self.compete:
+      self.competition.kept(self.heads)
+      errors.check(
+        self.competition.inactive == "null" or "cross" not in self.compete,
+        "model.competition.inactive is 'value' but model.compete includes 'cross'; a query position"
+        " of encoder-decoder attention has no value vector of its own. Use inactive = null there.",
+      )
+    for name in self.expert_layers:
+      one_by_one = [f"{side}_{i}" for side in self.sides() for i in range(self.layers(side))]
+      errors.check_choice("model.expert_layers", name, [*self.sides(), *one_by_one])
+    if self.expert_layers:
+      self.experts.width(self.ffn_dim)
+
+  def sides(self) -> tuple[str, ...]:
+    """Names of the stacks that the model has."""
+    raise NotImplementedError
+
+  def layers(self, side: str) -> int:
+    """Layers of a stack."""
+    raise NotImplementedError
+
+  def last_side(self, task: str) -> str:
+    """The stack whose output gives a task's logits."""
+    return "decoder"
+
+  def decoding_stack(self, task: str) -> tuple[str, int]:
+    """The stack whose output gives a task's logits in decoding, and its layers."""
+    side = self.last_side(task)
+    return side, self.layers(side)
+
+  def attention(self, side: str) -> tuple[tuple[str, str], ...]:
+    """Place, as `compete` has it, and name of every attention module of a stack's layers."""
+    return ((f"{side}_self", "self"),)
+
+  def places(self) -> tuple[str, ...]:
+    """What `compete` may hold."""
+    return tuple(dict.fromkeys(place for side in self.sides() for place, _ in self.attention(side)))
+
+  def experts_in(self, side: str, layer: int) -> ExpertsConfig | None:
+    """The experts of a layer, `None` where it has a single feed-forward network."""
+    return self.experts if {side, f"{side}_{layer}"} & set(self.expert_layers) else None
+
+  def competition_at(self, place: str) -> CompetitionConfig | None:
+    """How heads compete at a place, `None` where they do not."""
+    return self.competition if place in self.compete else None
+
+  def attention_modules(self) -> tuple[str, ...]:
+    """Names of all attention modules, to which `/heads`, `/heads_scaled` and the like are added."""
+    return tuple(
+      f"{side}/layer_{i}/{name}"
+      for side in self.sides()
+      for i in range(self.layers(side))
+      for _, name in self.attention(side)
+    )
+
+  def dropped_sites(self) -> tuple[str, ...]:
+    """Names of the heads' outputs [batch, time, heads, head_dim] that DropHead multiplies.
+
+    Those before the competition, unless heads that lost put out something of their own after it.
+    """
+    fills = self.compete and self.competition.inactive == "value"
+    site = "heads_scaled" if fills else "heads"
+    return tuple(f"{module}/{site}" for module in self.attention_modules())
+
+  def routing_sites(self, *sides: str) -> tuple[str, ...]:
+    """Names of the weights [batch, time, units] of every router, of heads and of experts.
+
+    Args:
+      *sides: in which stacks; all of the model's if none is given.
+    """
+    return tuple(
+      f"{side}/layer_{i}/{name}/router/weights"
+      for side in sides or self.sides()
+      for i in range(self.layers(side))
+      for name in (
+        *(name for place, name in self.attention(side) if place in self.compete),
+        *(("ffn",) if self.experts_in(side, i) else ()),
+      )
+    )
+
+  def units(self, site: str) -> int:
+    """How many heads or experts compete at one of `routing_sites`."""
+    return self.experts.count if _EXPERTS in site else self.heads
+
+  def routers(self) -> tuple[Routers, ...]:
+    """The routers of heads and those of experts, for the losses that keep them healthy."""
+    sites = self.routing_sites()
+    experts = tuple(site for site in sites if _EXPERTS in site)
+    heads = tuple(site for site in sites if _EXPERTS not in site)
+    return (
+      Routers("head", heads, self.competition),
+      Routers("expert", experts, self.experts.competition),
+    )
+
+  def warnings(self) -> list[str]:
+    """What is allowed here but hardly meant, a sentence each; empty if nothing is."""
+    experts = self.experts.count, "experts.count", "experts.", self.experts.competition
+    kinds = (
+      (self.compete, "heads", self.heads, "model.heads", "", self.competition),
+      (self.expert_layers, "experts", *experts),
+    )
+    return [
+      f"one of {count} {kind} stays at each position ({prefix}competition.rule ="
+      f" {competition.rule}), so its weight is always 1 and the routers learn nothing;"
+      f" let at least 2 stay ({prefix}competition.keep, {field}) if they should."
+      for used, kind, count, field, prefix, competition in kinds
+      if used and competition.kept(count) == 1
+    ]
+
+  def plain(self: C) -> C:
+    """The same model without any competition, and without gates of heads."""
+    return dataclasses.replace(self, compete=(), expert_layers=(), gated_heads=())
+
+  def marks(self) -> dict[str, str]:
+    """Site or module -> what a mechanism does there besides what its parameters tell."""
+    c = self.drophead
+    if not c.active:
+      return {}
+    rates = {"v": f"{c.start:g} to 0 to {c.end:g}", "curriculum": f"0 to {c.end:g}"}
+    rates |= {"constant": f"{c.start:g}", "anti_curriculum": f"{c.start:g} to 0"}
+    does = f"DropHead in training, p = {rates[c.schedule]}"
+    return dict.fromkeys(self.dropped_sites(), does)
+
+  def describe_competition(self) -> str:
+    """What competes where, in a few words."""
+    places = " and ".join(place.replace("_", " ") for place in self.compete)
+    heads = f"heads compete in {places} attention" if places else "plain attention"
+    where = " and ".join(name.replace("_", " layer ") for name in self.expert_layers)
+    return f"{heads}, {self.experts.count} experts in the {where}" if where else heads
 
 
 class Residual(nn.Module):

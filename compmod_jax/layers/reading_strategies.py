@@ -13,7 +13,7 @@ from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.dropout import Dropout
 
-PARTS = ("noun", "verb", "adjective", "adverb", "numeral", "foreign", "other", "special")
+PARTS_OF_SPEECH = ("noun", "verb", "adjective", "adverb", "numeral", "foreign", "other", "special")
 """Kinds of words that are marked; special is every token that stands for no word."""
 
 
@@ -104,8 +104,8 @@ class Highlighting(nn.Module):
 
     Args:
       inputs: embeddings, or the vanilla set's output.
-      tags: number of the part in `PARTS`; -1 where nothing is added, as in answers.
+      tags: number of the part in `PARTS_OF_SPEECH`; -1 where nothing is added, as in answers.
     """
     init = logical(nn.initializers.zeros, "kinds", "embed")
-    table = self.param("table", init, (len(PARTS), self.dim)).astype(self.dtype)
+    table = self.param("table", init, (len(PARTS_OF_SPEECH), self.dim)).astype(self.dtype)
     return inputs + jnp.where(tags[..., None] >= 0, table[jnp.maximum(tags, 0)], 0)

@@ -1,18 +1,35 @@
-"""A stack of blocks with self-attention, and gates where there are any."""
+"""A stack of blocks with self-attention, and gates where there are any; its configuration."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import flax.linen as nn
 from jaxtyping import Array, Float
 
+from compmod_jax.core import errors
 from compmod_jax.layers import block
-from compmod_jax.layers.block import Block, run_block
+from compmod_jax.layers.block import Block, Norm, StackConfig, run_block
 from compmod_jax.layers.context import Context
-from compmod_jax.layers.stack_config import Norm, TextStackConfig
 from compmod_jax.mechanisms.modulation import UNGATED, Gates
 
 State = dict[str, block.State]
 """Number of the layer -> its state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextStackConfig(StackConfig):
+  """What models over whole texts have besides."""
+
+  convolution: int = 1
+  """Width of a causal convolution of each channel by itself before self-attention, so that a key
+  tells what stands before it; 1: none."""
+
+  def __post_init__(self):
+    super().__post_init__()
+    errors.check(
+      self.convolution >= 1,
+      f"model.convolution is {self.convolution}; it is a width in positions, 1 for none.",
+    )
 
 
 class Stack(nn.Module):

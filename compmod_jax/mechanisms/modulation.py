@@ -52,7 +52,7 @@ def attention_bias(
   return None if logits is None else jnp.transpose(logits, (0, 2, 1))[:, :, None]
 
 
-def health(
+def gate_statistics(
   gate: Float[Array, "batch time embed"], rows: Bool[Array, "batch time"]
 ) -> Mapping[str, tuple[jax.Array, jax.Array]]:
   """Sums and counts over the real positions of a gate: its mean, and how much of it is saturated.

@@ -14,7 +14,7 @@ import numpy as np
 
 from compmod_jax.core import extras
 from compmod_jax.core.errors import check
-from compmod_jax.data.qa.example import FORMATS, Question
+from compmod_jax.data.qa.question import FORMATS, Question
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 

@@ -17,8 +17,7 @@ from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding
 from compmod_jax.layers.feedforward import Activation
 from compmod_jax.layers.positions import Positions, PositionTable
-from compmod_jax.layers.stack import Stack
-from compmod_jax.layers.stack_config import TextStackConfig
+from compmod_jax.layers.stack import Stack, TextStackConfig
 from compmod_jax.models.base import ModelConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
 from compmod_jax.models.text_pass import TextPass, advanced, initial_state

@@ -32,12 +32,11 @@ from compmod_jax.layers.deferred_scan import Product
 from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding
 from compmod_jax.layers.lstm import LSTMCell, State
-from compmod_jax.layers.recoding_signals import size_of
+from compmod_jax.layers.recoding_signals import size_of, step_size_parameters
 from compmod_jax.mechanisms.recoding import signals
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.mechanisms.recoding.descent import recode
 from compmod_jax.models.base import ModelConfig
-from compmod_jax.models.step_sizes import step_size_parameters
 
 States = tuple[State, ...]
 _SIGNALS = ("none", "surprisal", "argmax", "nll", "entropy")

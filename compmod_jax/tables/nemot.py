@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compmod_jax.core.errors import check_choice
-from compmod_jax.data.qa.example import FORMATS
+from compmod_jax.core.errors import check, check_choice
+from compmod_jax.data.qa.file_sets import QASet
 from compmod_jax.data.qa.mixed import Mixed, name_of
-from compmod_jax.data.qa.sets import QASet
+from compmod_jax.data.qa.question import FORMATS
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.tasks.causal_lm import CausalLMConfig
@@ -102,11 +102,11 @@ def alone(scale: str) -> Spec:
   """Table 3.4: models for one set each.
 
   Raises:
-    UserError: an unknown scale.
+    UserError: an unknown scale, or one whose data are not of several sets.
   """
   models = {_DECODER: _experiment(scale, "-decoder"), _NEMOT: _experiment(scale)}
   rows = {}
-  for data in _sets(models[_NEMOT], ("race_middle", "boolq", "fairytaleqa", *_ALONE)):
+  for data in _sets(scale, models[_NEMOT], ("race_middle", "boolq", "fairytaleqa", *_ALONE)):
     for number, (model, base) in enumerate(reversed(models.items())):
       figures = {c: pair[number] for c, pair in _ALONE.get(data.name, {}).items()}
       rows[f"{data.name}, {model}"] = Row(_on(base, data), figures)
@@ -120,11 +120,11 @@ def tuned(scale: str) -> Spec:
   The general model has to be there, in the workdir `GENERAL`.
 
   Raises:
-    UserError: an unknown scale.
+    UserError: an unknown scale, or one whose data are not of several sets.
   """
   base, rows = _experiment(scale), {}
   starts = {"pre-trained" if base.start else "scratch": base.start, "general": GENERAL}
-  for data in _sets(base, ("mctest", "siqa", *_TUNED)):
+  for data in _sets(scale, base, ("mctest", "siqa", *_TUNED)):
     figures = _TUNED.get(data.name, {})
     for number, (start, folder) in enumerate(starts.items()):
       experiment = dataclasses.replace(_on(base, data), start=folder)
@@ -179,12 +179,18 @@ def strategies(scale: str) -> Spec:
   return Spec(title, SCALES[scale], made, "none", _columns(base))
 
 
-def _sets(base: Experiment, names: Sequence[str]) -> list[QASet]:
+def _sets(scale: str, base: Experiment, names: Sequence[str]) -> list[QASet]:
   """The sets of these names that can be had at the scale and trained on."""
   assert isinstance(base.task, AnsweringConfig)
   data = base.task.data
   found = {name_of(one): one for one in (*data.seeds, *data.unseen)}
-  return [one for name in names if isinstance(one := found.get(name), QASet) and one.train]
+  sets = [one for name in names if isinstance(one := found.get(name), QASet) and one.train]
+  check(
+    bool(sets),
+    f"--scale {scale} has none of the sets of this table ({', '.join(dict.fromkeys(names))}); use"
+    " --scale small.",
+  )
+  return sets
 
 
 def _on(base: Experiment, data: QASet) -> Experiment:

@@ -7,14 +7,14 @@ from compmod_jax.core.errors import check_choice
 from compmod_jax.tables import nemot, recoding
 from compmod_jax.tables.masked import roberta
 from compmod_jax.tables.spec import Spec
-from compmod_jax.tables.translation import drophead, places, silent, sizes, ways
+from compmod_jax.tables.translation import drophead, places, regimes, silent, sizes
 
 # Name -> spec of a scale and a number of heads, where the table has several.
 TABLES: dict[str, Callable[[str, int], Spec]] = {
   "5.1": places,
   "5.2": lambda scale, heads: sizes(scale),
   "5.3": lambda scale, heads: silent(scale),
-  "5.4": lambda scale, heads: ways(scale),
+  "5.4": lambda scale, heads: regimes(scale),
   "roberta": lambda scale, heads: roberta(scale),
   "drophead": lambda scale, heads: drophead(scale),
   "recoding": lambda scale, heads: recoding.signals(scale),

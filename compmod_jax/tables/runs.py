@@ -1,4 +1,4 @@
-"""The cells of a table: small JSON files, one for each finished run."""
+"""The runs of a table: small JSON files, one for each that is finished."""
 
 import dataclasses
 import json

@@ -8,16 +8,15 @@ from typing import Any
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
-from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.models.transformer_config import Place
+from compmod_jax.models.transformer import Place, TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.training.experiment import Experiment, Phase, load_config
-from compmod_jax.training.regimes import WAYS
+from compmod_jax.training.regimes import REGIMES
 
 BLEU, TEST, TRAIN = "BLEU test", "PPL test", "PPL train"
 
-# Scales: data and model. Rows change the model or the way of training.
+# Scales: data and model. Rows change the model or the training regime.
 
 SCALES = {
   "tiny": "the project's grammar, on a CPU",
@@ -153,7 +152,7 @@ def silent(scale: str) -> Spec:
   return dataclasses.replace(spec, factors=_FACTORS)
 
 
-def ways(scale: str) -> Spec:
+def regimes(scale: str) -> Spec:
   """Table 5.4: routers trained jointly, afterwards, or in turns; and the plain row."""
   base = translation(scale, heads=4)
   # A rate that ends at 0 would leave nothing for the routers, which train last.
@@ -161,21 +160,23 @@ def ways(scale: str) -> Spec:
     base, optimizer=dataclasses.replace(base.optimizer, schedule="inverse_sqrt")
   )
   if scale == "tiny":
-    # Fifteen epochs of all ways within minutes.
+    # Fifteen epochs of all regimes within minutes.
     data = dataclasses.replace(base.task.data, train=15_000)
     base = dataclasses.replace(base, task=dataclasses.replace(base.task, data=data))
-  rows = {"none": dataclasses.replace(base, phases=WAYS["joint"](_EPOCHS[scale]))}
+  rows = {"none": dataclasses.replace(base, phases=REGIMES["joint"](_EPOCHS[scale]))}
   published: dict[str, tuple[float, ...]] = {"none": _PLACES_4[0]}
   figures = {
     "joint": (_PLACES_4[1], _PLACES_4[2], _PLACES_4[3]),
     "sequential": ((32.10, 5.77, 5.35), (32.41, 5.71, 5.39), (32.52, 5.81, 5.33)),
     "iterative": ((32.24, 5.76, 5.29), (32.27, 5.76, 5.53), (32.22, 5.79, 5.27)),
   }
-  for way, by_place in figures.items():
+  for regime, by_place in figures.items():
     for place, figure in zip(("enc", "dec", "enc+dec"), by_place, strict=True):
       experiment = with_model(base, compete=PLACES[place])
-      rows[f"{way} {place}"] = dataclasses.replace(experiment, phases=WAYS[way](_EPOCHS[scale]))
-      published[f"{way} {place}"] = figure
+      rows[f"{regime} {place}"] = dataclasses.replace(
+        experiment, phases=REGIMES[regime](_EPOCHS[scale])
+      )
+      published[f"{regime} {place}"] = figure
   title = "Ways of training the routers (Kolios 2023, Table 5.4)"
   return _spec(title, scale, "none", rows, published)
 

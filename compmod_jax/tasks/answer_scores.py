@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 from compmod_jax.metrics import qa
 
 LABELLED = ("multiple_choice", "yes_no")

@@ -13,11 +13,11 @@ from compmod_jax.core.errors import check
 from compmod_jax.core.intermediates import OFF, Edit, Taps
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data.qa.batches import blocks_of, eval_batches
-from compmod_jax.data.qa.example import Question
-from compmod_jax.data.qa.tokenized import Coder, code
+from compmod_jax.data.qa.question import Question
+from compmod_jax.data.qa.tokenized import QuestionTokenizer, tokenize_questions
 from compmod_jax.data.qa.unified import SEPARATOR, segments, task_token
 from compmod_jax.decoding import DecodeConfig, decode, recoding
-from compmod_jax.layers.reading_strategies import PARTS
+from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
 from compmod_jax.models.text import Text
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
@@ -77,14 +77,14 @@ class Answerer:
   """Answers questions; one compiled search for each shape of a batch and way to search.
 
   Attributes:
-    coder: from questions to tokens.
+    question_tokenizer: from questions to tokens.
     room: most tokens of an answer.
     edges: padded lengths of prompts.
     rows: prompts of a batch.
     decode: how to search unless a call says otherwise.
   """
 
-  coder: Coder
+  question_tokenizer: QuestionTokenizer
   room: int
   edges: tuple[int, ...]
   rows: int
@@ -126,15 +126,20 @@ class Answerer:
     for question in questions:
       self.check(model, question)
     config = self.decode if config is None else config
-    search = model.jit(search or search_answers, coder=self.coder, room=self.room, config=config)
+    search = model.jit(
+      search or search_answers,
+      question_tokenizer=self.question_tokenizer,
+      room=self.room,
+      config=config,
+    )
     rng = jax.random.key(0) if rng is None else rng
-    coded = code([questions], self.coder, self.room)
+    tokenized = tokenize_questions([questions], self.question_tokenizer, self.room)
     found: list[list[Answer]] = [[NONE] for _ in questions]
     batches = eval_batches(
-      coded,
+      tokenized,
       rows=self.rows,
       edges=self.edges,
-      pad=self.coder.tokenizer.pad,
+      pad=self.question_tokenizer.tokenizer.pad,
       multiple=sharing.multiple,
     )
     done = 0
@@ -144,7 +149,7 @@ class Answerer:
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
         found[batch["index"][row]] = self._answers(out, row)
         done += 1
-      status(f"answering {name}", done, len(coded))
+      status(f"answering {name}", done, len(tokenized))
     return found
 
   def check(self, model: ReadsQuestions, question: Question) -> None:
@@ -170,7 +175,7 @@ class Answerer:
     entropy, answers = (found.records or {}).get(recoding.ENTROPY), []
     for n, length in enumerate(found.lengths[row]):
       tokens = found.tokens[row, n, :length]
-      text = self.coder.tokenizer.decode(tokens.tolist()).strip()
+      text = self.question_tokenizer.tokenizer.decode(tokens.tolist()).strip()
       own = None if entropy is None else entropy[row, n]
       answers.append(Answer(text, float(found.scores[row, n]), tokens, own))
     return answers
@@ -182,7 +187,7 @@ def search_answers(
   batch: Batch,
   rng: jax.Array,
   *,
-  coder: Coder,
+  question_tokenizer: QuestionTokenizer,
   room: int,
   config: DecodeConfig,
 ) -> Any:
@@ -191,9 +196,9 @@ def search_answers(
   apply = functools.partial(model.module.apply, {"params": params})
   text, taps = model.text(batch, batch["tokens"]), OFF.editing(model.edits)
   first: dict[str, Any] = (
-    {} if text.tags is None else {"first_tag": jnp.full(rows, PARTS.index("special"))}
+    {} if text.tags is None else {"first_tag": jnp.full(rows, PARTS_OF_SPEECH.index("special"))}
   )
-  tokens, tokenizer = batch["tokens"], coder.tokenizer
+  tokens, tokenizer = batch["tokens"], question_tokenizer.tokenizer
   real = tokens != tokenizer.pad
   before = taps.knowing(lambda site: valid_at(model.config, site, real)).apart()
   cache = apply(text, task, beams=config.width, length=room, taps=before, method="prefill", **first)
@@ -211,7 +216,7 @@ def search_answers(
     batch=rows,
     max_length=room,
     limit=jnp.where(batch["index"] >= 0, room, 0),
-    bos=coder.special_ids[SEPARATOR],
+    bos=question_tokenizer.special_ids[SEPARATOR],
     eos=tokenizer.eos,
     pad=tokenizer.pad,
     forbidden=tokenizer.never_produced,

@@ -21,7 +21,7 @@ from compmod_jax.data.text_tokenizer import UNKNOWN, DocumentData, count_words, 
 from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
 from compmod_jax.decoding import DecodeConfig, recoding
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
-from compmod_jax.models.nemot_config import LM
+from compmod_jax.models.nemot import LM
 from compmod_jax.models.text import Text
 from compmod_jax.tasks.base import (
   Batch,

@@ -2,8 +2,8 @@
 
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.encoder import EncoderConfig
-from compmod_jax.models.lstm_lm_config import LstmConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.lstm_lm import LstmConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig

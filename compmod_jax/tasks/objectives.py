@@ -12,7 +12,7 @@ import jax
 
 from compmod_jax.mechanisms.competition import drophead, losses
 from compmod_jax.mechanisms.competition.statistics import routers_captured, routers_statistics
-from compmod_jax.mechanisms.modulation import health
+from compmod_jax.mechanisms.modulation import gate_statistics
 from compmod_jax.tasks.base import Batch, Carry, Context, Metrics, Objective, Params, Terms
 
 
@@ -105,5 +105,5 @@ class WithGateStatistics:
     terms, carry, found = self.objective(model, params, carry, batch, context._replace(taps=taps))
     outside.merge(taps.captured, taps.seen)
     gate = jax.lax.stop_gradient(taps.captured[site])
-    statistics = health(gate, model.valid_mask(site, batch))
+    statistics = gate_statistics(gate, model.valid_mask(site, batch))
     return terms, carry, found | {f"gate/{name}": value for name, value in statistics.items()}

@@ -12,9 +12,9 @@ from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.core.losses import Term, cross_entropy, token_nll
 from compmod_jax.data.qa.batches import blocks_of
+from compmod_jax.data.qa.dataset import MULTIPLE_CHOICE, QuestionSets
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.qa.question_sets import MULTIPLE_CHOICE, QuestionSets
-from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, Coder, texts_of
+from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, QuestionTokenizer, texts_of
 from compmod_jax.data.qa.unified import QUESTION
 from compmod_jax.data.text_tokenizer import FILE, UNKNOWN
 from compmod_jax.data.tokenizers import (
@@ -25,7 +25,7 @@ from compmod_jax.data.tokenizers import (
 )
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
-from compmod_jax.models.nemot_config import OUTPUT
+from compmod_jax.models.nemot import OUTPUT
 from compmod_jax.models.text import Text, TextOutput
 from compmod_jax.tasks.answer_scores import scores, source_text
 from compmod_jax.tasks.answerer import Answerer
@@ -152,16 +152,16 @@ class AnsweringConfig:
       " a row. Set task.turns = 1.",
     )
     tagged = model.reads_tags
-    coder = Coder(tokenizer, self.length, self.truncate, tagged=tagged)
-    dataset = QuestionSets(self, coder, model.output_tasks(), tagged=tagged)
+    question_tokenizer = QuestionTokenizer(tokenizer, self.length, self.truncate, tagged=tagged)
+    dataset = QuestionSets(self, question_tokenizer, model.output_tasks(), tagged=tagged)
     module = model.decoder(tokenizer.vocab_size, tokenizer.pad)
     return Answering(
       dataset=dataset,
-      model=QuestionModel(module, tokenizer, coder.special_ids[QUESTION]),
+      model=QuestionModel(module, tokenizer, question_tokenizer.special_ids[QUESTION]),
       objective=standard(AnswerLosses(self, dataset)),
       evaluators=(AnswerLoss(), AnswerScores()),
       generator=Answerer(
-        coder,
+        question_tokenizer,
         self.answer_length,
         edges=tuple(sorted({min(e, self.length - self.answer_length) for e in dataset.lengths})),
         rows=self.batch_questions,
@@ -409,9 +409,9 @@ class AnswerLoss:
     """See `Evaluator`."""
     dataset = scoring.task.dataset
     nll, correct, tokens = scoring.sums(_sums)
-    coded = dataset.tokenized(scoring.split)
-    yield "sentences", len(coded) + len(coded.too_long)
-    yield "truncated", coded.truncated
+    tokenized = dataset.tokenized(scoring.split)
+    yield "sentences", len(tokenized) + len(tokenized.too_long)
+    yield "truncated", tokenized.truncated
     yield "loss", nll / tokens
     yield "accuracy", correct / tokens
     yield "unknown", dataset.unknown(scoring.split)

@@ -20,7 +20,7 @@ from compmod_jax.data.examples import Examples, tokenise
 from compmod_jax.data.fingerprint import Fingerprints
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.sources.tfds import TfdsData
-from compmod_jax.data.subsets import part_numbers
+from compmod_jax.data.subsets import subset_numbers
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.scan import ScanData
 from compmod_jax.data.text_tokenizer import UNKNOWN
@@ -224,7 +224,7 @@ class SentencePairs(Dataset[TranslationConfig]):
     """
     examples, share = self.train_examples, self.config.small_share
     if part != "all":
-      numbers = part_numbers(part, len(examples), small_share=share, seed=seed)
+      numbers = subset_numbers(part, len(examples), small_share=share, seed=seed)
       examples = examples.select(numbers)
     iterator = pipeline.train_batches(
       examples, self.batch, seed=seed, multiple=multiple, process=process, processes=processes

@@ -19,7 +19,7 @@ import jax
 
 from compmod_jax.core import errors, sharding
 from compmod_jax.tasks.question_answering import Answering
-from compmod_jax.tools import describe, products, shapes
+from compmod_jax.tools import describe, matmul_flops, shapes
 from compmod_jax.tools.cost import Cost
 from compmod_jax.tools.devices import Topology
 from compmod_jax.training.experiment import Experiment
@@ -124,7 +124,10 @@ def costs(run: Run, topology: Topology, trainable: str, batch: Any) -> list[str]
   """Compiles a step and tells its cost; or why there is no program for it."""
   began = time.monotonic()
   traced = trace(run, trainable, batch)
-  laid_out, alone = products.count(traced.jaxpr), products.count(trace_alone(run, trainable).jaxpr)
+  laid_out, alone = (
+    matmul_flops.count(traced.jaxpr),
+    matmul_flops.count(trace_alone(run, trainable).jaxpr),
+  )
   try:
     program = traced.lower().compile()
   except jax.errors.JaxRuntimeError as error:

@@ -26,7 +26,7 @@ class Cost:
   Attributes:
     topology: what it was compiled for.
     memory: bytes by name, `peak` among them.
-    products: operations of the whole step in matrix products; see `products.count`.
+    products: operations of the whole step in matrix products; see `matmul_flops.count`.
     laid_out: the same of all chips together, what several of them do alike counted for each.
     counted: XLA's count of operations, in which the body of a loop counts once.
     traffic: bytes to and from main memory; see `hlo.traffic`.

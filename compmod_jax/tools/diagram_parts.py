@@ -24,7 +24,7 @@ from compmod_jax.layers.experts import Experts
 from compmod_jax.layers.feedforward import FeedForward
 from compmod_jax.layers.lstm import LSTMCell
 from compmod_jax.layers.positions import PositionTable
-from compmod_jax.layers.reading_strategies import PARTS, Highlighting, OptionInteraction
+from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH, Highlighting, OptionInteraction
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
 from compmod_jax.models.encoder import Head
 from compmod_jax.tasks.base import Task
@@ -186,7 +186,9 @@ _WORDS: dict[type, Callable[[Any, _Shape], str]] = {
     f"{module.dim} -> {module.hidden_dim} -> {module.dim}, {module.activation}"
   ),
   Head: lambda module, shape: f"{module.config.dim} -> {module.config.dim}, norm, biases of logits",
-  Highlighting: lambda module, shape: f"adds one of {len(PARTS)} vectors, by part of speech",
+  Highlighting: lambda module, shape: (
+    f"adds one of {len(PARTS_OF_SPEECH)} vectors, by part of speech"
+  ),
   LSTMCell: lambda module, shape: f"{module.embed} -> {module.dim}, long short-term memory",
   OptionInteraction: lambda module, shape: "answer options attend to each other",
   PositionTable: lambda module, shape: f"{module.kind}, up to {module.length:,}, added",

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from compmod_jax.core import errors, losses
+from compmod_jax.layers.block import StackConfig
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.layers.stack_config import StackConfig
 from compmod_jax.mechanisms import dispatch
 from compmod_jax.tasks.base import Context, Task
 from compmod_jax.tools import shapes

@@ -10,7 +10,7 @@ from compmod_jax.core import errors
 from compmod_jax.data import pipeline
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.qa.batches import BLOCK
-from compmod_jax.data.qa.mixing import apportion
+from compmod_jax.data.qa.sampling import apportion
 from compmod_jax.tasks.base import Task
 from compmod_jax.tasks.language_model import LanguageModel
 from compmod_jax.tasks.question_answering import Answering

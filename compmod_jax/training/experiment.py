@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import compmod_jax
 from compmod_jax.core import errors, extras
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.config import once
 from compmod_jax.core.sharding import MeshConfig
-from compmod_jax.data.subsets import PARTS, Part
+from compmod_jax.data.subsets import SUBSETS, Subset
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tasks.translation import TranslationConfig
@@ -27,7 +26,7 @@ class Phase:
 
   name: str = "train"
   """What logs call it."""
-  part: Part = "all"
+  part: Subset = "all"
   """Part of the training data: all, or the large or the small one of two without a common example
   (task.small_share)."""
   trainable: Literal["all", "routing", "rest"] = "all"
@@ -47,7 +46,7 @@ class Phase:
       value = getattr(self, field)
       errors.check(value >= 0, f"phases.{field} is {value}; it must not be negative.")
     errors.check_choice("phases.trainable", self.trainable, ("all", "routing", "rest"))
-    errors.check_choice("phases.part", self.part, PARTS)
+    errors.check_choice("phases.part", self.part, SUBSETS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +139,7 @@ def translation_task(experiment: Experiment) -> TranslationConfig:
 
 def configs_folder() -> Path:
   """The folder of the package's own configurations: in an installation, or in a checkout."""
-  package = Path(compmod_jax.__file__).parent
+  package = Path(__file__).parents[1]
   installed = package / "configs"
   return installed if installed.is_dir() else package.parent / "configs"
 

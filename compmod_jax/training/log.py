@@ -10,7 +10,11 @@ import jax
 import jax.monitoring
 import numpy as np
 
-from compmod_jax.mechanisms.competition.statistics import dead_units, least_tokens, since_last_win
+from compmod_jax.mechanisms.competition.statistics import (
+  dead_units,
+  least_tokens,
+  since_last_assignment,
+)
 from compmod_jax.tools.devices import PEAK_FLOPS
 from compmod_jax.training.run import Run
 from compmod_jax.training.writer import Writer
@@ -121,7 +125,7 @@ class Log:
   """Adds up the steps' sums and counts and writes a line every `log_every` steps.
 
   An epoch ends with a line too, so that no line is about two parts of the data. A line also names
-  each router's dead units (see `health.dead_units`); a warning says when a unit dies.
+  each router's dead units (see `statistics.dead_units`); a warning says when a unit dies.
 
   A step's metrics are read after the next step has been dispatched, so that reading them never
   keeps the device waiting. What is added up between two lines is part of every checkpoint, so that
@@ -236,8 +240,8 @@ class Log:
       values["phase"] = self.run.experiment.phases[number].name
     for name, (total, count) in window.sums.items():
       values |= _flat(name, total / np.maximum(count, 1))
-      if name.endswith(_WINS):
-        router = name.removesuffix(_WINS)
+      if name.endswith(_ASSIGNED):
+        router = name.removesuffix(_ASSIGNED)
         values[f"{router}/dead"] = dead_units(since[router])
     if "nll" in values:
       values["loss"] = values.pop("nll")
@@ -259,17 +263,17 @@ class Log:
     return values
 
 
-_WINS = "/wins"  # ends the name of the sum from which a router is known
+_ASSIGNED = "/wins"  # ends the name of the sum from which a router is known
 
 
 def _routers(window: Window, since: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
   """`Log.since` after a line about this window."""
   counted = dict(since)
-  for name, (wins, tokens) in window.sums.items():
-    if name.endswith(_WINS):
-      router = name.removesuffix(_WINS)
+  for name, (assigned, tokens) in window.sums.items():
+    if name.endswith(_ASSIGNED):
+      router = name.removesuffix(_ASSIGNED)
       weight, _ = window.sums[f"{router}/weight"]
-      counted[router] = since_last_win(since.get(router), wins, weight, float(tokens))
+      counted[router] = since_last_assignment(since.get(router), assigned, weight, float(tokens))
   return counted
 
 

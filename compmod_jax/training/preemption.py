@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from compmod_jax.training.distributed.links import Links
+from compmod_jax.training.distributed.connections import Links
 from compmod_jax.training.distributed.multihost import Group
 
 _CURSOR_ON = "\x1b[?25h"

@@ -1,10 +1,12 @@
-"""The three ways of training a model whose parts compete (Kolios 2023, section 5.4, Table 5.4).
+"""The three training regimes of a model whose parts compete (Kolios 2023, section 5.4, Table 5.4).
 
 Each is a tuple of phases of the one training loop. The routing parameters are the inference
 networks and the signatures, nothing else; what a phase freezes does not move by a bit.
 """
 
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 from compmod_jax.training.experiment import Phase
 
@@ -38,8 +40,19 @@ def iterative(epochs: int = 15) -> tuple[Phase, ...]:
   return (rest, routing) * epochs
 
 
-WAYS: dict[str, Callable[[int], tuple[Phase, ...]]] = {
+REGIMES: dict[str, Callable[[int], tuple[Phase, ...]]] = {
   "joint": joint,
   "sequential": sequential,
   "iterative": iterative,
 }
+
+
+def __getattr__(name: str) -> Any:
+  if name == "WAYS":  # as configurations of version 0.1 have it
+    warnings.warn(
+      f"{__name__}.WAYS is called REGIMES now; the old name goes with version 0.3.",
+      DeprecationWarning,
+      stacklevel=2,
+    )
+    return REGIMES
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

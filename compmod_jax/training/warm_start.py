@@ -19,8 +19,8 @@ from compmod_jax.checkpoints.huggingface_folder import CONFIG, WEIGHTS
 from compmod_jax.checkpoints.model_folder import check_sizes, find_model, load_model_folder
 from compmod_jax.core import errors
 from compmod_jax.core.config import from_json
-from compmod_jax.models.nemot_config import OUTPUT, NemotConfig
-from compmod_jax.models.transformer_config import TransformerConfig
+from compmod_jax.models.nemot import OUTPUT, NemotConfig
+from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.configs import ModelConfig
 
 _SOURCE = "lm"  # the task whose output set others start from

@@ -206,7 +206,7 @@ def get_config(variant):
 @pytest.fixture
 def run(folder, tmp_path_factory, monkeypatch):
   """Runs the program on the files in `folder` and gives its exit status."""
-  from compmod_jax.commands import check_data
+  from compmod_jax.commands import check_data, cli
 
   config = tmp_path_factory.mktemp("config") / "files.py"
   config.write_text(CONFIG)
@@ -214,7 +214,7 @@ def run(folder, tmp_path_factory, monkeypatch):
   def call(*options):
     monkeypatch.setattr(sys, "argv", ["check_data", f"--config={config}:{folder}", *options])
     with pytest.raises(SystemExit) as exit_:
-      check_data.cli.run(check_data.main)
+      cli.run(check_data.main)
     return exit_.value.code
 
   return call

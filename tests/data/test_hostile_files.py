@@ -15,7 +15,7 @@ from benchmarks.fuzz_readers import readers
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.base import DataError
 from compmod_jax.data.minimal_pairs import read_minimal_pairs
-from compmod_jax.data.qa.sets import QASet
+from compmod_jax.data.qa.file_sets import QASet
 from compmod_jax.data.sources.documents import TextDocuments
 from compmod_jax.data.sources.text import matching_files
 

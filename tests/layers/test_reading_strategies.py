@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax.layers.reading_strategies import PARTS, Highlighting, OptionInteraction
+from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH, Highlighting, OptionInteraction
 
 BATCH, TIME, DIM = 2, 7, 4
 RANDOM = np.random.default_rng(0)
@@ -73,7 +73,7 @@ def test_every_part_of_speech_adds_its_vector_and_answers_get_none():
   tags = jnp.asarray([[0, 1, 7, 0, -1, -1, 2], [3, 4, 5, 6, 7, -1, -1]])
   fresh = module.init(jax.random.key(0), INPUTS, tags)
   np.testing.assert_array_equal(module.apply(fresh, INPUTS, tags), INPUTS)
-  table = RANDOM.normal(size=(len(PARTS), DIM)).astype(np.float32)
+  table = RANDOM.normal(size=(len(PARTS_OF_SPEECH), DIM)).astype(np.float32)
   found = module.apply({"params": {"table": table}}, INPUTS, tags)
   expected = INPUTS + np.where(tags[..., None] >= 0, table[np.maximum(tags, 0)], 0)
   np.testing.assert_allclose(found, expected, atol=1e-6)

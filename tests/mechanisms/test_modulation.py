@@ -1,10 +1,10 @@
-"""Gates: what passes, and how their health is told."""
+"""Gates: what passes, and the statistics of them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax.mechanisms.modulation import attention_bias, health, modulate
+from compmod_jax.mechanisms.modulation import attention_bias, gate_statistics, modulate
 
 RANDOM = np.random.default_rng(0)
 
@@ -30,7 +30,7 @@ def test_gates_on_attention_logits_multiply_unnormalised_probabilities():
 
 def test_health_counts_real_positions_alone():
   gate = jnp.asarray([[[0.05, 0.95], [0.5, 0.5], [0.99, 0.99]]])
-  found = health(gate, jnp.asarray([[True, True, False]]))
+  found = gate_statistics(gate, jnp.asarray([[True, True, False]]))
   means = {name: float(total / count) for name, (total, count) in found.items()}
   assert means["mean"] == 0.5
   assert (means["closed"], means["open"]) == (0.25, 0.25)

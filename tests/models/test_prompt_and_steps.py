@@ -20,12 +20,12 @@ import pytest
 
 from compmod_jax.decoding.types import permute_cache
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.layers.reading_strategies import PARTS
+from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.modulation import KINDS
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
-from compmod_jax.models.encoder_config import EncoderConfig
+from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
@@ -345,14 +345,14 @@ def test_a_text_model_goes_on_after_a_prompt_as_in_the_whole_pass(kind, name):
   fields: dict[str, np.ndarray] = {"options": (places < 2) & (places < lengths)}
   # As in training: marks up to <sep>, which is special and the first step, and none on the answer.
   tags = np.where(places < lengths, (places + lengths) % 7, -1)
-  fields["tags"] = np.where(places == lengths, PARTS.index("special"), tags)
+  fields["tags"] = np.where(places == lengths, PARTS_OF_SPEECH.index("special"), tags)
   if config.convolution > 1:
     fields["segments"] = np.int32(places >= np.array([[1], [2], [0]]))
   auxiliary, more = None, {}
   if isinstance(config, NemotConfig):
     auxiliary = jnp.asarray([config.auxiliary_ids("dec", task)] * ROWS)
     if config.highlighting != "off":
-      more["first_tag"] = jnp.full(ROWS, PARTS.index("special"))
+      more["first_tag"] = jnp.full(ROWS, PARTS_OF_SPEECH.index("special"))
 
   def text(tokens: np.ndarray, time: int) -> Text:
     given = {field: jnp.asarray(value[:, :time]) for field, value in fields.items()}

@@ -12,9 +12,9 @@ import pytest
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import OFF, Taps, run
 from compmod_jax.decoding import DecodeConfig, recoding
+from compmod_jax.layers.recoding_signals import step_size_parameters
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
-from compmod_jax.models.step_sizes import step_size_parameters
 
 SOURCE_TYPES, TARGET_TYPES = 23, 19
 PLAIN = Seq2SeqLstmConfig(

@@ -13,14 +13,14 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import OFF
 from compmod_jax.core.losses import objective
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.qa.tokenized import Coder, texts_of, without_special
+from compmod_jax.data.qa.question import Question
+from compmod_jax.data.qa.tokenized import QuestionTokenizer, texts_of, without_special
 from compmod_jax.data.qa.unified import SPECIAL_TOKENS
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.answer_scores import by_facts, scores
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.question_answering import AnsweringConfig
@@ -80,11 +80,11 @@ def part(batch, task):
 
 
 def test_special_tokens_in_text_are_words(tokenizer):
-  coder = Coder(tokenizer, 64, "start")
+  question_tokenizer = QuestionTokenizer(tokenizer, 64, "start")
   assert without_special("see (1) and <sep>, not ( 1)") == "see ( 1) and < sep>, not ( 1)"
   question = Question("abstractive", "What is (2)?", "A <p> (1).", answers=("(3)",))
-  ids = coder(question).ids.tolist()
-  specials = [name for name in SPECIAL_TOKENS if coder.special_ids[name] in ids]
+  ids = question_tokenizer(question).ids.tolist()
+  specials = [name for name in SPECIAL_TOKENS if question_tokenizer.special_ids[name] in ids]
   assert specials == ["<p>", "<q>", "<sep>", "</s>"]
   assert not any(name in text for text in texts_of([question]) for name in SPECIAL_TOKENS)
 
@@ -243,13 +243,13 @@ def test_generated_answers_are_the_most_probable_tokens(model, tokenizer):
   answers = task.generator(task.model, params, questions, task.generator.decode)
   forward = jax.jit(task.model.forward)
   for question, (answer,) in zip(questions, answers, strict=True):
-    coded = task.dataset.coder(question, room=6)
-    ids = coded.ids.tolist()
+    tokenized = task.dataset.question_tokenizer(question, room=6)
+    ids = tokenized.ids.tolist()
     for token in answer.tokens[:5].tolist():
-      kind = coded.task.strip("<>")
+      kind = tokenized.task.strip("<>")
       padded = np.full((1, 128), tokenizer.pad, np.int32)
       padded[0, : len(ids)] = ids
-      options = jnp.asarray([coded.options], jnp.int32)
+      options = jnp.asarray([tokenized.options], jnp.int32)
       batch = {"tokens": jnp.asarray(padded), "index": jnp.zeros(1, jnp.int32), "options": options}
       logits = forward(params, {**batch, "answer": options[:, :1], f"rows/{kind}": options[:, 0]})
       best = logits[0, len(ids) - 1].at[jnp.array(tokenizer.never_produced)].set(-jnp.inf)

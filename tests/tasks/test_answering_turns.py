@@ -11,12 +11,12 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.qa.tokenized import code
+from compmod_jax.data.qa.question import Question
+from compmod_jax.data.qa.tokenized import tokenize_questions
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.question_answering import AnsweringConfig, places_of
 
@@ -61,13 +61,26 @@ def asked_in(task, batch):
   ]
 
 
+def test_training_questions_are_made_once_for_batches(task, monkeypatch):
+  again = CONFIG.build(MODEL, files=task.dataset.files()).dataset
+  made, drawn = [], WorldsData.drawn
+  monkeypatch.setattr(
+    WorldsData,
+    "drawn",
+    lambda data, split, number: made.append((split, number)) or drawn(data, split, number),
+  )
+  again.train_batches(seed=0, multiple=1)
+  again.fingerprints()
+  assert sorted(made) == [("train", number) for number in range(WORLDS.train)]
+
+
 def test_a_row_has_its_passage_once_and_every_question_after_it(task, batch):
   rows = asked_in(task, batch)
   assert max(map(len, rows)) == 3
-  mark = task.dataset.coder.special_ids["<q>"]
+  mark = task.dataset.question_tokenizer.special_ids["<q>"]
   for ids, questions in zip(batch["tokens"].tolist(), rows, strict=True):
     assert len({question.passage for question in questions}) == 1
-    alone = [task.dataset.coder(question).ids.tolist() for question in questions]
+    alone = [task.dataset.question_tokenizer(question).ids.tolist() for question in questions]
     expected = alone[0] + [t for ids in alone[1:] for t in ids[ids.index(mark) :]]
     assert [token for token in ids if token != task.dataset.tokenizer.pad] == expected
 
@@ -79,9 +92,9 @@ def test_answers_of_all_questions_count_and_nothing_else_does(task, batch):
   for row, (name, questions) in enumerate(zip(tasks, asked_in(task, batch), strict=True)):
     expected = []
     for question in questions:
-      coded = task.dataset.coder(question)
-      end = coded.answer_start + 1 if name == "mqa" else None
-      expected += coded.ids[coded.answer_start : end].tolist()
+      tokenized = task.dataset.question_tokenizer(question)
+      end = tokenized.answer_start + 1 if name == "mqa" else None
+      expected += tokenized.ids[tokenized.answer_start : end].tolist()
     assert labels[row][np.asarray(counted[row])].tolist() == expected
 
 
@@ -167,11 +180,13 @@ def test_questions_share_a_row_only_if_task_and_passage_are_the_same_and_they_fi
     ask("Who?", other, True),
   ]
   questions += [ask("Who?", ""), ask("What?", "")]
-  coded = code([questions, [ask("Where?", "")]], task.dataset.coder, turns=9)
-  assert [(row > 0).sum() for row in coded.answer] == [2, 1, 1, 1, 1, 1]
-  assert coded.index.tolist() == [0, 2, 3, 4, 5, 6]
-  assert coded.source.tolist() == [0] * 5 + [1]
-  many = code([[ask("Who?", first)] * 99], task.dataset.coder, turns=99)
+  tokenized = tokenize_questions(
+    [questions, [ask("Where?", "")]], task.dataset.question_tokenizer, turns=9
+  )
+  assert [(row > 0).sum() for row in tokenized.answer] == [2, 1, 1, 1, 1, 1]
+  assert tokenized.index.tolist() == [0, 2, 3, 4, 5, 6]
+  assert tokenized.source.tolist() == [0] * 5 + [1]
+  many = tokenize_questions([[ask("Who?", first)] * 99], task.dataset.question_tokenizer, turns=99)
   assert max(many.tokens.lengths) <= task.dataset.config.length
   assert sum((row > 0).sum() for row in many.answer) == 99
 

@@ -13,8 +13,8 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.data.sources.documents import TextDocuments
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.encoder_config import EncoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.encoder import EncoderConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 

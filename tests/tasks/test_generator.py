@@ -1,6 +1,5 @@
 """Language models generate: what the cache gives is what whole passes give, and what ends it."""
 
-import dataclasses
 import functools
 
 import flax.linen as nn
@@ -18,7 +17,7 @@ from compmod_jax.data.tokenizers.gpt2 import Gpt2Tokenizer
 from compmod_jax.decoding import DecodeConfig, for_generation, restricted, sample, stop_table
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 
 PROMPTS = ["bat 0 cow 1 dog 2 emu 3 fox 4 bat", "", "dog", "emu 3 fox"]
@@ -302,10 +301,10 @@ def test_rows_that_pad_a_vocabulary_and_controls_are_never_generated(models):
 def test_of_a_long_prompt_the_newest_tokens_are_read(models):
   model = models("nemot")
   long = " ".join(["bat 0"] * 30)
-  generator = model.task.generator
-  assert generator.too_long(["dog", long], 10) == [1]
+  generator, its_model = model.task.generator, model.task.model
+  assert generator.too_long(its_model, ["dog", long], 10) == [1]
   short = " ".join(long.split()[-14:])
-  assert generator.too_long([short], 10) == []
+  assert generator.too_long(its_model, [short], 10) == []
   (one,), (other,) = model.generations([long, short], length=10)
   assert one.text == other.text
   assert model.generate([long], length=10)[0].startswith(long)
@@ -383,9 +382,8 @@ def test_the_words_of_gpt_2_continue_bytes_of_a_character(models):
   package = pytest.importorskip("tokenizers")
   alphabet = sorted(package.pre_tokenizers.ByteLevel.alphabet())
   tokenizer = Gpt2Tokenizer([*alphabet, "<|endoftext|>"], [])
-  model = models("decoder")
-  generator = dataclasses.replace(model).task.generator
-  other = type(generator)(tokenizer, generator.prepare)
+  generator = models("decoder").task.generator
+  other = type(generator)(tokenizer, generator.scorer)
   first, *rest = tokenizer.encode("é")
   found = type("Found", (), {})()
   found.records, found.lengths = None, np.array([[len(rest)]])

@@ -256,7 +256,7 @@ def test_what_does_not_fit_together_is_refused(folder, task):
   data = dataclasses.replace(config.data, valid=("blank.txt",), train=("train.txt",))
   blank = dataclasses.replace(config, data=data).build(tiny_masked.make_model())
   with pytest.raises(UserError, match=r"blank\.txt is empty"):
-    blank.check_data()
+    blank.dataset.check()
 
 
 @pytest.mark.parametrize(

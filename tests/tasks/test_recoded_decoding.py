@@ -62,7 +62,7 @@ def prefill():
 def recoded(layer, **fields):
   config = DecodeConfig(recode_layer=layer, **fields)
   site = recoding.site_of(layer, LAYERS)
-  one = recoding.recoded(step, OFF, site, config)
+  one = recoding.recoding_step(step, OFF, site, config)
   return walk(one, recoding.start(prefill(), BATCH, BEAMS))
 
 
@@ -119,7 +119,7 @@ def test_an_edit_of_the_same_site_acts_before_recoding():
   site = recoding.site_of(-1, LAYERS)
   taps = Taps(edits={site: lambda value: 0 * value})
   config = DecodeConfig(recode_layer=-1, recode_size=0.0)
-  one = recoding.recoded(step, taps, site, config)
+  one = recoding.recoding_step(step, taps, site, config)
   logits, _ = walk(one, recoding.start(prefill(), BATCH, BEAMS))
   np.testing.assert_allclose(logits[:, 0], logits[:, 1], atol=1e-6)
 

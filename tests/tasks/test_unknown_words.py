@@ -4,8 +4,8 @@ import dataclasses
 
 import tiny_model
 
+from compmod_jax.data.qa.file_sets import QASet
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.qa.sets import QASet
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.tasks.base import Scoring
 from compmod_jax.tasks.question_answering import AnsweringConfig

@@ -23,10 +23,10 @@ from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
-from compmod_jax.tools import aot, describe, devices, products, shapes
+from compmod_jax.tools import aot, describe, devices, matmul_flops, shapes
 from compmod_jax.tools.cost import Cost
 from compmod_jax.tools.devices import PEAK_FLOPS, TPUS, Topology
 from compmod_jax.training.experiment import Experiment, Phase
@@ -209,8 +209,8 @@ def test_a_layout_changes_what_chips_do_and_not_what_the_step_needs(tmp_path):
   for mesh in (MeshConfig(data=8), MeshConfig(data=2, tensor=4)):
     experiment = dataclasses.replace(given, task=task, model=model, mesh=mesh)
     run, _ = aot.assemble(experiment, jax.devices())
-    laid_out = products.count(aot.trace(run, "all", aot.batch_of(run)).jaxpr)
-    found.append((products.count(aot.trace_alone(run, "all").jaxpr), laid_out))
+    laid_out = matmul_flops.count(aot.trace(run, "all", aot.batch_of(run)).jaxpr)
+    found.append((matmul_flops.count(aot.trace_alone(run, "all").jaxpr), laid_out))
   (alone, batch_alone), (same, experts_apart) = found
   assert alone == same
   # Filling of blocks depends on how many rows a device has.

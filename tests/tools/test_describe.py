@@ -14,7 +14,7 @@ import tiny_recurrent
 
 from compmod_jax.commands import train
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.question_sets import QuestionSets
+from compmod_jax.data.qa.dataset import QuestionSets
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.layers.experts import ExpertsConfig
@@ -22,7 +22,7 @@ from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.lstm_lm_config import LstmConfig
+from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.models.transformer import PLACES, TransformerConfig

@@ -7,7 +7,7 @@ import pytest
 
 from compmod_jax.commands import baselines
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.example import FORMATS
+from compmod_jax.data.qa.question import FORMATS
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.synthetic.grammar import GrammarData
 

@@ -129,8 +129,8 @@ def test_a_starter_project_has_a_configuration_that_reads_its_data(tmp_path, mon
     given = load_config(f"translate.py:{variant}")
     assert bool(given.model.compete) is heads_compete
     task = given.task.build(given.model)
-    task.check_data()
-    batches, _ = task.train_batches(seed=0, multiple=1)
+    task.dataset.check()
+    batches, _ = task.dataset.train_batches(seed=0, multiple=1)
     assert (next(batches)["index"] >= 0).sum() > 1
 
 

@@ -118,7 +118,7 @@ def test_variants_leave_out_what_they_say():
   for name in MECHANISMS:
     given = load_config(f"configs/everything.py:without-{name}")
     assert given.task.data == whole.task.data
-    assert (given.model != whole.model) or (given.task.decode != whole.task.generator.decode)
+    assert (given.model != whole.model) or (given.task.decode != whole.task.decode)
   plain = load_config("configs/everything.py:plain")
   assert plain.model.plain() == plain.model
-  assert plain.task.generator.decode.recode_layer is None
+  assert plain.task.decode.recode_layer is None

@@ -244,7 +244,7 @@ def test_debug_shows_the_traceback_and_is_no_option_of_the_program(config, monke
   assert run(monkeypatch, "--config", config, "--config.model.heads=7", "--debug") == 2
   error = capsys.readouterr().err
   assert "Traceback (most recent call last)" in error
-  assert "transformer_config.py" in error  # where the rule stands
+  assert "transformer.py" in error  # where the rule stands
   assert error.splitlines()[-1].startswith("error: model.heads is 7")
   assert run(monkeypatch, "--config", config, "--debug") == 0
   assert capsys.readouterr().out == "4\n"

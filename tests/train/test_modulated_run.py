@@ -7,7 +7,7 @@ import pytest
 from programs import metrics_of, train
 
 import compmod_jax
-from compmod_jax.models.matching import parameters
+from compmod_jax.models.matching_decoder import parameters
 from compmod_jax.training.experiment import Phase, load_config
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -14,7 +14,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.training.muon import matrices
 from compmod_jax.training.optimizer import OptimizerConfig, make_optimizer

@@ -21,13 +21,13 @@ from compmod_jax.commands import predict
 from compmod_jax.core import sharding
 from compmod_jax.core.config import to_json
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig

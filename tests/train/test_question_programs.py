@@ -17,14 +17,14 @@ from compmod_jax.checkpoints.model_folder import save_model_folder
 from compmod_jax.commands import check_data, evaluate, predict
 from compmod_jax.core.config import to_json
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.example import FORMATS
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.qa.typed import typed_question
+from compmod_jax.data.qa.question import FORMATS
+from compmod_jax.data.qa.typed_lines import typed_question
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData
-from compmod_jax.models.matching import parameters
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.matching_decoder import parameters
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tables.registry import table
 from compmod_jax.tasks.answer_scores import scores
 from compmod_jax.tasks.base import Evaluation
@@ -75,6 +75,7 @@ def test_every_line_has_its_answer(answering, monkeypatch, capsys):
   model = compmod_jax.load(answering)
   asked = [typed_question(LINES[0]), typed_question(LINES[2])]
   first, second = model.answer(asked)
+  assert model.answer([LINES[0], asked[1]]) == [first, second]
   assert [
     best[0].text
     for best in model.task.generator(
@@ -90,6 +91,16 @@ def test_every_line_has_its_answer(answering, monkeypatch, capsys):
   assert out.split("\n")[:-1] == [first, "", second, ""]
   assert "line 4: " in err
   assert "line 2" not in err
+
+
+def test_lines_that_are_no_questions_are_refused_with_their_number(answering):
+  model = compmod_jax.load(answering)
+  with pytest.raises(UserError, match=r"questions\[1\], '\(1\) a': question is empty"):
+    model.answer([LINES[0], "(1) a"])
+  with pytest.raises(UserError, match="questions is one string, 'Anna is here"):
+    model.answer(LINES[0])
+  with pytest.raises(UserError, match=r"question 'Anna is here.*its answer; give a `compmod_jax"):
+    model.capture([LINES[0]])
 
 
 def test_gates_are_captured_for_questions_of_one_task(answering):
@@ -203,3 +214,6 @@ def test_tables_of_single_sets_train_on_one_each():
   published = table("nemot-3.9", "paper", 4).rows["mctest, from general"]
   assert published.published == {"score valid": 51.25, "score test": 56.07}
   assert table("nemot-3.4", "paper", 4).rows["race, decoder"].published["score test"] == 64.19
+  for name in ("nemot-3.4", "nemot-3.9"):
+    with pytest.raises(UserError, match=r"--scale tiny has none of the sets.* use --scale small"):
+      table(name, "tiny", 4)

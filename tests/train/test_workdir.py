@@ -24,8 +24,8 @@ from compmod_jax.core.config import to_json
 from compmod_jax.core.errors import UserError
 from compmod_jax.training import identity
 from compmod_jax.training.experiment import Phase, load_config
-from compmod_jax.training.history import History
-from compmod_jax.training.loop import NO_BETTER, TIME_UP, Loop
+from compmod_jax.training.history import NO_BETTER, TIME_UP, History
+from compmod_jax.training.loop import Loop
 from compmod_jax.training.optimizer import learning_rate
 from compmod_jax.training.preemption import Preemption
 from compmod_jax.training.run import set_up

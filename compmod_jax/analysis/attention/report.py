@@ -15,7 +15,7 @@ from compmod_jax.analysis.subject import Subject
 from compmod_jax.api import AnsweringModel, TranslationModel, model_of
 from compmod_jax.core import errors
 from compmod_jax.core.sharding import fetch
-from compmod_jax.data.qa.typed import typed_question
+from compmod_jax.data.qa.typed_lines import typed_question
 
 _COLUMNS = (
   "text",

@@ -15,9 +15,9 @@ from compmod_jax.core import errors
 from compmod_jax.core.intermediates import Edit, Taps
 from compmod_jax.core.losses import token_nll
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.example import Question
-from compmod_jax.data.qa.question_sets import GENERAL, MULTIPLE_CHOICE
-from compmod_jax.models.nemot_config import GATE, NemotConfig
+from compmod_jax.data.qa.dataset import GENERAL, MULTIPLE_CHOICE
+from compmod_jax.data.qa.question import Question
+from compmod_jax.models.nemot import GATE, NemotConfig
 from compmod_jax.tasks.answerer import search_answers
 from compmod_jax.tasks.base import Batch, Sharing
 from compmod_jax.tasks.causal_lm import CausalLM

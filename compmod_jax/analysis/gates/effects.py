@@ -10,7 +10,7 @@ import numpy as np
 from compmod_jax.analysis.gates.edits import Runner, Variant, answers
 from compmod_jax.analysis.gates.reading import ALL, LEAST_TEXTS, GatedTask, Tokens, read_batch
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.unified import task_token
 from compmod_jax.metrics import qa
 from compmod_jax.metrics.bootstrap import Comparison, paired_bootstrap
@@ -113,7 +113,7 @@ def with_ends(change: Comparison | None, count: int) -> list[float]:
   return [d.value, d.low, d.high] if count >= LEAST_TEXTS else [d.value, nothing, nothing]
 
 
-def answer_tokens(task: GatedTask, batch: Batch, read: Tokens) -> np.ndarray:
+def counted_tokens(task: GatedTask, batch: Batch, read: Tokens) -> np.ndarray:
   """Which tokens after the first the loss is of, bool [batch, time].
 
   Of questions the answer, in multiple choice its label alone; of running text all that count.
@@ -132,7 +132,7 @@ def measure_losses(runner: Runner, variants: Sequence[Variant]) -> Losses:
   tokens = 0
   for done, batch in enumerate(subject.batches):
     read = read_batch(runner.task, batch)
-    wanted = answer_tokens(runner.task, batch, read)
+    wanted = counted_tokens(runner.task, batch, read)
     rows = np.flatnonzero(batch["index"] >= 0)
     places = np.searchsorted(numbers, batch["index"][rows])
     if isinstance(runner.task, Answering):

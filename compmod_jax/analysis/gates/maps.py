@@ -11,8 +11,8 @@ from compmod_jax.analysis.gates.effects import questions_of
 from compmod_jax.analysis.gates.reading import KIND, PART, categories, read_batch
 from compmod_jax.core import errors
 from compmod_jax.data.qa.batches import eval_batches
-from compmod_jax.data.qa.example import Question
-from compmod_jax.data.qa.tokenized import code
+from compmod_jax.data.qa.question import Question
+from compmod_jax.data.qa.tokenized import tokenize_questions
 from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.metrics import qa
 from compmod_jax.tasks.base import Batch
@@ -43,7 +43,7 @@ class Map(NamedTuple):
   remark: str = ""
 
 
-def of_split(runner: Runner, count: int, *, answered: bool) -> list[Map]:
+def maps_of_split(runner: Runner, count: int, *, answered: bool) -> list[Map]:
   """The first examples of the subject's split, questions with their right answers.
 
   Args:
@@ -64,7 +64,7 @@ def of_split(runner: Runner, count: int, *, answered: bool) -> list[Map]:
   return _maps(runner, subject.batches, titles, remarks)
 
 
-def of_questions(runner: Runner, questions: Sequence[Question]) -> list[Map]:
+def maps_of_questions(runner: Runner, questions: Sequence[Question]) -> list[Map]:
   """Questions, each with what the model answers in place of a right answer.
 
   Raises:
@@ -74,15 +74,17 @@ def of_questions(runner: Runner, questions: Sequence[Question]) -> list[Map]:
   assert isinstance(task, Answering)
   outputs = answers(subject, questions, runner.trained, "typed questions")
   answered = [_answered(*pair) for pair in zip(questions, outputs, strict=True)]
-  coded = code([[question for question, _ in answered]], task.dataset.coder)
+  tokenized = tokenize_questions(
+    [[question for question, _ in answered]], task.dataset.question_tokenizer
+  )
   errors.check(
-    not coded.too_long,
+    not tokenized.too_long,
     f"--text has questions of more than {task.dataset.config.length} tokens without their passage;"
     " shorten them.",
   )
   multiple = subject.sharing.multiple
   batches = eval_batches(
-    coded,
+    tokenized,
     rows=task.generator.rows,
     edges=task.generator.edges,
     pad=task.dataset.tokenizer.pad,
@@ -94,7 +96,7 @@ def of_questions(runner: Runner, questions: Sequence[Question]) -> list[Map]:
   return _maps(runner, batches, titles, remarks, unanswered)
 
 
-def of_texts(runner: Runner, texts: Sequence[str]) -> list[Map]:
+def maps_of_texts(runner: Runner, texts: Sequence[str]) -> list[Map]:
   """Running text, each behind an end token.
 
   Raises:

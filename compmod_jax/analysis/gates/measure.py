@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from compmod_jax.analysis.gates import edits as changes
 from compmod_jax.analysis.gates import effects as measured
-from compmod_jax.analysis.gates.maps import Map, of_questions, of_split, of_texts
+from compmod_jax.analysis.gates.maps import Map, maps_of_questions, maps_of_split, maps_of_texts
 from compmod_jax.analysis.gates.reading import Totals, categories, read_batch
 from compmod_jax.analysis.subject import Subject, drawn
 from compmod_jax.core import errors
-from compmod_jax.data.qa.typed import typed_question
+from compmod_jax.data.qa.typed_lines import typed_question
 from compmod_jax.tasks.question_answering import Answering
 
 
@@ -79,11 +79,11 @@ class Gates:
       answers = measured.measure_answers(runner, numbers, variants)
     effects = measured.effects(losses, answers, seed=subject.seed, samples=self.samples)
     if typed:
-      drawn_texts = of_questions(runner, typed)
+      drawn_texts = maps_of_questions(runner, typed)
     elif self.text:
-      drawn_texts = of_texts(runner, self.text)
+      drawn_texts = maps_of_texts(runner, self.text)
     else:
-      drawn_texts = of_split(runner, self.maps, answered=asks and self.decode > 0)
+      drawn_texts = maps_of_split(runner, self.maps, answered=asks and self.decode > 0)
     changed = None if answers is None else measured.most_changed(answers, self.shown)
     return Measured(asks, totals, effects, losses.moved, changed, drawn_texts)
 

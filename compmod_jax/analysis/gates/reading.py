@@ -13,11 +13,11 @@ from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.tagger import OTHER, SPECIAL, tag_words
 from compmod_jax.data.qa.unified import LABELS, PASSAGE, QUESTION
 from compmod_jax.data.tokenizers import Tokenizer
-from compmod_jax.layers.reading_strategies import PARTS
+from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
 from compmod_jax.metrics.bootstrap import bootstrap_interval
 from compmod_jax.metrics.statistics import loss_statistics
-from compmod_jax.models.nemot_config import LM
+from compmod_jax.models.nemot import LM
 from compmod_jax.tasks.base import Batch
 from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.question_answering import Answering
@@ -51,7 +51,7 @@ def categories(task: GatedTask) -> dict[str, tuple[str, ...]]:
   kinds, tasks = TEXT_KINDS, (LM,)
   if isinstance(task, Answering):
     kinds, tasks = KINDS, task.model.config.output_tasks() or ()
-  return {ALL: (ALL,), KIND: kinds, PART: PARTS, TASK: tasks}
+  return {ALL: (ALL,), KIND: kinds, PART: PARTS_OF_SPEECH, TASK: tasks}
 
 
 def read_batch(task: GatedTask, batch: Batch, *, windows: bool = False) -> Tokens:
@@ -70,7 +70,7 @@ def read_batch(task: GatedTask, batch: Batch, *, windows: bool = False) -> Token
   specials = tokenizer.controls - {tokenizer.unk}
   tasks, kinds = nothing, (ids == tokenizer.eos).astype(np.int64)
   if isinstance(task, Answering):
-    specials |= frozenset(task.dataset.coder.special_ids.values())
+    specials |= frozenset(task.dataset.question_tokenizer.special_ids.values())
     names = categories(task)[TASK]
     rows = [names.index(name) for name, count in blocks_of(batch) for _ in range(count)]
     tasks, kinds = nothing + np.array(rows)[:, None], kinds_of(task, batch)
@@ -86,7 +86,7 @@ def kinds_of(task: Answering, batch: Batch) -> np.ndarray:
 
   Padding counts as answer.
   """
-  ids, special = np.asarray(batch["tokens"])[:, :-1], task.dataset.coder.special_ids
+  ids, special = np.asarray(batch["tokens"])[:, :-1], task.dataset.question_tokenizer.special_ids
   places = np.arange(ids.shape[1])[None]
   answer = np.asarray(batch["answer"])[:, :1]
   first, last = (np.asarray(batch["options"])[:, side, None] for side in (0, 1))
@@ -104,7 +104,7 @@ def kinds_of(task: Answering, batch: Batch) -> np.ndarray:
 def parts_of_speech(
   tokenizer: Tokenizer, ids: Sequence[int], specials: frozenset[int]
 ) -> list[int]:
-  """Number in PARTS of every token's word.
+  """Number in PARTS_OF_SPEECH of every token's word.
 
   What stands between special tokens is tagged separately, the answer too; see `tagger.tag_words`.
 

@@ -26,7 +26,7 @@ from compmod_jax.analysis.report.page import Page, Sample, Section, Table
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.mechanisms.modulation import CLOSED, OPEN
 from compmod_jax.metrics.bootstrap import Comparison
-from compmod_jax.models.nemot_config import GATE
+from compmod_jax.models.nemot import GATE
 
 _LEAST = 30  # tokens of a category that the summary names
 

@@ -10,9 +10,9 @@ from compmod_jax.analysis.heads.specialisation import (
   Estimate,
   correlation,
   entropy,
+  estimate_from_blocks,
   linear_cka,
   mutual_information,
-  over_blocks,
   spearman,
 )
 from compmod_jax.analysis.heads.sums import Totals
@@ -145,7 +145,7 @@ def _agreement(totals: Totals, before: Totals | None) -> Agreement:
   parts = [values[blocks == block] for block in np.unique(blocks)]
 
   def estimate(statistic) -> Estimate:
-    return over_blocks(statistic(values), [statistic(part) for part in parts])
+    return estimate_from_blocks(statistic(values), [statistic(part) for part in parts])
 
   untrained = (math.nan, math.nan)
   if before is not None:

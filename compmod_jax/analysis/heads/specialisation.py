@@ -54,7 +54,7 @@ def spearman(first: np.ndarray, second: np.ndarray) -> float:
   return float(one @ two / scale) if scale > 0 else np.nan
 
 
-def over_blocks(value: float, blocks: Sequence[float]) -> Estimate:
+def estimate_from_blocks(value: float, blocks: Sequence[float]) -> Estimate:
   """A statistic with Student's interval from the same one within blocks of sentences.
 
   Args:

@@ -10,7 +10,7 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.models.transformer_config import TransformerConfig
+from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.optimizer import OptimizerConfig

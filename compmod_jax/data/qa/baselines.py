@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from compmod_jax.data.qa.example import FORMATS, Format, Question
+from compmod_jax.data.qa.question import FORMATS, Format, Question
 
 _WORD = re.compile(r"\w+")
 _NAME = re.compile(r"\w+@\d+")

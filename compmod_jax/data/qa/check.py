@@ -4,9 +4,9 @@ import hashlib
 
 from compmod_jax.data.base import DataError
 from compmod_jax.data.check import Finding, Notes, SplitReport
-from compmod_jax.data.qa.example import Question, Questions
 from compmod_jax.data.qa.mixed import Mixed, name_of
-from compmod_jax.data.qa.tokenized import Coder
+from compmod_jax.data.qa.question import Question, Questions
+from compmod_jax.data.qa.tokenized import QuestionTokenizer
 
 Seen = dict[bytes, str]
 
@@ -14,7 +14,7 @@ Seen = dict[bytes, str]
 def check_questions(
   name: str,
   questions: Questions,
-  coder: Coder,
+  tokenizer: QuestionTokenizer,
   first: int = 5,
   seen: Seen | None = None,
 ) -> tuple[SplitReport, Seen]:
@@ -27,7 +27,7 @@ def check_questions(
   Args:
     name: of set and split, for the report.
     questions: of the split.
-    coder: from questions to tokens.
+    tokenizer: from questions to tokens.
     first: places listed for each kind of finding.
     seen: hashes of training passages and where they stand, when this is another split.
 
@@ -40,8 +40,8 @@ def check_questions(
   missing = notes.kind("answer not in passage", "warning")
   cut = notes.kind("passage cut", "warning")
   long = notes.kind("too long", "warning")
-  coded = coder.many(questions.items)
-  for number, (question, tokens) in enumerate(zip(questions.items, coded, strict=True)):
+  tokenized = tokenizer.many(questions.items)
+  for number, (question, tokens) in enumerate(zip(questions.items, tokenized, strict=True)):
     place = questions.where(number)
     whole = _hash(question.passage, question.question, *question.options)
     if asked.setdefault(whole, place) != place:
@@ -53,18 +53,18 @@ def check_questions(
     if question.format == "extractive" and not _there(question):
       missing(f"{place}: {question.answer[:40]!r}")
     if tokens is None:
-      long(f"{place}: over {coder.length} tokens without its passage; left out of training")
+      long(f"{place}: over {tokenizer.length} tokens without its passage; left out of training")
       continue
     lengths.append(len(tokens.ids))
     if tokens.truncated:
-      cut(f"{place}: the {coder.truncate} of its passage, to {coder.length} tokens")
+      cut(f"{place}: the {tokenizer.truncate} of its passage, to {tokenizer.length} tokens")
   mean = sum(lengths) / max(len(lengths), 1)
   count, most = len(questions.items), max(lengths, default=0)
   report = SplitReport(name, count, "tokens", (mean,), (most,), notes.findings, "questions")
   return report, own
 
 
-def check_sets(given: Mixed, coder: Coder, first: int = 5) -> list[SplitReport]:
+def check_sets(given: Mixed, tokenizer: QuestionTokenizer, first: int = 5) -> list[SplitReport]:
   """Checks every split of every set; files whose content is wrong are an error of their split.
 
   Passages are looked for in the training questions of all sets.
@@ -79,7 +79,7 @@ def check_sets(given: Mixed, coder: Coder, first: int = 5) -> list[SplitReport]:
       try:
         training = split == "train"
         report, own = check_questions(
-          name, data.load(own_name), coder, first, None if training else seen
+          name, data.load(own_name), tokenizer, first, None if training else seen
         )
         seen |= own if training else {}
       except DataError as error:

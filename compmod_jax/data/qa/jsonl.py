@@ -31,7 +31,7 @@ from typing import Any
 
 from compmod_jax.core.errors import UserError, check, check_choice, short
 from compmod_jax.data.base import DataError
-from compmod_jax.data.qa.example import MAX_OPTIONS, Question, Questions
+from compmod_jax.data.qa.question import MAX_OPTIONS, Question, Questions
 from compmod_jax.data.qa.reading import Reading, collect
 from compmod_jax.data.qa.records import Row, json_lines
 

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 from compmod_jax.core import errors
-from compmod_jax.data.qa.sets import QASet
+from compmod_jax.data.qa.file_sets import QASet
 from compmod_jax.data.qa.tfds_sets import TfdsQA
 from compmod_jax.data.synthetic.worlds import WorldsData
 

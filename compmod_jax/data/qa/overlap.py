@@ -12,7 +12,7 @@ import numpy as np
 from scipy import optimize, sparse
 
 from compmod_jax.core.errors import check
-from compmod_jax.data.qa.example import Format, Question
+from compmod_jax.data.qa.question import Format, Question
 
 _WORD = re.compile(r"\w+")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")

@@ -5,7 +5,7 @@ from typing import Any
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.base import DataError
-from compmod_jax.data.qa.example import MAX_OPTIONS, Format, Question, Questions
+from compmod_jax.data.qa.question import MAX_OPTIONS, Format, Question, Questions
 from compmod_jax.data.qa.records import Row
 
 NO_ANSWER = "no answer is given"

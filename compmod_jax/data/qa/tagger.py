@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from compmod_jax.core import extras
 from compmod_jax.data.tokenizers.vocabulary import Tokenizer
-from compmod_jax.layers.reading_strategies import PARTS
+from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 
-NOUN, VERB, ADJECTIVE, ADVERB, NUMERAL, FOREIGN, OTHER, SPECIAL = range(len(PARTS))
-"""Numbers of the classes, as in `PARTS`."""
+NOUN, VERB, ADJECTIVE, ADVERB, NUMERAL, FOREIGN, OTHER, SPECIAL = range(len(PARTS_OF_SPEECH))
+"""Numbers of the classes, as in `PARTS_OF_SPEECH`."""
 
 # The start of a Penn Treebank tag -> its class; whatever is not listed is OTHER.
 _PENN = (
@@ -58,7 +58,7 @@ class Word(NamedTuple):
   Attributes:
     start: number of its first character.
     stop: number of the character after its last.
-    part: number of its class in `PARTS`.
+    part: number of its class in `PARTS_OF_SPEECH`.
   """
 
   start: int
@@ -97,7 +97,7 @@ def tag_words(text: str) -> list[Word]:
 
 
 class Tagged:
-  """From text to its tokens and the class of each one's word, a number of `PARTS`.
+  """From text to its tokens and the class of each one's word, a number of `PARTS_OF_SPEECH`.
 
   A token belongs to the word that holds its first character other than a blank; one that is only
   the blank before a word belongs to that word. This is exact for the tokenizers that are trained

@@ -12,7 +12,7 @@ import numpy as np
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.base import DataError
-from compmod_jax.data.qa.example import Question, Questions
+from compmod_jax.data.qa.question import Question, Questions
 from compmod_jax.data.qa.readers.boolq import boolq_row
 from compmod_jax.data.qa.readers.commonsense import piqa_row, winogrande_row
 from compmod_jax.data.qa.readers.race import race_row

@@ -8,7 +8,7 @@ import numpy as np
 
 from compmod_jax.core.errors import check
 from compmod_jax.data.examples import Ragged
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.tagger import Tagged
 from compmod_jax.data.qa.unified import (
   END,
@@ -45,7 +45,7 @@ def texts_of(questions: Iterable[Question]) -> Iterable[str]:
         yield without_special(text)
 
 
-class Coder:
+class QuestionTokenizer:
   """Turns questions into tokens; see `unified.encode`.
 
   Attributes:
@@ -78,7 +78,7 @@ class Coder:
     check(
       not missing,
       f"The tokenizer has no {' '.join(missing)}; questions need them as special tokens. Set"
-      " task.tokenizer.special_tokens to data.qa.coded.TRAINED_TOKENS.",
+      " task.tokenizer.special_tokens to compmod_jax.data.qa.tokenized.TRAINED_TOKENS.",
     )
     self.special_ids = {name: numbers[name] for name in TRAINED_TOKENS} | {END: tokenizer.eos}
 
@@ -122,7 +122,7 @@ class Coder:
 
 
 @dataclasses.dataclass(frozen=True)
-class Coded:
+class TokenizedQuestions:
   """Questions of one or more sets as tokens; row n of every column is one of them.
 
   Attributes:
@@ -133,7 +133,7 @@ class Coded:
     tags: number of the part of speech of every token, -1 for none; absent if there are no tags.
     task: name of the task, str [n].
     source: number of the set, int32 [n].
-    index: number of the question among all that were to be coded, int32 [n].
+    index: number of the question among all that were to be tokenized, int32 [n].
     truncated: of how many the passage was cut.
     too_long: numbers of questions that were left out, as they do not fit without a passage.
   """
@@ -152,7 +152,7 @@ class Coded:
   def __len__(self) -> int:
     return len(self.answer)
 
-  def select(self, numbers: np.ndarray) -> "Coded":
+  def select(self, numbers: np.ndarray) -> "TokenizedQuestions":
     """The questions with these numbers, in this order."""
     return dataclasses.replace(
       self,
@@ -170,27 +170,30 @@ _CHUNK = 4096
 COLUMNS = ("answer", "answered", "options", "task", "source", "index")
 
 
-def code(
-  sets: Sequence[Sequence[Question]], coder: Coder, room: int | None = None, turns: int = 1
-) -> Coded:
+def tokenize_questions(
+  sets: Sequence[Sequence[Question]],
+  tokenizer: QuestionTokenizer,
+  room: int | None = None,
+  turns: int = 1,
+) -> TokenizedQuestions:
   """The questions of all sets as tokens, one set after the other.
 
   Args:
     sets: the questions of every set.
-    coder: from a question to tokens.
+    tokenizer: from a question to tokens.
     room: for generating: the rows are prompts, and this many places are kept for the answer. Their
       last token, `<sep>`, is left out: decoding starts with it.
     turns: most questions of a row, which has its passage once. Questions that stand one after
       another, of one task and on one passage, share a row as long as they fit.
   """
   found, source, index, too_long = list[_Row](), list[int](), list[int](), list[int]()
-  number, query = 0, coder.special_ids[QUESTION]
+  number, query = 0, tokenizer.special_ids[QUESTION]
   for place, questions in enumerate(sets):
     row = None
-    for encoded in coder.many(questions, room):
+    for encoded in tokenizer.many(questions, room):
       if encoded is None:
         too_long.append(number)
-      elif row is None or not row.take(encoded, query, turns, coder.length):
+      elif row is None or not row.take(encoded, query, turns, tokenizer.length):
         row = _Row(encoded)
         found.append(row)
         source.append(place)
@@ -204,7 +207,7 @@ def code(
   answer = np.zeros((len(found), turns), np.int32)
   for starts, row in zip(answer, found, strict=True):
     starts[: len(row.starts)] = row.starts
-  return Coded(
+  return TokenizedQuestions(
     tokens=sequences(row.ids() for row in found),
     tags=sequences(tags) if tags else None,
     answer=answer,

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from compmod_jax.core.errors import UserError, check, check_choice
-from compmod_jax.data.qa.example import MAX_OPTIONS, Question
-from compmod_jax.layers.reading_strategies import PARTS
+from compmod_jax.data.qa.question import MAX_OPTIONS, Question
+from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 
 PASSAGE, QUESTION, SEPARATOR, END = "<p>", "<q>", "<sep>", "</s>"
 LABELS = tuple(f"({number})" for number in range(1, MAX_OPTIONS + 1))
@@ -27,12 +27,12 @@ MULTIPLE_CHOICE, GENERAL = "<mqa>", "<gqa>"
 """Task tokens, which stand apart from the text."""
 UNTAGGED = -1
 """Tag of tokens that are not marked: those of the answer, and its end."""
-_SPECIAL = PARTS.index("special")
+_SPECIAL = PARTS_OF_SPEECH.index("special")
 
 Kind = Literal["special", "passage", "question", "option", "answer"]
 Tag = Callable[[str], tuple[Sequence[int], Sequence[int]]]
-"""From text to the ids of its tokens and to as many numbers in `PARTS`."""
-_Coded = list[tuple[int, int]]  # id and tag of every token
+"""From text to the ids of its tokens and to as many numbers in `PARTS_OF_SPEECH`."""
+_TaggedIds = list[tuple[int, int]]  # id and tag of every token
 
 
 class Segment(NamedTuple):
@@ -57,8 +57,8 @@ class Encoded:
       first `(1)` to before `<sep>`. Equal where there are none.
     truncated: whether part of the passage was left out.
     task: the task token.
-    tags: number in `PARTS` of the part of speech of every token's word, -1 for the answer and its
-      end, int32 [tokens]; None where nothing was tagged.
+    tags: number in `PARTS_OF_SPEECH` of every token's word, -1 for the answer and its end, int32
+      [tokens]; None where nothing was tagged.
   """
 
   ids: np.ndarray
@@ -138,14 +138,14 @@ def encode(
   separator = pieces.index(Segment("special", SEPARATOR))
   if room is not None:
     pieces = pieces[: separator + 1]
-  coded = [
+  encoded = [
     _code(piece, tokenize, special_ids, tag if number <= separator else None)
     for number, piece in enumerate(pieces)
   ]
-  truncated = _fit(pieces, coded, length, room or 0, truncate)
-  starts = np.cumsum([0, *map(len, coded)]).tolist()
+  truncated = _fit(pieces, encoded, length, room or 0, truncate)
+  starts = np.cumsum([0, *map(len, encoded)]).tolist()
   first = pieces.index(Segment("special", LABELS[0])) if question.options else separator
-  tokens = [token for part in coded for token in part]
+  tokens = [token for part in encoded for token in part]
   return Encoded(
     ids=np.array([number for number, _ in tokens], np.int32),
     answer_start=starts[separator + 1],
@@ -156,15 +156,17 @@ def encode(
   )
 
 
-def _fit(pieces: list[Segment], coded: list[_Coded], length: int, room: int, truncate: str) -> bool:
-  """Cuts the passage among `coded` until all fit; whether that was needed."""
-  needed = sum(map(len, coded)) + room
+def _fit(
+  pieces: list[Segment], encoded: list[_TaggedIds], length: int, room: int, truncate: str
+) -> bool:
+  """Cuts the passage among `encoded` until all fit; whether that was needed."""
+  needed = sum(map(len, encoded)) + room
   over = needed - length
   if over <= 0:
     return False
   kinds = [piece.kind for piece in pieces]
   number = kinds.index("passage") if "passage" in kinds else None
-  passage = [] if number is None else coded[number]
+  passage = [] if number is None else encoded[number]
   if number is None or over > len(passage):
     question = pieces[kinds.index("question")].text
     raise TooLong(
@@ -172,7 +174,7 @@ def _fit(pieces: list[Segment], coded: list[_Coded], length: int, room: int, tru
       f" {needed - len(passage)} tokens, room for the answer included, and only passages are"
       " truncated: set length to that or more, or leave the question out."
     )
-  coded[number] = passage[over:] if truncate == "start" else passage[: len(passage) - over]
+  encoded[number] = passage[over:] if truncate == "start" else passage[: len(passage) - over]
   return True
 
 
@@ -181,7 +183,7 @@ def _code(
   tokenize: Callable[[str], list[int]],
   special_ids: Mapping[str, int],
   tag: Tag | None,
-) -> _Coded:
+) -> _TaggedIds:
   """Tokens with their tags, which are -1 without `tag`."""
   if piece.kind == "special":
     return [(special_ids[piece.text], UNTAGGED if tag is None else _SPECIAL)]

@@ -26,9 +26,9 @@ _PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What may run: the kernels named in `ways`, and, unless `exact`, the reference."""
+  """What may run: the kernels of the platforms in `kernels`, and, unless `exact`, the reference."""
 
-  ways: tuple[str, ...]
+  kernels: tuple[str, ...]
   exact: bool
   interpret: Any
   blocks: Blocks
@@ -58,18 +58,21 @@ apply.defvjp(_apply_forward, _apply_backward)
 def run(name: str, static: Mapping[str, Any], plan: Plan, *args: Any) -> Any:
   """Runs the planned kernel, or that of the platform which the program is lowered for."""
   options = {**static, "blocks": plan.blocks, "interpret": plan.interpret}
-  ways = {_PLATFORMS[way]: functools.partial(_kernel(way, name), **options) for way in plan.ways}
+  kernels = {
+    _PLATFORMS[platform]: functools.partial(_kernel(platform, name), **options)
+    for platform in plan.kernels
+  }
   if plan.exact:
-    (kernel,) = ways.values()
+    (kernel,) = kernels.values()
     return kernel(*args)
   default = functools.partial(getattr(reference, name), **static)
-  return lax.platform_dependent(*args, **ways, default=default)
+  return lax.platform_dependent(*args, **kernels, default=default)
 
 
 @functools.cache
-def _kernel(way: str, name: str) -> Callable[..., Any]:
+def _kernel(platform: str, name: str) -> Callable[..., Any]:
   """A kernel, traced once for each shape; its compiler is imported when first needed."""
-  module = importlib.import_module(f"compmod_jax.kernels.routing.{way}")
+  module = importlib.import_module(f"compmod_jax.kernels.routing.{platform}")
   function = getattr(module, name)
   parameters = inspect.signature(function).parameters.values()
   static = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -97,9 +100,9 @@ def make_plan(
   """
   platform = {"cuda": "gpu"}.get(name := platform_of(array), name)
   if implementation is None:
-    ways = tuple(way for way, refusal in refusals.items() if refusal is None)
+    kernels = tuple(one for one, refusal in refusals.items() if refusal is None)
     # Kernels of others are not even traced where a program is for CPUs.
-    return Plan(ways, False, False, blocks) if ways and platform in refusals else None
+    return Plan(kernels, False, False, blocks) if kernels and platform in refusals else None
   errors.check_choice("implementation", implementation, get_args(Implementation))
   if implementation == "reference":
     return None

@@ -1,7 +1,7 @@
 """Competition: units of a layer (heads, experts) compete for every position.
 
-`router` scores and selects, `losses` keep routers healthy, `statistics` say how healthy they are,
-`drophead` drops whole heads in training.
+`router` scores and selects, `losses` keep the load even, `statistics` measure assignments and
+weights, `drophead` drops whole heads in training.
 """
 
 from compmod_jax.mechanisms.competition.router import (

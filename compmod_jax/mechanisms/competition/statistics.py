@@ -1,4 +1,4 @@
-"""Health of routers: who wins, how evenly, at which positions; sums that add over batches."""
+"""Router statistics: shares of assignments, weights by position; sums that add over batches."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ FAINT = 0.1
 def router_statistics(
   name: str, weights: Float[Array, "batch time units"], rows: Bool[Array, "batch time"]
 ) -> Sums:
-  """Health of one router over real tokens, as sums and counts; no gradient passes.
+  """Statistics of one router over real tokens, as sums and counts; no gradient passes.
 
   Args:
     name: what the router is called.
@@ -27,12 +27,12 @@ def router_statistics(
     rows: true for real tokens.
 
   Returns:
-    `router/<name>/weight`: mean weight of every unit; `.../wins`: share of tokens in which each
-    unit's weight is the largest; `.../entropy`: of a token's weights, in nats.
+    `router/<name>/weight`: mean weight of every unit; `.../wins`: assignment share, of tokens in
+    which each unit's weight is the largest; `.../entropy`: of a token's weights, in nats.
   """
   weights = jax.lax.stop_gradient(weights)
   count = jnp.sum(rows).astype(jnp.float32)
-  winner = jax.nn.one_hot(jnp.argmax(weights, axis=-1), weights.shape[-1])
+  assigned = jax.nn.one_hot(jnp.argmax(weights, axis=-1), weights.shape[-1])
   entropy = jnp.sum(jax.scipy.special.entr(weights), axis=-1, keepdims=True)
 
   def total(values: jax.Array) -> jax.Array:
@@ -40,7 +40,7 @@ def router_statistics(
 
   return {
     f"router/{name}/weight": (total(weights), count),
-    f"router/{name}/wins": (total(winner), count),
+    f"router/{name}/wins": (total(assigned), count),
     f"router/{name}/entropy": (total(entropy)[0], count),
   }
 
@@ -95,24 +95,24 @@ def least_tokens(units: int, chance: float = CHANCE) -> int:
   return math.ceil(math.log(chance / units) / math.log1p(-1 / units))
 
 
-def since_last_win(
+def since_last_assignment(
   before: Float[np.ndarray, "2 units"] | None,
-  wins: Float[np.ndarray, " units"],
+  assigned: Float[np.ndarray, " units"],
   weight: Float[np.ndarray, " units"],
   tokens: float,
 ) -> Float[np.ndarray, "2 units"]:
-  """Tokens that each unit has seen since it last won one, and the sum of its weights over them.
+  """Tokens since one was last assigned to each unit, and the sum of its weights over them.
 
-  A unit that won any of the new tokens starts again at 0.
+  A unit that is assigned any of the new tokens starts again at 0.
 
   Args:
     before: what was counted so far; None for nothing.
-    wins: new tokens that each unit won.
+    assigned: new tokens that were assigned to each unit, the one with the largest weight.
     weight: sums of each unit's weights over them.
     tokens: how many there are.
   """
-  added = np.stack([np.full(len(wins), float(tokens)), weight])
-  return np.where(wins > 0, 0.0, added if before is None else before + added)
+  added = np.stack([np.full(len(assigned), float(tokens)), weight])
+  return np.where(assigned > 0, 0.0, added if before is None else before + added)
 
 
 def dead_units(since: Float[np.ndarray, "2 units"]) -> list[int]:
@@ -123,7 +123,7 @@ def dead_units(since: Float[np.ndarray, "2 units"]) -> list[int]:
   share as well.
 
   Args:
-    since: of `since_last_win`.
+    since: of `since_last_assignment`.
   """
   tokens, weight = since
   units = len(tokens)

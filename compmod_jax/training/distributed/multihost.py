@@ -23,8 +23,8 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 import tyro
 
 from compmod_jax.core import errors
-from compmod_jax.training.distributed.links import Links
-from compmod_jax.training.distributed.rendezvous import is_local, roll_call
+from compmod_jax.training.distributed.connections import Links
+from compmod_jax.training.distributed.rendezvous import is_local, rendezvous
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ def joined(options: Multihost, *, about: Any = None) -> Iterator[Group]:
 
   place = find_place(options)
   words = _LastWords()
-  links = words.links = roll_call(
+  links = words.links = rendezvous(
     (place.host, place.port + 1 if place.port < 65535 else place.port - 1),
     place.process,
     place.processes,

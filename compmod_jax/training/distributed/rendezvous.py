@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.training.distributed.links import Line, Links
+from compmod_jax.training.distributed.connections import Line, Links
 
 
-def roll_call(
+def rendezvous(
   address: tuple[str, int],
   process: int,
   processes: int,

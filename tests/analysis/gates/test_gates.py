@@ -12,7 +12,7 @@ import tiny_model
 
 from compmod_jax.analysis.gates import edits as changes
 from compmod_jax.analysis.gates import effects as measured
-from compmod_jax.analysis.gates.maps import of_texts, readable
+from compmod_jax.analysis.gates.maps import maps_of_texts, readable
 from compmod_jax.analysis.gates.measure import Gates, collect
 from compmod_jax.analysis.gates.reading import (
   ALL,
@@ -31,16 +31,16 @@ from compmod_jax.analysis.subject import Subject
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import Taps
 from compmod_jax.data.qa.batches import blocks_of
-from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.tagger import Tagged
 from compmod_jax.data.qa.tokenized import without_special
 from compmod_jax.data.qa.unified import encode, segments
 from compmod_jax.data.sources.documents import TextDocuments
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.data.tokenizers import TokenizerConfig
-from compmod_jax.layers.reading_strategies import PARTS
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
@@ -182,21 +182,21 @@ def test_means_by_kind_are_those_of_the_captured_gates(subject, totals, direct):
 def test_parts_of_speech_are_those_of_the_whole_question(subject):
   task, tagged = subject.task, Tagged(subject.task.dataset.tokenizer)
   names = categories(task)
-  assert names[PART] == PARTS
+  assert names[PART] == PARTS_OF_SPEECH
   reads = {id(batch): read_batch(task, batch) for batch in subject.batches}
   for batch, row, asked in rows_of(subject):
     read = reads[id(batch)]
-    coded = encode(
+    tokenized = encode(
       asked,
       lambda text: task.dataset.tokenizer.encode(without_special(text)),
-      task.dataset.coder.special_ids,
+      task.dataset.question_tokenizer.special_ids,
       512,
       tag=lambda text: tagged(without_special(text)),
     )
-    found = read.groups[PART][row][: coded.answer_start]
-    assert found.tolist() == coded.tags[: coded.answer_start].tolist()
-    assert names[TASK][read.groups[TASK][row][0]] == coded.task.strip("<>")
-    assert read.counted[row].sum() == len(coded.ids) - 1
+    found = read.groups[PART][row][: tokenized.answer_start]
+    assert found.tolist() == tokenized.tags[: tokenized.answer_start].tolist()
+    assert names[TASK][read.groups[TASK][row][0]] == tokenized.task.strip("<>")
+    assert read.counted[row].sum() == len(tokenized.ids) - 1
 
 
 def test_tokens_are_shown_as_they_are_read(subject):
@@ -396,11 +396,11 @@ def test_the_report_of_a_language_model(tmp_path):
   assert json.loads(written.json.read_text())["gates"]["gate"][0]["tokens"] == cells["all"]
   assert "frozen at its mean" in written.html.read_text()
   runner = changes.Runner(subject)
-  (drawn,) = of_texts(runner, ("the dog sees",))
+  (drawn,) = maps_of_texts(runner, ("the dog sees",))
   assert drawn.words == ["</s>", "the", "dog", "sees"]
   assert drawn.parts == ["special", "other", "noun", "verb"]
   with pytest.raises(UserError, match="positions for 16"):
-    of_texts(runner, ("the " * 20,))
+    maps_of_texts(runner, ("the " * 20,))
 
 
 # Mistakes.

@@ -73,7 +73,7 @@ def test_an_interval_over_blocks_holds_the_truth_as_often_as_it_says():
   held = 0
   for _ in range(400):
     blocks = random.normal(0.3, 0.1, size=8)
-    found = specialisation.over_blocks(float(blocks.mean()), blocks)
+    found = specialisation.estimate_from_blocks(float(blocks.mean()), blocks)
     held += found.low < 0.3 < found.high
   assert 0.92 <= held / 400 <= 0.98
-  assert np.isnan(specialisation.over_blocks(0.5, [0.5]).low)
+  assert np.isnan(specialisation.estimate_from_blocks(0.5, [0.5]).low)

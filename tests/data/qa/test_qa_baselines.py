@@ -5,7 +5,7 @@ import random
 import pytest
 
 from compmod_jax.data.qa.baselines import chance, is_right, names_in, scores
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 
 PLACES = [f"place{i}" for i in range(10)]
 KINDS = dict.fromkeys(PLACES, "place")

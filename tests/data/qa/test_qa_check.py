@@ -4,11 +4,11 @@ import dataclasses
 import json
 
 from compmod_jax.data.qa.check import check_questions, check_sets
-from compmod_jax.data.qa.example import Question, Questions
+from compmod_jax.data.qa.file_sets import QASet
 from compmod_jax.data.qa.jsonl import write_jsonl
 from compmod_jax.data.qa.mixed import Mixed
-from compmod_jax.data.qa.sets import QASet
-from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, Coder, texts_of
+from compmod_jax.data.qa.question import Question, Questions
+from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, QuestionTokenizer, texts_of
 from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
 from compmod_jax.tasks.question_answering import AnsweringConfig
 
@@ -24,8 +24,8 @@ def questions(*items):
 
 
 def look(*items, length=40, seen=None):
-  coder = Coder(train_tokenizer(texts_of(items), WORDS), length, "start")
-  return check_questions("x", questions(*items), coder, seen=seen)
+  question_tokenizer = QuestionTokenizer(train_tokenizer(texts_of(items), WORDS), length, "start")
+  return check_questions("x", questions(*items), question_tokenizer, seen=seen)
 
 
 def found(report):
@@ -113,7 +113,7 @@ def test_sets_are_checked_split_by_split(tmp_path):
     test=("test.jsonl",),
   )
   task = AnsweringConfig(data=Mixed((data,)), tokenizer=WORDS)
-  reports = check_sets(task.data, Coder(task.make_tokenizer(), 40, "start"))
+  reports = check_sets(task.data, QuestionTokenizer(task.make_tokenizer(), 40, "start"))
   assert [report.split for report in reports] == ["mine train", "mine valid", "mine test"]
   assert [report.failed for report in reports] == [False, True, False]
   assert "valid.jsonl:1" in reports[1].findings["unreadable"].places[0]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.base import DataError
-from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.jsonl import jsonl, read_jsonl, write_jsonl
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.reading import Reading
 
 QUESTIONS = [

@@ -8,7 +8,6 @@ from scipy import optimize
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.qa import overlap
-from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.overlap import (
   STOP_WORDS,
   Regression,
@@ -17,6 +16,7 @@ from compmod_jax.data.qa.overlap import (
   sliding_window,
   window_and_distance,
 )
+from compmod_jax.data.qa.question import Question
 
 
 def choice(passage, question, options, label=1):

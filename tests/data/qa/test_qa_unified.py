@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.unified import SPECIAL_TOKENS, TooLong, encode, segments, task_token
-from compmod_jax.layers.reading_strategies import PARTS
+from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 
 SPECIAL = {name: number for number, name in enumerate(SPECIAL_TOKENS)}
 NAMES = {number: name for name, number in SPECIAL.items()}
@@ -134,7 +134,7 @@ def test_every_part_of_a_question_is_tagged_by_itself():
     seen.append(text)
     return places(text)
 
-  mark, dogs, what = PARTS.index("special"), [0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 4]
+  mark, dogs, what = PARTS_OF_SPEECH.index("special"), [0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 4]
   found = tags(CHOICE, tag=tag)
   assert seen == ["dogs bark", "what barks", "a cat", "a dog", "rain"]
   options = [mark, *what, mark, *what, mark, *what[:4]]

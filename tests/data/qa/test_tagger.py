@@ -27,7 +27,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compmod_jax.data.qa import tagger
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.tagger import OTHER, Tagged, Word, tag_words
 from compmod_jax.data.qa.tokenized import TRAINED_TOKENS, without_special
 from compmod_jax.data.qa.unified import END, encode
@@ -35,7 +35,7 @@ from compmod_jax.data.synthetic.grammar.splits import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData, tags
 from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
 from compmod_jax.data.tokenizers.vocabulary import Tokenizer
-from compmod_jax.layers.reading_strategies import PARTS
+from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 
 GRAMMAR = {"noun": "noun", "name": "noun", "verb": "verb", "aux": "verb", "adj": "adjective"}
 GRAMMAR |= {"adv": "adverb", "neg": "adverb", "num": "numeral"}
@@ -47,7 +47,7 @@ TEXTS = [
 
 
 def tagged_text(text):
-  return [(text[start:stop], PARTS[part]) for start, stop, part in tag_words(text)]
+  return [(text[start:stop], PARTS_OF_SPEECH[part]) for start, stop, part in tag_words(text)]
 
 
 def test_words_get_their_parts_of_speech():
@@ -166,7 +166,7 @@ def test_neither_network_nor_corpora_are_used(monkeypatch):
 def initials(text):
   """Another tagger: the class of a word is told by its length, so that neighbours differ."""
   found = re.finditer(r"[^\W_]+|[^\w\s]|_", text)
-  return [Word(*match.span(), len(match[0]) % len(PARTS)) for match in found]
+  return [Word(*match.span(), len(match[0]) % len(PARTS_OF_SPEECH)) for match in found]
 
 
 def at_or_after(text, place):
@@ -280,7 +280,7 @@ def test_questions_that_name_special_tokens_are_tagged_as_they_are_tokenised():
     tag=lambda text: tagged(without_special(text)),
   )
   assert found.tags is not None
-  names = [PARTS[part] if part >= 0 else "" for part in found.tags]
+  names = [PARTS_OF_SPEECH[part] if part >= 0 else "" for part in found.tags]
   for number, name in zip(found.ids.tolist(), names, strict=True):
     if name:
       assert (name == "special") == (number in special.values())

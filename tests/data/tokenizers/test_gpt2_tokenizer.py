@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.unified import END, LABELS, SPECIAL_TOKENS, encode
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
@@ -31,7 +31,7 @@ from compmod_jax.data.tokenizers import (
   train_tokenizer,
 )
 from compmod_jax.data.tokenizers.gpt2 import MERGES, VOCAB, read_gpt2_tokenizer
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.base import Context
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 

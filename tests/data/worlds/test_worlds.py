@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.example import FORMATS, Question
+from compmod_jax.data.qa.question import FORMATS, Question
 from compmod_jax.data.synthetic.worlds import WorldsData, tags
 from compmod_jax.data.synthetic.worlds.lexicon import (
   CLASSES,

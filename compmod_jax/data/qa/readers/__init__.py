@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.jsonl import jsonl
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.readers.boolq import boolq, boolq_contrast
 from compmod_jax.data.qa.readers.commonsense import piqa, siqa, winogrande
 from compmod_jax.data.qa.readers.drop import drop

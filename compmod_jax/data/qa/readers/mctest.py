@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compmod_jax.data.base import DataError
-from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.files import beside, read_text
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.reading import Reading, letter_number
 from compmod_jax.data.qa.records import Row
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.reading import Reading
 from compmod_jax.data.qa.records import json_lines
 

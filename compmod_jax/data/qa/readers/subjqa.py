@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.reading import Reading
 from compmod_jax.data.qa.records import Row, csv_rows
 

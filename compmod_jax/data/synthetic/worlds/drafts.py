@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.example import Format
+from compmod_jax.data.qa.question import Format
 from compmod_jax.data.synthetic.worlds.lexicon import CLASSES
 from compmod_jax.data.synthetic.worlds.plots import Plot, Stuck
 from compmod_jax.data.synthetic.worlds.queries import Query, Value, evaluate, supporting, words_in

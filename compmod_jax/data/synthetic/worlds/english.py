@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from compmod_jax.data.qa.example import Question
+from compmod_jax.data.qa.question import Question
 from compmod_jax.data.synthetic.worlds.drafts import Draft, Plan
 from compmod_jax.data.synthetic.worlds.lexicon import CLASSES, NUMERALS
 from compmod_jax.data.synthetic.worlds.queries import Query, Value

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from compmod_jax.data.qa.example import Format
+from compmod_jax.data.qa.question import Format
 
 _DEEP = ("place", "friend", "colour", "material", "giver", "possession")
 _SPANS = {

@@ -10,7 +10,7 @@ from typing import overload
 
 from compmod_jax.core.config import absent
 from compmod_jax.core.errors import UserError, check, check_choice
-from compmod_jax.data.qa.example import FORMATS, Format, Question, Questions
+from compmod_jax.data.qa.question import FORMATS, Format, Question, Questions
 from compmod_jax.data.synthetic.worlds import english
 from compmod_jax.data.synthetic.worlds.drafts import Draft, Plan, draw
 from compmod_jax.data.synthetic.worlds.further import draw_further

@@ -8,11 +8,11 @@ from tiny_model import make_experiment, write_data
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.examples import Examples, Ragged
-from compmod_jax.data.subsets import part_numbers
+from compmod_jax.data.subsets import subset_numbers
 
 
 def part(name: str, count: int = 1000, share: float = 0.07, seed: int = 3) -> np.ndarray:
-  return part_numbers(name, count, small_share=share, seed=seed)
+  return subset_numbers(name, count, small_share=share, seed=seed)
 
 
 @pytest.mark.parametrize("count", [2, 15, 160_239])

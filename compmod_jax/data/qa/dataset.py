@@ -12,11 +12,11 @@ from compmod_jax.core import errors
 from compmod_jax.data.base import Batch, Dataset, TrainIterator
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.qa.batches import edges_of, eval_batches, train_batches, whole_batch
-from compmod_jax.data.qa.example import Question
 from compmod_jax.data.qa.mixed import Mixed, name_of
-from compmod_jax.data.qa.mixing import Mixture
-from compmod_jax.data.qa.tokenized import Coded, Coder, code
-from compmod_jax.data.subsets import part_numbers
+from compmod_jax.data.qa.question import Question
+from compmod_jax.data.qa.sampling import Mixture
+from compmod_jax.data.qa.tokenized import QuestionTokenizer, TokenizedQuestions, tokenize_questions
+from compmod_jax.data.subsets import subset_numbers
 from compmod_jax.data.text_tokenizer import FILE
 from compmod_jax.data.tokenizers import Tokenizer
 
@@ -67,45 +67,58 @@ class QuestionSets(Dataset[C]):
 
   Attributes:
     config: the task's configuration.
-    coder: from questions to tokens.
+    question_tokenizer: from questions to tokens.
     tasks: what the model can be asked; None where a model has one output for all.
     tagged: whether batches hold the part of speech of every token.
   """
 
   def __init__(
-    self, config: C, coder: Coder, tasks: tuple[str, ...] | None, *, tagged: bool = False
+    self,
+    config: C,
+    question_tokenizer: QuestionTokenizer,
+    tasks: tuple[str, ...] | None,
+    *,
+    tagged: bool = False,
   ):
-    self.config, self.coder, self.tasks, self.tagged = config, coder, tasks, tagged
-    self._coded = dict[str, Coded]()
+    self.config, self.question_tokenizer, self.tasks, self.tagged = (
+      config,
+      question_tokenizer,
+      tasks,
+      tagged,
+    )
+    self._tokenized = dict[str, TokenizedQuestions]()
 
   @property
   def tokenizer(self) -> Tokenizer:
     """From text to tokens."""
-    return self.coder.tokenizer
+    return self.question_tokenizer.tokenizer
 
   def questions(self, split: str) -> list[Sequence[Question]]:
     """The questions of every set of a split."""
     return [data.load(name).items for data, name in self.config.data.sets(split)]
 
-  def tokenized(self, split: str) -> Coded:
+  def tokenized(self, split: str) -> TokenizedQuestions:
     """The questions of a split as tokens, each with its answer.
 
     Raises:
       UserError: an unknown split, missing data, or a task for which the model has no output set.
     """
-    if split not in self._coded:
-      found = code(self.questions(split), self.coder)
-      for task in sorted(set(found.task.tolist())) if self.tasks is not None else ():
-        needed = f"task {task!r}, which the questions of {split} need,"
-        errors.check_choice(needed, task, self.tasks or ())
-      self._coded[split] = found
-    return self._coded[split]
+    if split not in self._tokenized:
+      self._tokenized[split] = self._tokenize(split, 1)
+    return self._tokenized[split]
 
   @functools.cached_property
-  def rows(self) -> Coded:
+  def rows(self) -> TokenizedQuestions:
     """The training questions as batches have them, up to `config.turns` on one passage in a row."""
-    single, turns = self.tokenized("train"), self.config.turns
-    return single if turns == 1 else code(self.questions("train"), self.coder, turns=turns)
+    turns = self.config.turns
+    return self.tokenized("train") if turns == 1 else self._tokenize("train", turns)
+
+  def _tokenize(self, split: str, turns: int) -> TokenizedQuestions:
+    found = tokenize_questions(self.questions(split), self.question_tokenizer, turns=turns)
+    for task in sorted(set(found.task.tolist())) if self.tasks is not None else ():
+      needed = f"task {task!r}, which the questions of {split} need,"
+      errors.check_choice(needed, task, self.tasks or ())
+    return found
 
   @functools.cached_property
   def longest_answer(self) -> int:
@@ -139,20 +152,20 @@ class QuestionSets(Dataset[C]):
   ) -> tuple[TrainIterator, int]:
     """An endless iterator over training batches, and how many make an epoch."""
     whole, config = self.rows, self.config
-    coded = whole
+    tokenized = whole
     if part != "all":
       share = config.small_share
-      coded = whole.select(part_numbers(part, len(whole), small_share=share, seed=seed))
+      tokenized = whole.select(subset_numbers(part, len(whole), small_share=share, seed=seed))
     mixture = Mixture(
-      coded.task,
-      coded.source,
-      coded.tokens.lengths,
+      tokenized.task,
+      tokenized.source,
+      tokenized.tokens.lengths,
       rows=config.batch_questions,
       multiple=multiple,
       seed=seed,
     )
     iterator = train_batches(
-      coded,
+      tokenized,
       mixture,
       edges=edges_of(whole, config.buckets, config.length),
       pad=self.tokenizer.pad,
@@ -177,13 +190,13 @@ class QuestionSets(Dataset[C]):
     Raises:
       UserError: they are of several tasks, or one does not fit without its passage.
     """
-    coded = code([questions], self.coder)
+    tokenized = tokenize_questions([questions], self.question_tokenizer)
     errors.check(
-      not coded.too_long,
-      f"{len(coded.too_long)} questions have more than {self.config.length} tokens without their"
-      " passage; leave them out.",
+      not tokenized.too_long,
+      f"{len(tokenized.too_long)} questions have more than {self.config.length} tokens without"
+      " their passage; leave them out.",
     )
-    made = whole_batch(coded, self.tokenizer.pad)
+    made = whole_batch(tokenized, self.tokenizer.pad)
     return {name: jnp.asarray(value) for name, value in made.items()}
 
   def chosen(self, split: str, count: bool | int) -> tuple[list[Question], list[str]]:
@@ -210,10 +223,10 @@ class QuestionSets(Dataset[C]):
 
   def notes(self) -> list[str]:
     """How many training questions there are, and what was cut or left out of them."""
-    coded = self.rows
+    tokenized = self.rows
     return [
-      f"{(coded.answer > 0).sum():,} training questions; {coded.truncated:,} passages cut,"
-      f" {len(coded.too_long):,} questions left out as too long"
+      f"{(tokenized.answer > 0).sum():,} training questions; {tokenized.truncated:,} passages cut,"
+      f" {len(tokenized.too_long):,} questions left out as too long"
     ]
 
   def describe_batches(self) -> str:

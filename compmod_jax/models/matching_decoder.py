@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from compmod_jax.core import errors
-from compmod_jax.layers.stack_config import TextStackConfig
+from compmod_jax.layers.stack import TextStackConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.text import Text
 
 

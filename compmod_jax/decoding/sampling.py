@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core.errors import check
-from compmod_jax.decoding import top
+from compmod_jax.decoding import candidates
 from compmod_jax.decoding.types import (
   Cache,
   Decoded,
@@ -64,7 +64,7 @@ def greedy(
   return _walk(
     step,
     cache,
-    lambda logits, position: top.top_candidates(logits, jnp.zeros((batch, 1)), 1, forbidden)[2],
+    lambda logits, _: candidates.top_candidates(logits, jnp.zeros((batch, 1)), 1, forbidden)[2],
     batch=batch,
     beams=1,
     max_length=max_length,
@@ -173,11 +173,11 @@ def restricted(
   """
   vocab, logits = logits.shape[-1], logits / temperature
   if forbidden:
-    logits = jnp.where(top.forbidden_mask(vocab, forbidden)[None, None], -jnp.inf, logits)
+    logits = jnp.where(candidates.forbidden_mask(vocab, forbidden)[None, None], -jnp.inf, logits)
   kept = min(top_k, vocab) if top_k else vocab
   if kept == vocab and top_p == 1:
     return logits, None
-  logits, types = top.top_k(logits, kept)
+  logits, types = candidates.top_k(logits, kept)
   if top_p < 1:
     probabilities = jax.nn.softmax(logits)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities

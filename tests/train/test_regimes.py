@@ -1,10 +1,10 @@
-"""The three ways of training, and a run of phases on different parts of the data."""
+"""The three training regimes, and a run of phases on different parts of the data."""
 
 import pytest
 from programs import Program, assert_as_uninterrupted, metrics_of, state_of
 
 from compmod_jax.training.experiment import load_config
-from compmod_jax.training.regimes import WAYS, iterative, joint, sequential
+from compmod_jax.training.regimes import REGIMES, iterative, joint, sequential
 
 
 def test_joint_training_is_one_phase_of_everything_on_all_data():
@@ -25,11 +25,11 @@ def test_iterative_training_takes_turns_for_thirty_epochs():
   assert found == [("large", "rest"), ("small", "routing")] * 15
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("name", ["grammar", "iwslt14"])
-def test_every_translation_configuration_has_the_ways_as_variants(name, way):
-  found = load_config(f"configs/nmt_cah.py:{name}-{way}")
-  assert found.phases == WAYS[way](15)
+def test_every_translation_configuration_has_the_regimes_as_variants(name, regime):
+  found = load_config(f"configs/nmt_cah.py:{name}-{regime}")
+  assert found.phases == REGIMES[regime](15)
   assert (found.evaluate_every, found.score_train) == (0, True)
 
 

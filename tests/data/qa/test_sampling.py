@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.mixing import Mixture, apportion, passes
+from compmod_jax.data.qa.sampling import Mixture, apportion, passes
 
 
 @given(st.integers(1, 30), st.integers(0, 100), st.integers(0, 60), st.integers(0, 3))

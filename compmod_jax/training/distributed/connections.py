@@ -17,7 +17,7 @@ _LONGEST = 1 << 20  # bytes of a line
 
 
 class Links:
-  """Connections of one process with all others; `roll_call` makes it.
+  """Connections of one process with all others; `rendezvous` makes it.
 
   Args:
     process: number of this process.

@@ -10,9 +10,9 @@ import pytest
 from programs import free_ports
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.training.distributed.links import Line
+from compmod_jax.training.distributed.connections import Line
 from compmod_jax.training.distributed.multihost import Group, Multihost, find_place, silent
-from compmod_jax.training.distributed.rendezvous import roll_call
+from compmod_jax.training.distributed.rendezvous import rendezvous
 
 
 def together(*starts: Callable[[], Any]) -> list[Any]:
@@ -36,7 +36,7 @@ def together(*starts: Callable[[], Any]) -> list[Any]:
 def call(port: int, process: int, processes: int, about: Any = 1, **options: Any) -> Callable:
   """Reports as one process."""
   options = {"timeout": 10, "silence": 9, "on_loss": lambda _: None, **options}
-  return lambda: roll_call(("127.0.0.1", port), process, processes, about=about, **options)
+  return lambda: rendezvous(("127.0.0.1", port), process, processes, about=about, **options)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.base import DataError
-from compmod_jax.data.qa.sets import DEVELOPMENT_SETS, QASet
+from compmod_jax.data.qa.file_sets import DEVELOPMENT_SETS, QASet
 
 
 def lines(path, passages, questions=3):

@@ -8,7 +8,7 @@ from typing import get_args
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.qa import files
-from compmod_jax.data.qa.example import Question, Questions
+from compmod_jax.data.qa.question import Question, Questions
 from compmod_jax.data.qa.readers import READERS, ReaderName
 from compmod_jax.data.qa.reading import Reading, collect
 from compmod_jax.data.sources.text import expand_folder

@@ -3,8 +3,7 @@
 import pytest
 
 from compmod_jax.training.final_evaluation import ending
-from compmod_jax.training.history import History
-from compmod_jax.training.loop import TIME_UP
+from compmod_jax.training.history import TIME_UP, History
 
 
 @pytest.mark.parametrize(

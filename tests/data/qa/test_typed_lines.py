@@ -3,7 +3,7 @@
 import pytest
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.qa.typed import typed_question
+from compmod_jax.data.qa.typed_lines import typed_question
 
 
 def test_text_has_passage_question_and_options():

@@ -5,7 +5,7 @@ from typing import Any
 
 from compmod_jax.core.errors import UserError, check, short
 from compmod_jax.core.untrusted import parse_json
-from compmod_jax.data.qa.example import FORMATS, Question
+from compmod_jax.data.qa.question import FORMATS, Question
 
 _LABEL = re.compile(r"\((\d+)\)")
 

@@ -6,14 +6,14 @@ from jax.sharding import PartitionSpec
 
 from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.kernels import grouped
-from compmod_jax.tools import products
+from compmod_jax.tools import matmul_flops
 
 N, K, M = 6, 5, 7
 
 
 def counted(function, *shapes, platform="tpu"):
   given = [s if hasattr(s, "dtype") else jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
-  return products.count(jax.jit(function).trace(*given).jaxpr, platform)
+  return matmul_flops.count(jax.jit(function).trace(*given).jaxpr, platform)
 
 
 def test_a_product_of_matrices_has_two_operations_for_each_pair_of_numbers():

@@ -19,7 +19,7 @@ from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
-from compmod_jax.models.nemot_config import NemotConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.configs import ModelConfig

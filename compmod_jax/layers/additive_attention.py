@@ -41,6 +41,10 @@ class AdditiveAttention(nn.Module):
     self.key = self.param("key", into, (self.memory_dim, self.dim))
     self.score = self.param("score", logical(init, "mlp", "units"), (self.dim, 1))
 
+  def describe(self) -> str:
+    """Widths, in a few words."""
+    return f"{self.query_dim} + {self.memory_dim} -> {self.dim} -> 1, additive attention"
+
   def keys(self, memory: Float[Array, "batch keys embed"]) -> Float[Array, "batch keys dim"]:
     """U h, which is the same for all queries."""
     return over_rows(lambda rows: rows @ self.key, memory)

@@ -201,6 +201,10 @@ class LSTMCell(nn.Module):
     self.recurrent = self.param("recurrent", matrix, (self.dim, gates))
     self.bias = self.param("bias", logical(within, "mlp"), (gates,))
 
+  def describe(self) -> str:
+    """Widths, in a few words."""
+    return f"{self.embed} -> {self.dim}, long short-term memory"
+
   def initial_state(self, batch: int) -> State:
     """Zeros, [batch, dim] each."""
     zeros = jnp.zeros((batch, self.dim))

@@ -212,12 +212,12 @@ class Seq2SeqLstm(nn.Module):
     below = [c.embedding_dim, *[2 * c.dim] * (c.encoder_layers - 1)]
     self.encoder_forward = [LSTMCell(width, c.dim) for width in below]
     self.encoder_backward = [LSTMCell(width, c.dim) for width in below]
-    self.first_state = Projection(c.dim, c.decoder_layers * c.dim)
+    self.first_state = _dense(c.decoder_layers * c.dim)
     self.cross = AdditiveAttention(c.dim, 2 * c.dim, c.attention_dim)
     read = c.embedding_dim + 2 * c.dim
     below = [read, *[c.dim] * (c.decoder_layers - 1)]
     self.decoder = [LSTMCell(width, c.dim) for width in below]
-    self.readout = Projection(c.dim + read, c.embedding_dim)
+    self.readout = _dense(c.embedding_dim)
     self.step_sizes = StepSizes(c.recoding, c.decoder_layers, c.dim)
     self.drop = Dropout(c.dropout)
 
@@ -380,7 +380,7 @@ class Seq2SeqLstm(nn.Module):
 
   def _read(self, hidden: jax.Array, read: jax.Array, given: Given) -> jax.Array:
     """What the output layer reads."""
-    found = jnp.tanh(self.readout(jnp.concatenate([hidden, read], axis=-1)))
+    found = jnp.tanh(over_rows(self.readout, jnp.concatenate([hidden, read], axis=-1)))
     factor = given.factors[-1]
     return found if factor is None else found * factor
 
@@ -423,7 +423,7 @@ class Seq2SeqLstm(nn.Module):
     sizes = jax.tree.map(lambda size: size * active, self.step_sizes(states))
     nothing = jax.tree.map(jnp.zeros_like, states)
     found = recode(error, nothing, sizes, steps=recoding.steps, through=recoding.through)
-    ctx.intermediates("recoding_error", found.error.reshape(shape[:2]))
+    ctx.intermediates("recoding_error", jnp.where(active, found.error, 0).reshape(shape[:2]))
     moved = jax.tree.map(lambda leaf, move: leaf + move.reshape(shape), after, found.activations)
     passed = list[State]()
     for number, state in enumerate(moved):
@@ -431,28 +431,6 @@ class Seq2SeqLstm(nn.Module):
       hidden = inner("output_recoded", state.h)
       passed.append(State(hidden, inner("cell_recoded", state.c)))
     return tuple(passed)
-
-
-class Projection(nn.Module):
-  """An affine map of the last axis.
-
-  Attributes:
-    inputs: width of what it reads.
-    outputs: width of what it gives.
-  """
-
-  inputs: int
-  outputs: int
-
-  def setup(self):
-    """Makes the parameters."""
-    init = logical(nn.initializers.glorot_uniform(), "embed", "mlp")
-    self.kernel = self.param("kernel", init, (self.inputs, self.outputs))
-    self.bias = self.param("bias", logical(nn.initializers.zeros, "mlp"), (self.outputs,))
-
-  def __call__(self, x: Float[Array, "*batch inner"]) -> Float[Array, "*batch outer"]:
-    """W x + b."""
-    return over_rows(lambda rows: rows @ self.kernel + self.bias[None], x)
 
 
 class StepSizes(nn.Module):
@@ -479,6 +457,11 @@ class StepSizes(nn.Module):
     weights = {name: value for name, value in self.sizes.items() if name not in biases}
     others = {name.removesuffix("_bias"): self.sizes[name] for name in biases}
     return size_of(self.config)(Product(weights), others, after)
+
+
+def _dense(units: int) -> nn.Dense:
+  """An affine map of the last axis."""
+  return nn.Dense(units, kernel_init=logical(nn.initializers.glorot_uniform(), "embed", "mlp"))
 
 
 def _turned(valid: Bool[Array, "batch time"]) -> Int[Array, "batch time"]:

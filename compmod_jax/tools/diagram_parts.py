@@ -7,7 +7,7 @@ options are those of what really runs.
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
@@ -22,7 +22,6 @@ from compmod_jax.layers.convolution import ShortConvolution
 from compmod_jax.layers.embedding import Embedding
 from compmod_jax.layers.experts import Experts
 from compmod_jax.layers.feedforward import FeedForward
-from compmod_jax.layers.lstm import LSTMCell
 from compmod_jax.layers.positions import PositionTable
 from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH, Highlighting, OptionInteraction
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
@@ -98,7 +97,7 @@ def _traced(task: Task, params: PyTree, shapes: Shapes) -> list[Part]:
   def module(it: nn.Module, path: str, method: str) -> None:
     if isinstance(it, Embedding) and path in parts:
       words = "once more: logits" if method == "logits" else "once more"
-      parts[f"{path} {len(parts)}"] = Part(path, words, layers[-1])
+      parts.setdefault(f"{path} {words}", Part(path, words, layers[-1]))
     elif path not in parts and (isinstance(it, Router) or not _within(path, parts)):
       words = _words_of(it, path, shapes)
       if words or any(name.rpartition("/")[0] == path for name in shapes):
@@ -107,7 +106,7 @@ def _traced(task: Task, params: PyTree, shapes: Shapes) -> list[Part]:
 
   def called(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     path, layer = "/".join(context.module.path), layers[-1]
-    if path and context.method_name != "setup":
+    if path and context.method_name not in ("setup", "describe"):
       module(context.module, path, context.method_name)
     layers.append(path if isinstance(context.module, Block) else layer)
     try:
@@ -141,12 +140,23 @@ def _marks(task: Task) -> dict[str, str]:
   return marks
 
 
+@runtime_checkable
+class Described(Protocol):
+  """A module that says itself what it is."""
+
+  def describe(self) -> str:
+    """Sizes and options, in a few words."""
+    ...
+
+
 # From the name of a parameter, within its module, to its shape.
 _Shape = Callable[[str], tuple[int, ...]]
 
 
 def _words_of(module: nn.Module, path: str, shapes: Shapes) -> str:
   """Sizes and options of a module; nothing for kinds that have no words of their own."""
+  if isinstance(module, Described):
+    return module.describe()
   describe = _WORDS.get(type(module))
   return describe(module, lambda name: shapes[f"{path}/{name}"]) if describe else ""
 
@@ -189,7 +199,6 @@ _WORDS: dict[type, Callable[[Any, _Shape], str]] = {
   Highlighting: lambda module, shape: (
     f"adds one of {len(PARTS_OF_SPEECH)} vectors, by part of speech"
   ),
-  LSTMCell: lambda module, shape: f"{module.embed} -> {module.dim}, long short-term memory",
   OptionInteraction: lambda module, shape: "answer options attend to each other",
   PositionTable: lambda module, shape: f"{module.kind}, up to {module.length:,}, added",
   Router: _router,

@@ -82,6 +82,8 @@ def meaning(found: Flops, task: Task) -> str:
   )
   if found.length == 1:
     rows = f"single steps of {found.rows} tokens"
+    if "source" in task.dataset.example():
+      rows += ", each behind a source of one token, which is all that attention looks at"
   parts = [
     "FLOPs: XLA's count before it optimises; a product of matrices [n, k] and [k, m] has 2 n k m,"
     " other operations 1 for each element, exponentials and the like none; loops count as one turn."

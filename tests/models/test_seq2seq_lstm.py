@@ -1,4 +1,4 @@
-"""The sequence-to-sequence LSTM: who influences what, padding, attention, recoding, edits."""
+"""The sequence-to-sequence LSTM: its equations, who influences what, recoding, search, edits."""
 
 import dataclasses
 import functools
@@ -11,10 +11,12 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import OFF, Taps, run
-from compmod_jax.decoding import DecodeConfig, recoding
+from compmod_jax.data.tokenizers import BOS, EOS
+from compmod_jax.decoding import DecodeConfig, decode, recoding
 from compmod_jax.layers.recoding_signals import step_size_parameters
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
+from compmod_jax.models.transformer import shift_right
 
 SOURCE_TYPES, TARGET_TYPES = 23, 19
 PLAIN = Seq2SeqLstmConfig(
@@ -32,6 +34,8 @@ SOURCE = np.int32([[4, 5, 6, 7, 8, 9], [10, 11, 12, 0, 0, 0]])
 TARGET = np.int32([[2, 4, 5, 6, 7], [8, 9, 10, 11, 0]])
 PAIR = jnp.asarray(SOURCE), jnp.asarray(TARGET)
 ATTENTION = "decoder/cross/attention"
+LONGEST = 6  # tokens of what a search finds
+LEARNED = RecodingConfig("entropy", "learned", 0.7)
 
 
 def recoded(signal, **fields):
@@ -47,7 +51,8 @@ def params():
   """Random parameters, which all configurations without learned step sizes share."""
   shapes = nn.unbox(jax.eval_shape(module(PLAIN).init, jax.random.key(0), SOURCE, TARGET))
   random = np.random.default_rng(0)
-  return jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.6, x.shape), x.dtype), shapes)
+  with jax.ensure_compile_time_eval():  # also for a caller that is being traced
+    return jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.6, x.shape), x.dtype), shapes)
 
 
 @functools.cache
@@ -57,6 +62,70 @@ def everything(config):
     params(), *PAIR
   ))  # fmt: skip
 
+
+# Equations.
+
+
+def test_logits_and_attention_are_those_of_bahdanau_et_al():
+  """Written out with NumPy, one example, one position and one gate at a time."""
+  p = jax.tree.map(np.asarray, params()["params"])
+  logits, sites = everything(PLAIN)
+  for row, (times, keys) in enumerate(((5, 6), (5, 3))):  # without the source's padding
+    words, weights = reference(p, SOURCE[row, :keys], TARGET[row, :times])
+    np.testing.assert_allclose(logits[row, :times], words, atol=2e-5)
+    np.testing.assert_allclose(sites[ATTENTION][row, 0, :times, :keys], weights, atol=1e-6)
+
+
+def sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+def cell(p, x, h, c):
+  i, f, g, o = np.split(x @ p["input"] + h @ p["recurrent"] + p["bias"], 4)
+  c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+  return sigmoid(o) * np.tanh(c), c
+
+
+def embedded(p, name, token):
+  return p[name]["table"][token] * PLAIN.embedding_dim**0.5
+
+
+def direction(p, xs):
+  h, c, found = np.zeros(PLAIN.dim), np.zeros(PLAIN.dim), []
+  for x in xs:
+    h, c = cell(p, x, h, c)
+    found.append(h)
+  return found
+
+
+def reference(p, source, target):
+  """Logits and attention weights of one sentence pair without padding."""
+  memory = [embedded(p, "encoder_embedding", token) for token in source]
+  for i in range(PLAIN.encoder_layers):
+    ahead = direction(p[f"encoder_forward_{i}"], memory)
+    back = direction(p[f"encoder_backward_{i}"], memory[::-1])[::-1]
+    memory = [np.concatenate(pair) for pair in zip(ahead, back, strict=True)]
+  memory = np.stack(memory)
+  start = memory[0, PLAIN.dim :] @ p["first_state"]["kernel"] + p["first_state"]["bias"]
+  states = [(h, np.zeros(PLAIN.dim)) for h in np.split(np.tanh(start), PLAIN.decoder_layers)]
+  logits, weights = [], []
+  for token in target:
+    asked = states[-1][0] @ p["cross"]["query"]
+    e = np.array(
+      [p["cross"]["score"][:, 0] @ np.tanh(asked + h @ p["cross"]["key"]) for h in memory]
+    )
+    alpha = np.exp(e - e.max()) / np.exp(e - e.max()).sum()
+    read = x = np.concatenate([embedded(p, "decoder_embedding", token), alpha @ memory])
+    for i in range(PLAIN.decoder_layers):
+      states[i] = cell(p[f"decoder_{i}"], x, *states[i])
+      x = states[i][0]
+    t = np.tanh(np.concatenate([x, read]) @ p["readout"]["kernel"] + p["readout"]["bias"])
+    logits.append(t @ p["output_embedding"]["table"].T)
+    weights.append(alpha)
+  return np.stack(logits), np.stack(weights)
+
+
+# Who influences what.
 
 KINDS = {name: recoded(name) for name in ("entropy", "nll")} | {"plain": PLAIN}
 each = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
@@ -99,10 +168,12 @@ def test_predictions_are_the_same_in_a_wider_batch_with_other_examples(config):
 def test_a_batch_of_padding_alone_has_finite_gradients():
   config = recoded("entropy")
 
-  def loss(p):
-    return jnp.mean(jax.nn.log_softmax(module(config).apply(p, 0 * PAIR[0], 0 * PAIR[1])) ** 2)
+  @jax.jit
+  def gradient(p):
+    call = functools.partial(module(config).apply, source=0 * PAIR[0], target=0 * PAIR[1])
+    return jax.grad(lambda p: jnp.mean(jax.nn.log_softmax(call(p)) ** 2))(p)
 
-  for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params())):
+  for leaf in jax.tree.leaves(gradient(params())):
     assert np.isfinite(leaf).all()
 
 
@@ -115,33 +186,70 @@ def test_attention_looks_at_tokens_alone_and_its_weights_sum_to_1():
 
 
 def test_the_memory_is_read_through_the_attention_weights():
-  """With all weight on one position, the step reads that position's vector and no other."""
-  only = {ATTENTION: lambda w: jnp.zeros_like(w).at[..., 1].set(1.0)}
-  moved = {**only, "encoder/output": lambda h: h.at[:, 2].add(1.0)}
-  read = {**only, "encoder/output": lambda h: h.at[:, 1].add(1.0)}
-  call = functools.partial(run, module(PLAIN).apply, params(), *PAIR)
-  base, other, changed = (call(edits=edits)[0] for edits in (only, moved, read))
-  np.testing.assert_allclose(other, base, atol=1e-6)
-  assert np.abs(changed - base).max() > 0.01
+  """With all weight on one position, the steps read that position's vector and no other."""
+
+  @jax.jit
+  def attending_to(position, change):
+    edits = {
+      ATTENTION: lambda weights: jnp.zeros_like(weights).at[..., position].set(1.0),
+      "encoder/output": lambda memory: memory + change,
+    }
+    return run(module(PLAIN).apply, params(), *PAIR, edits=edits)[0]
+
+  at = np.arange(6)[None, :, None]
+  base = attending_to(1, 0.0 * at)
+  np.testing.assert_allclose(attending_to(1, 1.0 * (at == 2)), base, atol=1e-6)
+  assert np.abs(attending_to(1, 1.0 * (at == 1)) - base).max() > 0.01
 
 
 def test_an_edit_that_asks_for_the_mask_gets_that_of_its_position():
-  valid = jnp.asarray(TARGET != 0)
-  edits = {"decoder/layer_1/output": lambda h, mask: jnp.where(mask[..., None], h, 100.0)}
-  taps = Taps(capture=frozenset(["decoder/layer_1/output"]), edits=edits).knowing(lambda _: valid)
-  module(PLAIN).apply(params(), *PAIR, taps=taps)
-  found = taps.captured["decoder/layer_1/output"]
-  np.testing.assert_array_equal(np.asarray(found == 100.0).all(axis=-1), ~np.asarray(valid))
+  site, valid = "decoder/layer_1/output", jnp.asarray(TARGET != 0)
+  edits = {site: lambda h, mask: jnp.where(mask[..., None], h, 100.0)}
+
+  @jax.jit
+  def edited():
+    taps = Taps(capture=frozenset([site]), edits=edits).knowing(lambda _: valid)
+    module(PLAIN).apply(params(), *PAIR, taps=taps)
+    return taps.captured[site]
+
+  np.testing.assert_array_equal(np.asarray(edited() == 100.0).all(axis=-1), TARGET == 0)
 
 
 # Recoding.
 
 
+@pytest.mark.parametrize(
+  ("signal", "fields"),
+  [("entropy", {"size": 0.0}), ("nll", {"size": 0.0}), ("nll", {"when": "train"})],
+)
+def test_steps_of_size_zero_and_recoding_of_the_other_mode_change_nothing(signal, fields):
+  found = everything(recoded(signal, **fields))[0]
+  np.testing.assert_allclose(found, everything(PLAIN)[0], atol=1e-6)
+
+
 @pytest.mark.parametrize("signal", ["surprisal", "argmax", "nll", "entropy"])
-def test_steps_of_size_zero_and_recoding_of_the_other_mode_change_nothing(signal):
-  plain = everything(PLAIN)[0]
-  for config in (recoded(signal, size=0.0), recoded(signal, when="train")):
-    np.testing.assert_allclose(everything(config)[0], plain, atol=1e-6)
+def test_the_top_state_goes_down_the_gradient_in_closed_form_at_every_position(signal):
+  r"""-size times W_s (1 - t^2) E'^T d, where d is the signal's derivative by the logits."""
+  size, p = 0.7, jax.tree.map(np.asarray, params()["params"])
+  sites = everything(recoded(signal))[1]
+  before, after = sites["decoder/layer_1/output"], sites["decoder/layer_1/output_recoded"]
+  context = np.einsum("btk,bke->bte", sites[ATTENTION][:, 0], sites["encoder/output"])
+  kernel, table = p["readout"]["kernel"], p["output_embedding"]["table"]
+  x = np.concatenate([before, embedded(p, "decoder_embedding", TARGET), context], axis=-1)
+  t = np.tanh(x @ kernel + p["readout"]["bias"])
+  o = np.array(jax.nn.softmax(t @ table.T))
+  if signal == "entropy":
+    derivative = -o * (np.log(o) - np.sum(o * np.log(o), axis=-1, keepdims=True))
+  else:  # lowered one position later, where the token that was to be predicted is read
+    before, after, o, t = before[:, :-1], after[:, 1:], o[:, :-1], t[:, :-1]
+    token = o.argmax(axis=-1) if signal == "argmax" else TARGET[:, 1:]
+    hot = np.eye(TARGET_TYPES)[token]
+    own = np.sum(o * hot, axis=-1, keepdims=True)
+    slope = 1.0 if signal == "nll" else (1 + np.log(own)) * own ** (1 - own)
+    derivative = slope * (o - hot)
+  expected = -size * ((1 - t**2) * (derivative @ table)) @ kernel[: PLAIN.dim].T
+  np.testing.assert_allclose(after - before, expected, atol=2e-5)
+  assert np.abs(expected).max() > 0.01
 
 
 @pytest.mark.parametrize("signal", ["surprisal", "nll"])
@@ -157,82 +265,135 @@ def entropies(logits):
   return np.asarray(-jnp.sum(p * jnp.log(p), axis=-1))
 
 
-def test_recoding_by_entropy_lowers_that_of_the_first_prediction():
+def test_recoding_by_entropy_lowers_that_of_the_first_prediction_and_more_steps_lower_it_more():
   plain = entropies(everything(PLAIN)[0])[:, 0]
-  small, found = everything(recoded("entropy", size=0.05)), recoded("entropy", size=0.05, steps=3)
-  np.testing.assert_allclose(small[1]["decoder/recoding_error"][:, 0], plain, rtol=1e-5)
-  assert (entropies(small[0])[:, 0] < plain).all()
-  assert (entropies(everything(found)[0])[:, 0] < entropies(small[0])[:, 0]).all()
+  once, more = (everything(recoded("entropy", size=0.05, steps=steps)) for steps in (1, 3))
+  np.testing.assert_allclose(once[1]["decoder/recoding_error"][:, 0], plain, rtol=1e-5)
+  assert (entropies(once[0])[:, 0] < plain).all()
+  assert (entropies(more[0])[:, 0] < entropies(once[0])[:, 0]).all()
 
 
-def test_the_step_is_minus_the_size_times_the_derivative_by_finite_differences():
-  """Of the first prediction's entropy with respect to the top cell state, through h."""
-  size, site = 0.5, "decoder/layer_1"
-  sites = everything(recoded("entropy", size=size))[1]
+@pytest.mark.parametrize("layer", [0, 1])
+def test_cell_states_go_down_the_derivative_by_finite_differences(layer):
+  """Of the first prediction's entropy with respect to the cell state of a layer, through h."""
+  site, epsilon = f"decoder/layer_{layer}", 1e-2
+  sites = everything(recoded("entropy"))[1]
   moved = sites[f"{site}/cell_recoded"][:, 0] - sites[f"{site}/cell"][:, 0]
-  hidden, cell = sites[f"{site}/output"], sites[f"{site}/cell"]
-  epsilon = 1e-2
+  hidden, before = sites[f"{site}/output"][:, 0], sites[f"{site}/cell"][:, 0]
 
   @jax.jit
+  @jax.vmap
   def entropy(change):
     # h as the cell makes it of a changed c: o tanh(c).
-    gate = hidden[:, 0] / jnp.tanh(cell[:, 0])
-    new = gate * jnp.tanh(cell[:, 0] + change)
-    edit = {f"{site}/output": lambda h: h + (new - hidden[:, 0])[:, None]}
+    new = hidden / jnp.tanh(before) * jnp.tanh(before + change[None])
+    edit = {f"{site}/output": lambda h: h + (new - hidden)[:, None]}
     logits = run(module(PLAIN).apply, params(), PAIR[0], PAIR[1][:, :1], edits=edit)[0]
     p = jax.nn.softmax(logits[:, 0])
     return -jnp.sum(p * jnp.log(p), axis=-1)
 
-  for unit in range(PLAIN.dim):
-    change = epsilon * np.eye(PLAIN.dim, dtype=np.float32)[unit]
-    ahead, back = (entropy(sign * change[None]) for sign in (1.0, -1.0))
-    slope = (ahead - back) / (2 * epsilon)
-    np.testing.assert_allclose(moved[:, unit], -size * slope, atol=2e-4)
+  units = epsilon * np.eye(PLAIN.dim, dtype=np.float32)
+  slope = (entropy(units) - entropy(-units)).T / (2 * epsilon)
+  np.testing.assert_allclose(moved, -0.7 * slope, atol=2e-4)
+  assert np.abs(slope).max() > 1e-2
 
 
-def test_training_reaches_learned_step_sizes_and_second_order_changes_gradients():
-  learned = recoded("entropy", step="learned")
-  made = step_size_parameters(learned.recoding, 2, PLAIN.dim)
-  sizes = {name: init(jax.random.key(0), shape).unbox() for name, (init, shape) in made.items()}
+def test_gradients_are_those_of_the_loss_where_they_pass_through_the_recoding_gradient():
+  """By finite differences along a direction, learned step sizes included; else they are not."""
+  sizes = {
+    name: init(jax.random.key(0), shape).unbox()
+    for name, (init, shape) in step_size_parameters(LEARNED, 2, PLAIN.dim).items()
+  }
   p = {"params": {**params()["params"], "step_sizes": sizes}}
+  random = np.random.default_rng(1)
+  along = jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape), x.dtype), p)
 
-  def gradient(config, p):
-    def loss(p):
-      logits = module(config).apply(p, *PAIR)
-      return jnp.mean(jax.nn.log_softmax(logits)[..., 3])
+  def loss(config, p):
+    return jnp.mean(jax.nn.log_softmax(module(config).apply(p, *PAIR))[..., 3])
 
-    return jax.jit(jax.grad(loss))(p)["params"]
+  def slope(through):
+    recoding = dataclasses.replace(LEARNED, through=through)
+    config = dataclasses.replace(PLAIN, recoding=recoding)
+    value = jax.jit(jax.value_and_grad(functools.partial(loss, config)))
+    _, gradient = value(p)
+    assert np.asarray(gradient["params"]["step_sizes"]["steps"]).all()
+    return value, sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient, along)))
 
-  assert np.asarray(gradient(learned, p)["step_sizes"]["steps"]).all()
-  first, second = (
-    gradient(recoded("entropy", through=through), params()) for through in (False, True)
+  (value, second), (_, first) = slope(True), slope(False)
+  ahead, back = (
+    value(jax.tree.map(lambda x, d: x + sign * 2e-3 * d, p, along))[0] for sign in (1, -1)
   )
-  assert np.abs(first["readout"]["kernel"] - second["readout"]["kernel"]).max() > 1e-5
+  measured = (ahead - back) / 4e-3
+  np.testing.assert_allclose(second, measured, rtol=0.02)
+  assert abs(first - measured) > 0.05 * abs(measured)
 
 
-# Recoding of the search.
+# Search.
+
+
+def searched(config, decode_config):
+  """What a search finds for the sources, of at most LONGEST tokens."""
+  apply = functools.partial(module(config).apply, params())
+
+  @jax.jit
+  def search(source):
+    cache = apply(source, beams=decode_config.width, length=LONGEST, method="prefill")
+    return decode(
+      functools.partial(apply, method="step"), cache, decode_config,
+      batch=len(source), max_length=LONGEST, limit=jnp.full(len(source), LONGEST), bos=BOS, eos=EOS,
+      pad=0,
+    )  # fmt: skip
+
+  return jax.device_get(search(PAIR[0]))
+
+
+@functools.cache
+def whole_pass(config):
+  return jax.jit(functools.partial(module(config).apply, params()))
+
+
+def log_probabilities(config, tokens):
+  """By the whole pass without a cache: of every token [batch, hypotheses, time], and the best."""
+  batch, count, time = tokens.shape
+  source = np.repeat(SOURCE, count, axis=0)
+  logits = whole_pass(config)(source, shift_right(jnp.asarray(tokens.reshape(-1, time)), BOS))
+  rows = np.asarray(jax.nn.log_softmax(logits)).reshape(batch, count, time, -1)
+  return np.take_along_axis(rows, tokens[..., None], axis=-1)[..., 0], rows.argmax(axis=-1)
+
+
+@each
+def test_the_score_of_every_hypothesis_is_that_of_the_whole_pass(config):
+  found = searched(config, DecodeConfig(beams=3, n_best=3))
+  each_token, _ = log_probabilities(config, found.tokens)
+  here = np.arange(LONGEST) < found.lengths[..., None]
+  expected = np.sum(np.where(here, each_token, 0), axis=-1) / found.lengths
+  np.testing.assert_allclose(found.scores, expected, atol=1e-5)
+  assert len({tuple(row) for row in found.tokens.reshape(-1, LONGEST)}) > 3
+
+
+@each
+def test_greedy_search_takes_the_most_probable_token_of_the_whole_pass(config):
+  found = searched(config, DecodeConfig(method="greedy"))
+  tokens = np.repeat(found.tokens, 3, axis=1)
+  _, best = log_probabilities(config, tokens)
+  # A hypothesis of the greatest length ends whatever is most probable there.
+  here = np.arange(LONGEST) < np.minimum(found.lengths, LONGEST - 1)[..., None]
+  np.testing.assert_array_equal(found.tokens[here], best[:, :1][here])
 
 
 @pytest.mark.parametrize("layer", [0, -1])
 def test_decoding_recodes_the_state_of_a_layer(layer):
-  model, steps = module(PLAIN), 3
-  cache = model.apply(params(), PAIR[0], beams=1, length=steps, method="prefill")
+  """As it does an activation of any model: the entropy of what is predicted falls."""
+  apply = functools.partial(module(PLAIN).apply, params())
+  cache = jax.jit(functools.partial(apply, beams=1, length=3, method="prefill"))(PAIR[0])
 
   def step(cache, tokens, taps):
-    return model.apply(params(), cache, tokens, taps=taps, method="step")
+    return apply(cache, tokens, taps=taps, method="step")
 
-  def sums(size):
-    config = DecodeConfig(recode_layer=layer, recode_size=size)
-    one = recoding.recoded(step, OFF, recoding.site_of(layer, 2), config)
-    state, one = recoding.start(cache, 2, 1), jax.jit(one)
-    for t in range(steps):
-      logits, state = one(state, PAIR[1][:, t, None])
-    return np.asarray(state["entropy"][:, 0]), logits
-
-  still, logits = sums(0.0)
-  np.testing.assert_allclose(logits[:, 0], everything(PLAIN)[0][:, steps - 1], atol=1e-5)
-  np.testing.assert_allclose(still[:, 0], still[:, 1], rtol=1e-6)
-  before, after = sums(0.05)[0].T
+  config = DecodeConfig(recode_layer=layer, recode_size=0.05)
+  one = jax.jit(recoding.recoding_step(step, OFF, recoding.site_of(layer, 2), config))
+  _, state = one(recoding.start(cache, 2, 1), PAIR[1][:, 0, None])
+  before, after = np.asarray(state["entropy"][:, 0]).T
+  np.testing.assert_allclose(before, entropies(everything(PLAIN)[0])[:, 0], rtol=1e-5)
   assert (after < before).all()
 
 

@@ -40,7 +40,7 @@ class TransformerConfig(StackConfig, ModelConfig):
   norm: Norm = "post"
   """Normalise before each sub-layer (and after the last layer), or after each residual sum."""
   positions: Positions = "sinusoidal"
-  """Fixed or learned vectors added to embeddings, rotary or relative positions."""
+  """How positions are known; see `layers.positions`."""
   share_embeddings: Literal["none", "decoder", "all"] = "decoder"
   """Which embeddings are one: decoder input and output, or those and the encoder's."""
 

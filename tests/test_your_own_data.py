@@ -66,7 +66,7 @@ def test_the_options_of_its_commands_exist(place):
       assert parse(main_program.Args, options).workdir.parts[0] == "runs"
     elif name == "analyse":
       kind = analyse.ANALYSES[options[0]]
-      cli.options(analyse._arguments(kind), options[1:])
+      cli.options(analyse._arguments(kind.options), options[1:])
     else:
       cli.options(programs[name].Args, options)
   assert seen == {"main", "predict", "score", "generate", "analyse"}

@@ -70,7 +70,7 @@ def test_one_split_another_model_and_another_way_to_decode_can_be_chosen(program
   seen = []
 
   def evaluate_splits(task, params, splits, **_):
-    seen.append((task.dataset.config.decode, params, splits))
+    seen.append((task.generator.decode, params, splits))
     return {split: Evaluation({"bleu": 12.5}, [], [], []) for split in splits}
 
   monkeypatch.setattr(final_evaluation, "evaluate_splits", evaluate_splits)

@@ -61,7 +61,7 @@ def tiny(mechanisms):
 @pytest.fixture(scope="module")
 def files():
   """The tokenizer, the same for all."""
-  return tiny(()).task.build(tiny(()).model).files()
+  return tiny(()).task.build(tiny(()).model).dataset.files()
 
 
 FAST = (("gate", "recoding"),)

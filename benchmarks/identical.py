@@ -39,7 +39,7 @@ STEPS = 6
 # Names of what a clock, the machine or the place of a folder decides.
 _LEFT_OUT = re.compile(
   r"second|time|date|per_s|waited|memory|gib|flop|mfu|provenance|workdir|command|path|host"
-  r"|version|eta|fingerprint|history|ended|measured|configuration",
+  r"|version|eta|fingerprint|history|ended|measured|configuration|cache",
   re.IGNORECASE,
 )
 _SMALL_WORLDS = {"train": 240, "valid": 24, "test": 24, "shifted": 24}
@@ -283,7 +283,13 @@ def _train(case: Case, tree: Path, workdir: Path) -> dict[str, Any]:
 def _use(use: Use, tree: Path, workdir: Path) -> list[str]:
   """What a program prints about a model, without what a clock decides."""
   shown = _run(tree, use.program, ["--workdir", str(workdir), *use.options], use.lines)
-  return [line for line in shown.splitlines() if not re.search(r"second|/s\b|report:", line)]
+  lines, timed = [], False
+  for line in shown.replace(str(workdir), "W").splitlines():
+    timed = bool(re.search(r"sentences/s$", line)) or (timed and bool(line.strip()))
+    line = re.sub(r"\S+$", "", line) if timed else line
+    if not re.search(r"second|/s\b|report:", line):
+      lines.append(line.rstrip())
+  return lines
 
 
 def _run(tree: Path, program: str, arguments: Sequence[str], lines: Sequence[str] = ()) -> str:

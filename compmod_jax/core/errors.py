@@ -42,13 +42,19 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
   choices = sorted(choices)
   if value in choices:
     return
-  near = difflib.get_close_matches(value[:LONGEST], choices, n=8)
-  hint = f" Did you mean {near[0]!r}?" if near else ""
+  close = difflib.get_close_matches(value[:LONGEST], choices, n=8)
+  hint = f" Did you mean {close[0]!r}?" if close else ""
   listed = ", ".join(choices)
   if len(choices) > MANY:
-    listed = f"{len(choices)} names, such as {', '.join(near or choices[:8])}"
+    listed = f"{len(choices)} names, such as {', '.join(close or choices[:8])}"
   message = f"{field} is {short(value)}; it must be one of: {listed}.{hint}"
   raise ChoiceError(message, field, choices)
+
+
+def near(value: str, choices: Iterable[str]) -> str:
+  """A question that names the choice most like a value, after a space; empty if none is."""
+  close = difflib.get_close_matches(value[:LONGEST], list(choices), n=1)
+  return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def short(value: Any) -> str:

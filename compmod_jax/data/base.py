@@ -179,6 +179,16 @@ class Dataset(abc.ABC, Generic[C]):
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterable[Batch]:
     """Batches in which every example of a split is once, as they are scored."""
 
+  def flat(self, batch: Batch) -> Batch:
+    """A training batch with the columns that the model's forward pass reads, [rows, ...]."""
+    return batch
+
+  def trained_shapes(
+    self, shapes: Mapping[str, jax.ShapeDtypeStruct], multiple: int
+  ) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of a training batch, given those of one of rows; `multiple` as in `train_batches`."""
+    return dict(shapes)
+
   @abc.abstractmethod
   def example(self) -> dict[str, jax.Array]:
     """The smallest batch that the model takes, to trace it with."""

@@ -234,6 +234,18 @@ class TextBlocks(Dataset[C]):
       self._loaded[split, stride] = found
     return self._loaded[split, stride]
 
+  def examples(self, split: str) -> Examples:
+    """Blocks end to end; see `blocks`."""
+    return self.blocks(split)
+
+  def documents(self, split: str) -> np.ndarray:
+    """The number, from 0, of the document in which each block's text begins, int [blocks]."""
+    column = self.blocks(split).columns["tokens"]
+    assert isinstance(column, Blocks)
+    numbers, stream = column.numbers()
+    ends = np.flatnonzero(stream == self.tokenizer.eos)
+    return np.searchsorted(ends, numbers * (self.config.length - 1))
+
   def unknown(self, split: str) -> float:
     """Per cent of a split's tokens, ends included, that are unknown words."""
     blocks, found = self.blocks(split), 0

@@ -17,14 +17,17 @@ from compmod_jax.data.buckets import BatchConfig, auto_buckets, edges_for
 from compmod_jax.data.examples import Examples, Ragged, tokenise
 
 __all__ = [
+  "ENDLESS",
   "Batch",
   "BatchConfig",
   "Examples",
   "Plan",
   "Ragged",
+  "assemble",
   "auto_buckets",
   "batch_plan",
   "batches_per_epoch",
+  "check_processes",
   "eval_batches",
   "iterate",
   "padding_share",
@@ -35,7 +38,7 @@ __all__ = [
 Batch = dict[str, np.ndarray]
 Plan = list[tuple[int, np.ndarray]]
 
-_ENDLESS = 1 << 62
+ENDLESS = 1 << 62
 
 
 def rows_of(bucket: int, config: BatchConfig, multiple: int = 1) -> int:
@@ -101,7 +104,9 @@ def padding_share(examples: Examples, config: BatchConfig, multiple: int = 1) ->
   return 1 - sum(examples.tokens.values()) / positions if positions else 0.0
 
 
-def _assemble(examples: Examples, bucket: int, numbers: np.ndarray, rows: int, first: int) -> Batch:
+def assemble(
+  examples: Examples, bucket: int, numbers: np.ndarray, rows: int, first: int = 0
+) -> Batch:
   """Rows `first` to `first + rows` of a batch; those beyond its examples are filler."""
   mine = numbers[first : first + rows]
   index = np.full(rows, -1, np.int32)
@@ -121,7 +126,8 @@ def _slice_rows(rows: int, process: int, processes: int) -> tuple[int, int]:
   return rows // processes, process * (rows // processes)
 
 
-def _check_processes(multiple: int, process: int, processes: int) -> None:
+def check_processes(multiple: int, process: int, processes: int) -> None:
+  """Raises a `UserError` for rows that processes cannot share, or a process that is not there."""
   check(
     0 <= process < processes,
     f"process is {process} of {processes} processes; they count from 0.",
@@ -153,7 +159,7 @@ class _Epochs:
     self._plans: dict[int, Plan] = {}
 
   def __len__(self) -> int:
-    return _ENDLESS
+    return ENDLESS
 
   def __repr__(self) -> str:
     return f"batches of {len(self._examples)} examples"
@@ -163,7 +169,7 @@ class _Epochs:
     bucket, numbers = self._plan(epoch)[place]
     rows = rows_of(bucket, self._config, self._multiple)
     rows, first = _slice_rows(rows, self._process, self._processes)
-    return _assemble(self._examples, bucket, numbers, rows, first)
+    return assemble(self._examples, bucket, numbers, rows, first)
 
   def _plan(self, epoch: int) -> Plan:
     with self._lock:
@@ -209,7 +215,7 @@ def train_batches(
   Raises:
     UserError: no examples, or rows that processes cannot share.
   """
-  _check_processes(multiple, process, processes)
+  check_processes(multiple, process, processes)
   check(seed >= 0, f"seed is {seed}; it must not be negative.")
   if not len(examples):
     raise UserError(
@@ -258,7 +264,7 @@ def eval_batches(
   Raises:
     UserError: rows that processes cannot share.
   """
-  _check_processes(multiple, process, processes)
+  check_processes(multiple, process, processes)
   if not len(examples):
     return
   edges = edges_for(examples.lengths, config)
@@ -271,4 +277,4 @@ def eval_batches(
     rows = rows_of(bucket, config, multiple)
     for start in range(0, len(ordered), rows):
       mine, first = _slice_rows(rows, process, processes)
-      yield _assemble(examples, bucket, ordered[start : start + rows], mine, first)
+      yield assemble(examples, bucket, ordered[start : start + rows], mine, first)

@@ -8,6 +8,7 @@ from compmod_jax.core.errors import check
 from compmod_jax.data.sources.documents import (
   Documents,
   GrammarDocuments,
+  GrammarTopics,
   TextDocuments,
   TfdsDocuments,
 )
@@ -20,7 +21,7 @@ from compmod_jax.data.tokenizers import (
 from compmod_jax.data.zero_shot import WithUnseen
 
 UNKNOWN = " Unknown: per cent of the tokens, ends included, that are unknown words."
-DocumentData = GrammarDocuments | TextDocuments | TfdsDocuments | WithUnseen
+DocumentData = GrammarDocuments | GrammarTopics | TextDocuments | TfdsDocuments | WithUnseen
 FILE = "text.tokenizer"
 
 

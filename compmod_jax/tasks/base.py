@@ -309,7 +309,7 @@ class NoSearch:
 
 def lower_is_better(metric: str) -> bool:
   """Whether a smaller value of a score is the better one: of losses and perplexities, no other."""
-  return metric == "loss" or metric.endswith("perplexity")
+  return metric == "loss" or metric.endswith(("_loss", "perplexity"))
 
 
 D = TypeVar("D", bound=Dataset[Any])

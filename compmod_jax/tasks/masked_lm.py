@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from compmod_jax.core.sharding import fetch
 from compmod_jax.data import pipeline
 from compmod_jax.data.blocks import TextBlocks, check_blocks
 from compmod_jax.data.corruption import Masked, MaskingConfig, mask_tokens
+from compmod_jax.data.episodes import EpisodeDataset
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.text_tokenizer import UNKNOWN, DocumentData, text_tokenizer
 from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
@@ -34,7 +36,7 @@ from compmod_jax.tasks.base import (
   Terms,
 )
 from compmod_jax.tasks.fill_mask import FillMask
-from compmod_jax.tasks.objectives import standard
+from compmod_jax.tasks.objectives import MetaConfig, standard
 
 # Keeps the masks apart from dropout, which is drawn from the same key.
 _STREAM = 0x3A5C
@@ -60,6 +62,8 @@ class MaskedLMConfig:
   """Of the masks of evaluation, which are always the same."""
   small_share: float = 0.07
   """Share of the training blocks in the small part, for phases that train on a part."""
+  meta: MetaConfig | None = None
+  """Meta-learning: training on episodes of blocks, after steps on their supports."""
 
   def __post_init__(self):
     check_blocks(self)
@@ -90,12 +94,23 @@ class MaskedLMConfig:
       " needs a position. Raise model.max_length.",
     )
     tokenizer = dataset.tokenizer
-    return MaskedLM(
+    task = MaskedLM(
       dataset=dataset,
       model=MaskedModel(model.encoder(tokenizer.vocab_size, tokenizer.pad), tokenizer.pad),
       objective=standard(MaskedTokenLoss(dataset.mask)),
       evaluators=(MaskedTokenScores(),),
       generator=FillMask(tokenizer, self.batch_tokens),
+    )
+    if self.meta is None:
+      return task
+    within = dataset.documents if self.meta.episodes.within == "document" else None
+    meta = self.meta.over(task.objective)
+    meta.check(jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0)))))
+    return dataclasses.replace(
+      task,
+      dataset=EpisodeDataset(dataset, self.meta.episodes, within),
+      objective=meta,
+      evaluators=(self.meta.evaluator(task.objective, self.mask_seed), *task.evaluators),
     )
 
   @property
@@ -318,5 +333,5 @@ class MaskedTokenScores:
     )
 
 
-class MaskedLM(Task[MaskedBlocks, MaskedModel, FillMask]):
+class MaskedLM(Task[MaskedBlocks | EpisodeDataset[MaskedBlocks], MaskedModel, FillMask]):
   """A masked language modelling task; made by `MaskedLMConfig.build`."""

@@ -1,19 +1,39 @@
-"""Objectives that wrap another one: what mechanisms add to the loss of any task.
+"""Objectives that wrap others: what mechanisms add to a loss, mixtures, and meta-learning.
 
-A wrapper hands the objective inside it a context whose `taps` read or change intermediates of the
-one forward pass, and adds terms and metrics of what was read.
+What mechanisms add hands the objective inside it a context whose `taps` read or change
+intermediates of the one forward pass, and adds terms and metrics of what was read. `Mixture` and
+`Meta` run objectives several times; they stand outside the others.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from compmod_jax.core import errors
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.losses import objective as weighted_sum
+from compmod_jax.core.parameters import chosen
+from compmod_jax.core.sharding import fetch
+from compmod_jax.data.episodes import EpisodeConfig, flat, split_episode
 from compmod_jax.mechanisms.competition import drophead, losses
 from compmod_jax.mechanisms.competition.statistics import routers_captured, routers_statistics
 from compmod_jax.mechanisms.modulation import gate_statistics
-from compmod_jax.tasks.base import Batch, Carry, Context, Metrics, Objective, Params, Terms
+from compmod_jax.tasks.base import (
+  Batch,
+  Carry,
+  Context,
+  Metrics,
+  Objective,
+  Params,
+  Scoring,
+  TaskModel,
+  Terms,
+)
 
 
 def standard(objective: Objective) -> Objective:
@@ -107,3 +127,362 @@ class WithGateStatistics:
     gate = jax.lax.stop_gradient(taps.captured[site])
     statistics = gate_statistics(gate, model.valid_mask(site, batch))
     return terms, carry, found | {f"gate/{name}": value for name, value in statistics.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """An objective of a mixture.
+
+  Attributes:
+    objective: the objective.
+    weight: factor of all its terms.
+  """
+
+  objective: Objective
+  weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixture:
+  r"""A weighted sum of objectives of one model on one batch, as multi-task learning takes it.
+
+  .. math:: L = \sum_i w_i L_i
+
+  Terms and metrics are called NAME/TERM by the name of their share; metrics of the first share keep
+  their names, so that the log's loss is its. Each share runs the model by itself, with dropout of
+  its own.
+
+  Attributes:
+    shares: name -> objective and weight. The first one reads and advances recurrent states; what
+      is read of intermediates from outside is read of it.
+
+  Raises:
+    UserError: there is no share, or a weight is not positive.
+
+  Source: Caruana 1997, section 1.
+  """
+
+  shares: Mapping[str, Share]
+
+  def __post_init__(self):
+    errors.check(bool(self.shares), "shares is empty; a mixture needs at least one objective.")
+    for name, share in self.shares.items():
+      errors.check(
+        share.weight > 0,
+        f"shares.{name}.weight is {share.weight}; it must be positive. Leave the share out to train"
+        " without it.",
+      )
+
+  def weights(self, config: Any) -> dict[str, float]:
+    """Those of all shares."""
+    return {
+      f"{name}/{term}": share.weight * weight
+      for name, share in self.shares.items()
+      for term, weight in share.objective.weights(config).items()
+    }
+
+  def __call__(
+    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+  ) -> tuple[Terms, Carry, Metrics]:
+    """See `Objective`."""
+    terms, metrics, after = Terms(), Metrics(), carry
+    for number, (name, share) in enumerate(self.shares.items()):
+      inner = context
+      if number:
+        rng = jax.random.fold_in(context.rng, number)
+        inner = context._replace(rng=rng, taps=_unread(context.taps))
+      found, new, measured = share.objective(model, params, carry, batch, inner)
+      terms |= {
+        f"{name}/{term}": value.replace(weight=share.weight * value.weight)
+        for term, value in found.items()
+      }
+      metrics |= {f"{name}/{key}" if number else key: value for key, value in measured.items()}
+      after = after if number else new
+    return terms, after, metrics
+
+
+def _unread(taps: Taps) -> Taps:
+  """The same changes of intermediates, of which nothing is recorded."""
+  return Taps(edits=taps.edits) if taps.edits else OFF
+
+
+# Keeps the random numbers of the inner loop apart from those of the query.
+_INNER = 0x1A9E
+
+
+@dataclasses.dataclass(frozen=True)
+class MetaConfig:
+  """Learning of parameters from which a few steps of gradient descent lead far (MAML)."""
+
+  episodes: EpisodeConfig = EpisodeConfig()
+  """What one adapts to, and is scored on."""
+  steps: int = 1
+  """Steps of gradient descent on the support in training; 0 trains on the queries as they are."""
+  evaluate_steps: int = 0
+  """Most steps in evaluation; 0 for as many as in training."""
+  rate: float = 0.1
+  """Their size; 0 adapts nothing."""
+  parameters: tuple[str, ...] = ("*",)
+  """Names of what is adapted: of parameters, or of modules for all parameters in them; * stands for
+  any characters."""
+  first_order: bool = False
+  """Takes the gradient at the adapted parameters for that of the parameters before, which costs
+  less."""
+
+  def __post_init__(self):
+    for field in ("steps", "evaluate_steps", "rate"):
+      value = getattr(self, field)
+      errors.check(value >= 0, f"meta.{field} is {value}; it must not be negative.")
+    errors.check(
+      bool(self.parameters),
+      "meta.parameters is empty; name what is adapted, such as '*' for all, or set meta.steps to"
+      " 0.",
+    )
+
+  def evaluator(self, objective: Objective, seed: int) -> "AdaptationScores":
+    """The evaluator of what is learned so; arguments as in `AdaptationScores`."""
+    meta = self.over(objective)
+    return AdaptationScores(
+      dataclasses.replace(meta, steps=self.evaluate_steps or self.steps), seed
+    )
+
+  def over(self, objective: Objective) -> "Meta":
+    """This way of learning, for an objective."""
+    return Meta(
+      objective,
+      functools.partial(split_episode, support=self.episodes.support),
+      steps=self.steps,
+      rate=self.rate,
+      parameters=self.parameters,
+      first_order=self.first_order,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Meta:
+  r"""An objective after a few steps of gradient descent on other rows: MAML.
+
+  Every episode e of a batch has a support :math:`S_e` and a query :math:`Q_e`. The parameters
+  :math:`\phi` that the patterns choose take steps on the support, all others stand still, and what
+  training lowers is the objective on the query afterwards:
+
+  .. math::
+     \phi_e^{(0)} = \phi, \qquad
+     \phi_e^{(i+1)} = \phi_e^{(i)} - \alpha \nabla_{\phi} L_{S_e}(\phi_e^{(i)}), \qquad
+     \min_\theta L_{Q_1, Q_2, \ldots}(\phi_1^{(k)}, \phi_2^{(k)}, \ldots)
+
+  The gradient goes through the steps: it has second derivatives of the objective, so that every
+  custom derivative rule in the model has to be right to the second order; those of this package
+  are. With `first_order` it is the query's gradient at the adapted parameters.
+
+  The terms are additive sums over all queries, as those of any objective are over rows: a loss is
+  a mean over all tokens of all queries, and micro-batches of whole episodes add up exactly. The
+  inner loop descends the whole objective of one support, with all its terms.
+
+  Attributes:
+    objective: what is lowered.
+    split: from the batch of an episode, columns [rows, ...], to support and query; see
+      `data.episodes.split_episode`.
+    steps: k. With none, or a rate of 0, this is the objective on the query.
+    rate: alpha.
+    parameters: names of what is adapted; see `core.parameters.matches`.
+    first_order: leaves the second derivatives out.
+
+  Source: Finn et al. 2017, Algorithm 1, and section 5.2 (first order).
+  """
+
+  objective: Objective
+  split: Callable[[Batch], tuple[Batch, Batch]]
+  steps: int = 1
+  rate: float = 0.1
+  parameters: tuple[str, ...] = ("*",)
+  first_order: bool = False
+
+  def weights(self, config: Any) -> dict[str, float]:
+    """Those of the objective inside."""
+    return self.objective.weights(config)
+
+  def check(self, params: Params) -> None:
+    """Raises a `UserError` where a pattern stands for no parameter.
+
+    Args:
+      params: the model's parameters, or their shapes.
+    """
+    chosen(params, self.parameters, "meta.parameters")
+
+  def __call__(
+    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+  ) -> tuple[Terms, Carry, Metrics]:
+    """See `Objective`; columns of the batch are [episodes, rows, ...].
+
+    Metrics have those of the query, and `support/TERM`, the terms on the support before each step.
+
+    Raises:
+      UserError: the task keeps a recurrent state, or the objective has no second derivative.
+    """
+    _check_episodes(batch, carry)
+    if not self.steps or not self.rate:
+      query = flat(jax.vmap(self.split)(dict(batch))[1])
+      return self.objective(model, params, carry, query, context)
+    outside = context.taps
+    seen: set[str] = set()
+
+    def episode(number: jax.Array, batch: Batch) -> Any:
+      taps = outside.apart()
+      rng = jax.random.fold_in(context.rng, number)
+      inner = context._replace(rng=rng, taps=taps)
+      support, query = self.split(batch)
+      *_, last = self.adapted(model, params, support, inner)
+      terms, _, metrics = self.objective(model, last.params, carry, query, inner)
+      seen.update(taps.seen)
+      return terms, metrics | last.support, taps.captured
+
+    numbers = jnp.arange(len(next(iter(batch.values()))))
+    terms, metrics, captured = jax.vmap(episode)(numbers, dict(batch))
+    outside.merge(flat(captured), seen)
+    total = functools.partial(jax.tree.map, lambda leaf: jnp.sum(leaf, axis=0))
+    return total(terms), carry, total(metrics)
+
+  def adapted(
+    self, model: Any, params: Params, support: Batch, context: Context
+  ) -> Iterator["Adapted"]:
+    """The parameters before the first step, and after each one, for one episode.
+
+    Those that the patterns do not choose are the same arrays in all.
+    """
+    mask = jax.tree.leaves(chosen(params, self.parameters, "meta.parameters"))
+    leaves, tree = jax.tree.flatten(params)
+    taps = _unread(context.taps)
+
+    def whole(moving: list[jax.Array]) -> Params:
+      new = iter(moving)
+      return tree.unflatten([next(new) if m else x for m, x in zip(mask, leaves, strict=True)])
+
+    def loss(moving: list[jax.Array], number: int) -> tuple[jax.Array, Terms]:
+      rng = jax.random.fold_in(jax.random.fold_in(context.rng, _INNER), number)
+      inner = context._replace(rng=rng, taps=taps)
+      terms, _, _ = self.objective(model, whole(moving), (), support, inner)
+      return weighted_sum(terms), terms
+
+    slope = jax.grad(loss, has_aux=True)
+    moving, found = [x for m, x in zip(mask, leaves, strict=True) if m], list[Terms]()
+    yield Adapted(params, {})
+    for number in range(self.steps):
+      if self.first_order:
+        step, terms = slope(jax.lax.stop_gradient(moving), number)
+        step = jax.lax.stop_gradient(step)
+      else:
+        step, terms = slope(moving, number)
+        if not number:
+          _check_second_order(lambda moving: slope(moving, 0)[0], moving)
+      found.append(terms)
+      moving = [x - self.rate * change for x, change in zip(moving, step, strict=True)]
+      yield Adapted(whole(moving), _logged(found))
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+  """Where a learner stands within an episode.
+
+  Attributes:
+    params: its parameters.
+    support: `support/TERM` -> sums and counts, [steps], of the terms before each step so far.
+  """
+
+  params: Params
+  support: Metrics
+
+
+def _logged(found: list[Terms]) -> Metrics:
+  """Sums and counts of the terms, step by step."""
+  return {
+    f"support/{name}": jax.tree.map(
+      lambda *each: jax.lax.stop_gradient(jnp.stack(each)), *(one[name].logged() for one in found)
+    )
+    for name in found[0]
+  }
+
+
+def _check_episodes(batch: Batch, carry: Carry) -> None:
+  errors.check(
+    not jax.tree.leaves(carry),
+    "The meta objective adapts to episodes of rows, but the task keeps a recurrent state from one"
+    " batch to the next. Use a task without one, or train without the meta objective.",
+  )
+  wrong = [name for name, column in batch.items() if column.ndim < 2]
+  errors.check(
+    not wrong,
+    f"The meta objective has got a batch of rows, not of episodes: {errors.short_list(wrong)} has"
+    " one axis. Columns have to be [episodes, rows, ...], as data.episodes.EpisodeDataset makes"
+    " them.",
+  )
+
+
+def _check_second_order(slope: Callable[[Any], Any], at: Any) -> None:
+  """Raises a `UserError` where a gradient, which there is, has itself no derivative."""
+
+  def size(at: Any) -> jax.Array:
+    return sum((jnp.sum(jnp.square(x)) for x in slope(at)), start=jnp.float32(0))
+
+  try:
+    jax.eval_shape(jax.grad(size), at)
+  except Exception as error:
+    text = " ".join(str(error).split())
+    raise errors.UserError(
+      "The meta objective differentiates the steps of its inner loop, but the model's gradient has"
+      f" no derivative ({type(error).__name__}: {text[:200]}). Set meta.first_order = True, or use"
+      " a model whose custom derivative rules hold to the second order."
+    ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptationScores:
+  """The loss on the queries of a split before adaptation and after each step of it.
+
+  Always the same episodes, without dropout, and with the same random numbers.
+
+  Attributes:
+    meta: how one adapts.
+    seed: of what the objective draws, such as masks.
+  """
+
+  meta: Meta
+  seed: int = 0
+  metric: str = "query/adapted_loss"
+
+  @property
+  def units(self) -> str:
+    """What its scores are, and per what."""
+    return (
+      "Query: the loss on the queries of all episodes, as in training, before adaptation (0_loss)"
+      " and after each step on their supports (1_loss, ...); adapted_loss: after the last."
+    )
+
+  def __call__(self, scoring: Scoring[Any]) -> Iterator[tuple[str, Any]]:
+    """See `Evaluator`; the data set is an `EpisodeDataset`."""
+    run, totals, tree = scoring.task.model.jit(self._terms), [], None
+    for batch in scoring.task.dataset.episodes(scoring.split, multiple=scoring.sharing.multiple):
+      found, tree = jax.tree.flatten(fetch(run(scoring.params, scoring.sharing.place(batch))))
+      totals.append([np.asarray(leaf, np.float64) for leaf in found])
+    errors.check(tree is not None, f"The split {scoring.split!r} has no episode to adapt to.")
+    assert tree is not None
+    terms = tree.unflatten([np.sum(leaves, axis=0) for leaves in zip(*totals, strict=True)])
+    values = [float(weighted_sum(after)) for after in terms]
+    for number, value in enumerate(values):
+      yield f"query/{number}_loss", value
+    yield self.metric, values[-1]
+
+  def _terms(self, model: TaskModel[Any], params: Params, batch: Batch) -> list[Terms]:
+    """Terms on all queries after 0, 1, ... steps."""
+    # Nothing is differentiated through the steps here.
+    meta = dataclasses.replace(self.meta, first_order=True)
+
+    def episode(batch: Batch) -> list[Terms]:
+      context = Context(jax.random.key(self.seed), jnp.int32(0), train=False)
+      support, query = meta.split(batch)
+      return [
+        meta.objective(model, one.params, (), query, context)[0]
+        for one in meta.adapted(model, params, support, context)
+      ]
+
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(episode)(dict(batch)))

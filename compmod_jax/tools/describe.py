@@ -46,10 +46,18 @@ def phase(run: Run, number: int) -> str:
   """What begins, where one phase follows another."""
   it = run.experiment.phases[number]
   part = "all training data" if it.part == "all" else f"the {it.part} part of the training data"
-  trains = {"all": "everything trains", "routing": "the routers train"}
+  trains = {
+    "all": "everything trains",
+    "routing": "the routers train",
+    "rest": "everything but the routers trains",
+  }
+  # Of several groups, and where there are others than these, their names say it best.
+  what = f"what trains is {' and '.join(it.trainable.split('+'))}"
+  if it.trainable == "all" or not run.experiment.groups:
+    what = trains.get(it.trainable, what)
   return (
     f"phase {number + 1} of {len(run.experiment.phases)}, {it.name}:"
-    f" {trains.get(it.trainable, 'everything but the routers trains')} on {part},"
+    f" {what} on {part},"
     f" {run.batches_per_epoch[number]:,} batches an epoch, up to step {run.phase_ends[number]:,}"
   )
 

@@ -70,7 +70,7 @@ def largest_batch(task: Task, multiple: int) -> Shapes:
     return {name: leaf for name, leaf in batch.items() if name != "label" or task.dataset.labelled}
   tokens = config.batch.tokens if hasattr(config, "batch") else config.batch_tokens
   rows = pipeline.rows_of(length, BatchConfig(tokens=tokens, buckets=(length,)), multiple)
-  return batch_of(task, rows, length)
+  return task.dataset.trained_shapes(batch_of(task, rows, length), multiple)
 
 
 def _questions(task: Answering, multiple: int) -> Shapes:

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from compmod_jax.core import errors, extras
 from compmod_jax.core.bounds import check_numbers
@@ -17,7 +17,7 @@ from compmod_jax.data.subsets import SUBSETS, Subset
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from compmod_jax.training.optimizer import OptimizerConfig
+from compmod_jax.training.optimizer import GROUPS, OptimizerConfig, ParamGroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Phase:
   part: Subset = "all"
   """Part of the training data: all, or the large or the small one of two without a common example
   (task.small_share)."""
-  trainable: Literal["all", "routing", "rest"] = "all"
-  """Parameters that move: all, the routers' alone, or all but the routers'."""
+  trainable: str = "all"
+  """Parameters that move: all, or groups with + between them: routing (the routers'), rest (what is
+  in no other group), or names of `groups`."""
   epochs: float = 0
   """Length in epochs; 0 if it is given in steps."""
   steps: int = 0
@@ -45,7 +46,6 @@ class Phase:
     for field in ("epochs", "steps"):
       value = getattr(self, field)
       errors.check(value >= 0, f"phases.{field} is {value}; it must not be negative.")
-    errors.check_choice("phases.trainable", self.trainable, ("all", "routing", "rest"))
     errors.check_choice("phases.part", self.part, SUBSETS)
 
 
@@ -61,6 +61,8 @@ class Experiment:
   """The model."""
   optimizer: OptimizerConfig = OptimizerConfig()
   """How parameters move."""
+  groups: tuple[ParamGroup, ...] = ()
+  """Groups of parameters that phases train apart, or that move in a way of their own."""
   phases: tuple[Phase, ...] = (Phase(epochs=15),)
   """Stretches of training, one after the other; the learning-rate schedule spans them all."""
   mesh: MeshConfig = MeshConfig()
@@ -104,6 +106,14 @@ class Experiment:
   def __post_init__(self):
     check_numbers(self)
     errors.check(bool(self.phases), "phases is empty; an experiment needs at least one phase.")
+    known = [group.name for group in self.groups]
+    errors.check(
+      len(set(known)) == len(known),
+      f"groups are called {', '.join(known)}; give each a name of its own.",
+    )
+    for phase in self.phases:
+      for name in phase.trainable.split("+"):
+        errors.check_choice("phases.trainable", name, {"all", *GROUPS, *known})
     for field in ("micro_batches", "log_every", "keep_last", "max_nonfinite"):
       value = getattr(self, field)
       errors.check(value >= 1, f"{field} is {value}; it must be at least 1.")

@@ -1,5 +1,6 @@
 """What happens in training besides steps: at every step, at a bad one, and at evaluations."""
 
+import functools
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,12 @@ from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.training.distributed.multihost import Group
 from compmod_jax.training.history import NO_BETTER, TIME_UP, History
 from compmod_jax.training.log import Read
-from compmod_jax.training.optimizer import lower_rate, stands_still
+from compmod_jax.training.optimizer import (
+  OptimizerConfig,
+  lower_rate,
+  optimizers,
+  stands_still,
+)
 from compmod_jax.training.run import Run
 from compmod_jax.training.step import TrainState
 from compmod_jax.training.writer import Writer
@@ -126,14 +132,18 @@ class LowerRateOnPlateau(Hook):
 
   def after_evaluation(self, training: Training, values: Mapping[str, Any], score: float) -> None:
     """Compares with the best of earlier evaluations."""
-    optimizer, best = training.run.experiment.optimizer, training.history.best
-    sign = _sign(training)
-    if stands_still(optimizer, sign * score, None if best is None else sign * best):
-      training.change(
-        lambda state: state.replace(
-          opt_state=lower_rate(state.opt_state, optimizer.plateau_divisor)
-        )
-      )
+    experiment, best, sign = training.run.experiment, training.history.best, _sign(training)
+    configs: dict[str | None, OptimizerConfig] = {None: experiment.optimizer}
+    if experiment.groups:
+      configs = {**optimizers(experiment.optimizer, experiment.groups)}
+    before = None if best is None else sign * best
+    for group, config in configs.items():
+      if stands_still(config, sign * score, before):
+        training.change(functools.partial(_lower, group, config.plateau_divisor))
+
+
+def _lower(group: str | None, divisor: float, state: TrainState) -> TrainState:
+  return state.replace(opt_state=lower_rate(state.opt_state, divisor, group))
 
 
 class KeepModels(Hook):

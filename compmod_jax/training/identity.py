@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import datetime
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -58,6 +59,14 @@ _LATER = (
   "max_nonfinite",
 )
 """Fields that may change for the steps to come; what is to come of the phases may, too."""
+
+_OF_GROUP = re.compile(r"groups\.\d+\.(?=optimizer\.)")
+
+
+def later(path: str) -> bool:
+  """Whether a field may change for the steps to come; that of a group as that of the experiment."""
+  return _OF_GROUP.sub("", path) in _LATER
+
 
 _MEANING = {
   "micro_batches": "gradients are the same, dropout masks are not",
@@ -175,7 +184,7 @@ def compare(held: Held, experiment: Experiment) -> list[str]:
     if name == "phases":
       continue
     moved = path.startswith("task.data.") and path.split(".")[-1] in _PLACES
-    fine = name in MAY_CHANGE or path in _LATER or (moved and "data" in held.config)
+    fine = name in MAY_CHANGE or later(path) or (moved and "data" in held.config)
     meaning = f" ({_MEANING[path]})" if path in _MEANING else ""
     (found if fine else wrong).append(
       f"{path}: {old!r} there, {new!r} here{meaning if fine else ''}"
@@ -243,7 +252,7 @@ def compare_phases(
       fixed = number in begun and (not length or number != begun[-1])
       (wrong if fixed else found).append(f"{path}: {before!r} there, {after!r} here")
   grouped = [any(phase.trainable != "all" for phase in some) for some in (old, phases)]
-  if step and grouped[0] != grouped[1]:
+  if step and grouped[0] != grouped[1] and not held.experiment.groups:
     wrong.append(
       "phases.trainable: routers and the rest count their updates together there and apart here"
     )

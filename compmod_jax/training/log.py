@@ -250,6 +250,7 @@ class Log:
       values["tokens_per_second"] = float(window.sums["nll"][1] / seconds)
     values |= {
       "learning_rate": float(host["learning_rate"]),
+      **{f"learning_rate/{name}": float(x) for name, x in host.get("learning_rates", {}).items()},
       "gradient_norm": float(host["gradient_norm"]),
       "steps_per_second": window.steps / seconds,
       "input_seconds": window.waited,

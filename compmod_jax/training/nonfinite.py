@@ -75,7 +75,7 @@ def locate(task: Task[Any, Any, Any], state: TrainState, batch: Any, seed: int) 
 
   def finite_sites(params: Any) -> list[jax.Array]:
     taps = Taps(capture=None)
-    task.model.forward(params, batch, taps=taps)
+    task.model.forward(params, task.dataset.flat(batch), taps=taps)
     sites[:] = taps.captured  # in the order in which they are computed
     return [jnp.isfinite(value).all() for value in taps.captured.values()]
 

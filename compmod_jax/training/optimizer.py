@@ -1,7 +1,8 @@
-"""Optimizers and learning-rate schedules, from optax."""
+"""Optimizers, groups of parameters with optimizers of their own, and schedules, from optax."""
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from compmod_jax.core import errors
+from compmod_jax.core.parameters import chosen, matches, names, path_name
 from compmod_jax.mechanisms.competition.router import routing_parameter
 from compmod_jax.mechanisms.recoding.config import STANDING
 from compmod_jax.training.muon import orthogonal
@@ -146,16 +148,79 @@ def decayed(params: Any) -> Any:
 
 
 GROUPS = ("rest", "routing")
+"""Groups that every model has, of the parameters that are in no other."""
 
 
-def groups(params: Any) -> Any:
-  """The group of every parameter: `routing` for those of routers, `rest` for all others."""
+@dataclasses.dataclass(frozen=True)
+class ParamGroup:
+  """Parameters that train together, apart from others: in phases of their own, or at a rate of
+  their own."""
+
+  name: str
+  """What phases and logs call it. With the name routing: the routers' parameters."""
+  parameters: tuple[str, ...] = ()
+  """Names of its parameters, or of modules for all in them; * stands for any characters."""
+  optimizer: OptimizerConfig | None = None
+  """How they move; None: as all others do."""
+
+  def __post_init__(self):
+    errors.check(
+      re.fullmatch(r"[\w.-]+", self.name) and self.name not in ("all", "rest"),
+      f"groups.name is {self.name!r}; it has to be of letters, digits, '_', '.' and '-', and not"
+      " 'all' or 'rest', which are all parameters and those in no group. Give another name.",
+    )
+    errors.check(
+      bool(self.parameters) == (self.name != "routing"),
+      f"groups.{self.name}.parameters is {self.parameters}; give patterns of the parameters' names,"
+      " such as 'encoder*', and none to the group 'routing', whose parameters are the routers'.",
+    )
+    clip = self.optimizer.clip if self.optimizer else 0
+    errors.check(
+      not clip,
+      f"groups.{self.name}.optimizer.clip is {clip}; gradients are clipped by their norm over all"
+      " groups. Leave it out, and set optimizer.clip.",
+    )
+
+
+def groups(params: Any, own: Sequence[ParamGroup] = ()) -> Any:
+  """The name of every parameter's group: the one whose patterns stand for it, else of `GROUPS`.
+
+  Args:
+    params: the parameters, or their shapes.
+    own: groups of the experiment's; see `check_groups`.
+  """
 
   def one(path: Any, _: Any) -> str:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    return "routing" if routing_parameter(name) else "rest"
+    name = path_name(path)
+    built_in = "routing" if routing_parameter(name) else "rest"
+    return next((group.name for group in own if matches(name, group.parameters)), built_in)
 
   return jax.tree_util.tree_map_with_path(one, params)
+
+
+def check_groups(params: Any, own: Sequence[ParamGroup]) -> None:
+  """Raises a `UserError` for groups that do not fit a model.
+
+  A pattern that stands for no parameter does not, and neither do two groups that have a parameter
+  in common.
+  """
+  taken = dict[str, str]()
+  for group in own:
+    mask = chosen(params, group.parameters, f"groups.{group.name}.parameters")
+    for name, mine in zip(names(params), jax.tree.leaves(mask), strict=True):
+      other = taken.setdefault(name, group.name) if mine else group.name
+      errors.check(
+        other == group.name,
+        f"groups.{group.name}.parameters is {group.parameters}, which stand for {name!r} too, a"
+        f" parameter of the group {other!r}; a parameter is in one group. Narrow the patterns of"
+        " either.",
+      )
+
+
+def optimizers(config: OptimizerConfig, own: Sequence[ParamGroup]) -> dict[str, OptimizerConfig]:
+  """How the parameters of every group move, without clipping, which is of all together."""
+  config = dataclasses.replace(config, clip=0.0)
+  return dict.fromkeys(GROUPS, config) | {g.name: g.optimizer or config for g in own}
 
 
 def adam_in_groups(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
@@ -188,6 +253,20 @@ def adam_in_groups(b1: float, b2: float, eps: float) -> optax.GradientTransforma
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+def counting_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
+  """Adam of one group of `optax.partition`; an update in which nothing moves does not count."""
+  adam: Any = optax.scale_by_adam(b1, b2, eps)
+
+  def update(
+    updates: Any, state: Any, params: Any = None, *, moving: Any = None, **_: Any
+  ) -> tuple[Any, Any]:
+    found, after = adam.update(updates, state, params)
+    still = moving is not None and not any(jax.tree.leaves(moving))
+    return found, after._replace(count=state.count) if still else after
+
+  return optax.GradientTransformationExtraArgs(adam.init, update)
+
+
 class Plateau(NamedTuple):
   """State of `scale_by_plateau`: what updates are multiplied with."""
 
@@ -206,8 +285,18 @@ def scale_by_plateau() -> optax.GradientTransformation:
   return optax.GradientTransformation(init, update)
 
 
-def lower_rate(opt_state: Any, divisor: float) -> Any:
-  """The optimizer's state with the learning rate divided; for the schedule `plateau`."""
+def lower_rate(opt_state: Any, divisor: float, group: str | None = None) -> Any:
+  """The optimizer's state with the learning rate divided; for the schedule `plateau`.
+
+  Args:
+    opt_state: of `make_optimizer`.
+    divisor: of the rate.
+    group: whose rate, where groups have optimizers of their own.
+  """
+  if group is not None:
+    *before, parted = opt_state
+    lower = lower_rate(parted.inner_states[group], divisor)
+    return (*before, parted._replace(inner_states={**parted.inner_states, group: lower}))
 
   def one(part: Any) -> Any:
     return Plateau(part.factor / divisor) if isinstance(part, Plateau) else part
@@ -228,8 +317,10 @@ def stands_still(config: OptimizerConfig, score: float, best: float | None) -> b
   return not score > best + config.plateau_improvement * abs(best)  # a NaN is no gain
 
 
-def plateau_factor(opt_state: Any) -> jax.Array | float:
-  """What the learning rate is multiplied with; 1 for other schedules."""
+def plateau_factor(opt_state: Any, group: str | None = None) -> jax.Array | float:
+  """What the learning rate is multiplied with; 1 for other schedules. Arguments as `lower_rate`."""
+  if group is not None:
+    opt_state = opt_state[-1].inner_states[group]
   parts = jax.tree.leaves(opt_state, is_leaf=lambda part: isinstance(part, Plateau))
   return next((part.factor for part in parts if isinstance(part, Plateau)), 1.0)
 
@@ -246,7 +337,9 @@ def parts(config: OptimizerConfig) -> tuple[str, ...]:
   return tuple(name for name, used in there.items() if used)
 
 
-def carried_over(state: Any, old: OptimizerConfig, new: OptimizerConfig, fresh: Any) -> Any:
+def carried_over(
+  state: Any, old: OptimizerConfig, new: OptimizerConfig, fresh: Any
+) -> tuple[Any, ...]:
   """An optimizer's state as that of another, which clips, decays or divides its rate as it did not.
 
   Args:
@@ -266,8 +359,32 @@ def carried_over(state: Any, old: OptimizerConfig, new: OptimizerConfig, fresh: 
   return tuple(one(name, shapes) for name, shapes in zip(parts(new), fresh, strict=True))
 
 
+def carried_over_groups(
+  state: Any,
+  old: tuple[OptimizerConfig, Sequence[ParamGroup]],
+  new: tuple[OptimizerConfig, Sequence[ParamGroup]],
+  fresh: Any,
+) -> tuple[Any, ...]:
+  """As `carried_over`, of optimizers with the same groups, each given with its groups."""
+  then, now = optimizers(*old), optimizers(*new)
+  inner = {
+    name: part._replace(
+      inner_state=carried_over(
+        state[-1].inner_states[name].inner_state, then[name], now[name], part.inner_state
+      )
+    )
+    for name, part in fresh[-1].inner_states.items()
+  }
+  # Clipping has no numbers.
+  return (*fresh[:-1], state[-1]._replace(inner_states=inner))
+
+
 def make_optimizer(
-  config: OptimizerConfig, total_steps: int, *, grouped: bool = False
+  config: OptimizerConfig,
+  total_steps: int,
+  *,
+  grouped: bool = False,
+  own: Sequence[ParamGroup] = (),
 ) -> optax.GradientTransformation:
   """The optimizer of a configuration, its schedule running over `total_steps` updates.
 
@@ -275,20 +392,60 @@ def make_optimizer(
     config: the configuration.
     total_steps: updates of all phases together.
     grouped: routers and the rest have counts of their own, as phases that freeze either need it.
+    own: groups of parameters; each then has an optimizer of its own, and so have routers and the
+      rest of what is in none of them.
   """
-  rate = learning_rate(config, total_steps)
+  clip = [optax.clip_by_global_norm(config.clip)] if config.clip > 0 else []
+  if not own:
+    adam = adam_in_groups if grouped else optax.scale_by_adam
+    return optax.chain(*clip, *_without_clipping(config, total_steps, adam))
+  each: dict[Hashable, Any] = {
+    name: optax.chain(*_without_clipping(one, total_steps, counting_adam))
+    for name, one in optimizers(config, own).items()
+  }
+
+  def labels(params: Any) -> Any:
+    return groups(params, own)
+
+  return optax.chain(*clip, optax.partition(each, labels, mask_compatible_extra_args=True))
+
+
+def _without_clipping(
+  config: OptimizerConfig, total_steps: int, make_adam: Callable[..., Any]
+) -> list[optax.GradientTransformation]:
+  """What an optimizer is a chain of, but for clipping."""
   chain: list[optax.GradientTransformation] = []
-  if config.clip > 0:
-    chain.append(optax.clip_by_global_norm(config.clip))
   if config.name == "sgd":
     chain.append(optax.trace(config.momentum) if config.momentum else optax.identity())
   else:
-    make = adam_in_groups if grouped else optax.scale_by_adam
-    adam: Any = make(config.b1, config.b2, config.eps)
+    adam: Any = make_adam(config.b1, config.b2, config.eps)
     chain.append(orthogonal(adam, config.b1) if config.name == "muon" else adam)
   if config.weight_decay > 0:
     chain.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
-  chain.append(optax.scale_by_learning_rate(rate))
+  chain.append(optax.scale_by_learning_rate(learning_rate(config, total_steps)))
   if config.schedule == "plateau":
     chain.append(scale_by_plateau())
-  return optax.chain(*chain)
+  return chain
+
+
+def like_parameters(optimizer: Any, state: Any, tree: Any, others: Callable[[Any], Any]) -> Any:
+  """An optimizer's state with something else for every parameter in it.
+
+  Args:
+    optimizer: whose state it is.
+    state: the state.
+    tree: like the parameters: what stands in place of their moments.
+    others: from any other array of the state to what stands in its place.
+  """
+
+  def one(moment: Any, given: Any) -> Any:
+    return moment if isinstance(moment, optax.MaskedNode) else given
+
+  return optax.tree.map_params(
+    optimizer,
+    one,
+    state,
+    tree,
+    transform_non_params=others,
+    is_leaf=lambda part: isinstance(part, optax.MaskedNode),
+  )

@@ -92,10 +92,8 @@ class RunCheckpoints:
       " would mean other words. Restore the tokenizers of this workdir or start in a new one.",
     )
     before = from_json(Experiment, meta["experiment"])
-    state, history = (
-      self.run.restored(self.checkpointer, before.optimizer),
-      History(**meta["history"]),
-    )
+    state = self.run.restored(self.checkpointer, before)
+    history = History(**meta["history"])
     self._restore_iterators(step, before, meta["iterators"])
     self._rewind_log(step, history, log)
     for hook in hooks:

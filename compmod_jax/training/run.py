@@ -22,10 +22,14 @@ from compmod_jax.training import compile_cache, identity
 from compmod_jax.training.experiment import Experiment
 from compmod_jax.training.memory import check_fits
 from compmod_jax.training.optimizer import (
-  OptimizerConfig,
   carried_over,
+  carried_over_groups,
+  check_groups,
+  groups,
   learning_rate,
+  like_parameters,
   make_optimizer,
+  optimizers,
   parts,
 )
 from compmod_jax.training.step import TrainState, init_state, make_step, trainable_mask
@@ -110,13 +114,27 @@ class Run:
   @functools.cached_property
   def optimizer(self) -> optax.GradientTransformation:
     """The optimizer, its schedule spanning all phases."""
+    return self._optimizer_of(self.experiment)
+
+  def _optimizer_of(self, given: Experiment) -> optax.GradientTransformation:
+    """The optimizer of an experiment with the phases of this one."""
     grouped = any(phase.trainable != "all" for phase in self.experiment.phases)
-    return make_optimizer(self.experiment.optimizer, self.total_steps, grouped=grouped)
+    return make_optimizer(given.optimizer, self.total_steps, grouped=grouped, own=given.groups)
 
   @functools.cached_property
   def rate(self) -> Any:
     """Learning rate as a function of the number of updates."""
     return learning_rate(self.experiment.optimizer, self.total_steps)
+
+  @functools.cached_property
+  def group_rates(self) -> dict[str, Any]:
+    """The same of every group that has parameters, where there are groups."""
+    own = self.experiment.groups
+    if not own:
+      return {}
+    there = {*jax.tree.leaves(groups(jax.eval_shape(self._init).params, own))}
+    each = optimizers(self.experiment.optimizer, own)
+    return {name: learning_rate(c, self.total_steps) for name, c in each.items() if name in there}
 
   def _init(self) -> TrainState:
     params = nn.unbox(self.task.model.init(jax.random.key(self.experiment.seed)))
@@ -129,13 +147,7 @@ class Run:
     whole: Any = sharding.replicated(self.mesh)
     params = parameter_shardings(self.task, self.mesh)
     shapes = jax.eval_shape(self._init)
-    moments = optax.tree.map_params(
-      self.optimizer,
-      lambda _, place: place,
-      shapes.opt_state,
-      params,
-      transform_non_params=lambda _: whole,
-    )
+    moments = like_parameters(self.optimizer, shapes.opt_state, params, lambda _: whole)
     return TrainState(
       step=whole,
       params=params,
@@ -154,17 +166,15 @@ class Run:
       self.state_shardings,
     )
 
-  def restored(self, checkpoints: Any, before: OptimizerConfig) -> TrainState:
-    """The state of the newest checkpoint, which a run with the optimizer `before` wrote."""
-    wanted, now = self.abstract_state(), self.experiment.optimizer
-    if parts(before) == parts(now):
+  def restored(self, checkpoints: Any, before: Experiment) -> TrainState:
+    """The state of the newest checkpoint, which a run of the experiment `before` wrote."""
+    wanted, now = self.abstract_state(), self.experiment
+    if _parts(before) == _parts(now):
       return checkpoints.restore(wanted)[0]
-    grouped = any(phase.trainable != "all" for phase in self.experiment.phases)
-    other = make_optimizer(before, self.total_steps, grouped=grouped)
-    shapes = jax.eval_shape(other.init, wanted.params)
-    old = carried_over(wanted.opt_state, now, before, shapes)
+    shapes = jax.eval_shape(self._optimizer_of(before).init, wanted.params)
+    old = _carried(wanted.opt_state, now, before, shapes)
     state = checkpoints.restore(wanted.replace(opt_state=old))[0]
-    opt_state = carried_over(state.opt_state, before, now, wanted.opt_state)
+    opt_state = _carried(state.opt_state, before, now, wanted.opt_state)
     return jax.device_put(state.replace(opt_state=opt_state), self.state_shardings)
 
   def jitted_step(self, trainable: str) -> Any:
@@ -176,8 +186,9 @@ class Run:
       seed=self.experiment.seed,
       micro_batches=self.experiment.micro_batches,
       ema=self.experiment.ema,
-      mask=trainable_mask(jax.eval_shape(self._init).params, trainable),
+      mask=trainable_mask(jax.eval_shape(self._init).params, trainable, self.experiment.groups),
       total_steps=self.total_steps,
+      group_rates=self.group_rates,
     )
     # Every process reads the metrics, without having to ask the others.
     places = self.state_shardings, sharding.replicated(self.mesh)
@@ -201,10 +212,26 @@ class Run:
     return state.replace(params=params, ema=average)
 
 
+def _parts(experiment: Experiment) -> Any:
+  """What the state of an experiment's optimizer consists of."""
+  config = experiment.optimizer
+  return parts(config), [parts(one) for one in optimizers(config, experiment.groups).values()]
+
+
+def _carried(state: Any, old: Experiment, new: Experiment, fresh: Any) -> Any:
+  """The state of an experiment's optimizer as that of another's; see `carried_over`."""
+  if not new.groups:
+    return carried_over(state, old.optimizer, new.optimizer, fresh)
+  both = (old.optimizer, old.groups), (new.optimizer, new.groups)
+  return carried_over_groups(state, *both, fresh)
+
+
 def state_copies(experiment: Experiment) -> int:
   """Arrays of every parameter's size that a step needs at least: itself, its gradient, moments."""
-  optimizer = experiment.optimizer
-  moments = int(optimizer.momentum > 0) if optimizer.name == "sgd" else 2
+  moments = min(
+    int(one.momentum > 0) if one.name == "sgd" else 2
+    for one in optimizers(experiment.optimizer, experiment.groups).values()
+  )
   return 2 + moments + int(experiment.ema > 0)
 
 
@@ -262,8 +289,9 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
   shapes = jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
   check_fits(shapes, parameter_shardings(task, mesh), copies=state_copies(experiment))
+  check_groups(shapes, experiment.groups)
   for phase in experiment.phases:
-    trainable_mask(shapes, phase.trainable)  # raises where nothing would train
+    trainable_mask(shapes, phase.trainable, experiment.groups)  # raises where nothing would train
   made = {
     part: task.dataset.train_batches(
       part=part,

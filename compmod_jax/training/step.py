@@ -1,6 +1,6 @@
 """One training step: gradients of the objective, the update, and what a bad step leaves alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.struct
@@ -10,7 +10,7 @@ import optax
 
 from compmod_jax.core import errors, losses
 from compmod_jax.tasks.base import Batch, Context, Loss, Task
-from compmod_jax.training.optimizer import groups, plateau_factor
+from compmod_jax.training.optimizer import ParamGroup, groups, like_parameters, plateau_factor
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -56,19 +56,28 @@ def init_state(
   )
 
 
-def trainable_mask(params: Any, which: str) -> Any:
-  """True for every parameter that moves in a phase: `all`, `routing` or `rest`.
+def trainable_mask(params: Any, which: str, own: Sequence[ParamGroup] = ()) -> Any:
+  """True for every parameter that moves in a phase.
+
+  Args:
+    params: the parameters, or their shapes.
+    which: `all`, or names of groups with + between them: `routing`, `rest`, those of `own`.
+    own: the experiment's groups.
 
   Raises:
-    UserError: none does.
+    UserError: a group has no parameters.
   """
-  mask = jax.tree.map(lambda group: which in ("all", group), groups(params))
-  errors.check(
-    any(jax.tree.leaves(mask)),
-    f"phases.trainable is {which!r}, but the model has no such parameters: nothing would train. Let"
-    " heads or experts compete, or use trainable = all.",
-  )
-  return mask
+  labels, wanted = groups(params, own), which.split("+")
+  there = {"all", *jax.tree.leaves(labels)}
+  for name in wanted:
+    remedy = "Let heads or experts compete" if name == "routing" else "Name groups that have some"
+    errors.check(
+      name in there,
+      f"phases.trainable is {which!r}, but the model has no such parameters"
+      f"{f' as {name!r}' if name != which else ''}: nothing would train. {remedy}, or use trainable"
+      " = all.",
+    )
+  return jax.tree.map(lambda label: "all" in wanted or label in wanted, labels)
 
 
 def used_mask(mask: Any, idle: tuple[str, ...]) -> Any:
@@ -144,13 +153,14 @@ def make_step(
   ema: float,
   mask: Any,
   total_steps: int = 1,
+  group_rates: Mapping[str, Callable[[Any], jax.Array]] | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
   """The step of a phase: a pure function from state and batch to state and metrics.
 
   Frozen parameters (`mask` false), those that a batch has no use for, and the optimizer state of
   both keep their bits. Where the loss or the gradient is not finite, everything but the counters
   does. What the task varies in the course of training spans `total_steps` batches, those of all
-  phases.
+  phases. Where groups of parameters have rates of their own, metrics have those of `group_rates`.
   """
   optimizer = optax.with_extra_args_support(optimizer)
 
@@ -169,9 +179,7 @@ def make_step(
     norm = optax.tree.norm(grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params, moving=moving)
     params = choose(moving, optax.apply_updates(state.params, updates), state.params)
-    moves = optax.tree.map_params(
-      optimizer, lambda _, m: m, opt_state, moving, transform_non_params=lambda _: True
-    )
+    moves = like_parameters(optimizer, opt_state, moving, lambda _: True)
     opt_state = choose(moves, opt_state, state.opt_state)
     average = state.ema
     if ema:
@@ -184,7 +192,7 @@ def make_step(
     params, opt_state, average, carry = jax.tree.map(
       lambda new, old: jnp.where(finite, new, old), moved, old
     )
-    bad = 1 - finite.astype(jnp.int32)
+    bad, updated = 1 - finite.astype(jnp.int32), state.step - state.skipped
     new = TrainState(
       step=state.step + 1,
       params=params,
@@ -199,7 +207,12 @@ def make_step(
       "terms": {name: term.logged() for name, term in terms.items()},
       "task": found,
       "gradient_norm": norm,
-      "learning_rate": rate(state.step - state.skipped) * plateau_factor(state.opt_state),
+      "learning_rate": rate(updated)
+      * plateau_factor(state.opt_state, "rest" if group_rates else None),
+      "learning_rates": {
+        name: one(updated) * plateau_factor(state.opt_state, name)
+        for name, one in (group_rates or {}).items()
+      },
       "skipped": new.skipped,
       "bad_run": new.bad_run,
     }

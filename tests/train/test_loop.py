@@ -236,6 +236,11 @@ class Regression:
   def model(self):
     return self
 
+  dataset = model
+
+  def flat(self, batch):
+    return batch
+
   def forward(self, params, batch, taps):
     return taps("product", params["w"] * batch["x"])
 

@@ -320,7 +320,7 @@ def number(metric: str, value: float) -> str:
     return "inf" if value > 0 else "-inf" if value < 0 else "nan"
   if metric in ("exact_match", "unknown"):
     return f"{value:.2f} %"
-  if metric in ("loss", "unigram", "accuracy", "entropy_before", "entropy"):
+  if metric.endswith("loss") or metric in ("unigram", "accuracy", "entropy_before", "entropy"):
     return f"{value:.4f}"
   if "perplexity" in metric:
     return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.3e}"
@@ -333,7 +333,7 @@ def unit(metric: str) -> str:
   Args:
     metric: a field of `SplitResult`, or a score of a part, such as "exact_match/yes_no/2".
   """
-  return _UNITS.get(metric, "points")
+  return _UNITS.get(metric, _UNITS["loss"] if metric.endswith("loss") else "points")
 
 
 def duration(seconds: float) -> str:

@@ -214,6 +214,54 @@ class GrammarDocuments:
 
 
 @dataclasses.dataclass(frozen=True)
+class GrammarTopics:
+  """English sentences of the project's grammar, those about the same thing in one document.
+
+  The topic of a sentence is its first noun, in the singular or the plural as it stands there. A
+  document has `sentences` sentences of one topic; the last ones of a topic, where they are fewer,
+  are left out. Needs no files.
+  """
+
+  grammar: GrammarData = GrammarData()
+  """The sentence pairs."""
+  sentences: int = 16
+  """Sentences of a document."""
+
+  def __post_init__(self) -> None:
+    check(self.sentences >= 1, f"sentences is {self.sentences}; it must be at least 1.")
+
+  def splits(self) -> tuple[str, ...]:
+    """Names for `load`: those splits of the grammar that are drawn as training is."""
+    return ("train", "valid", "test")
+
+  def describe(self) -> str:
+    """What the documents are, in a few words."""
+    return f"sentences of the grammar in documents of one topic, {self.grammar.target_language}"
+
+  def load(self, split: str) -> Documents:
+    """The documents of a split.
+
+    Raises:
+      UserError: unknown split.
+    """
+    check_choice("split", split, self.splits())
+
+    def read() -> Iterator[tuple[str, str]]:
+      pairs, held = self.grammar.load(split), dict[str, list[int]]()
+      for number, info in enumerate(pairs.info or ()):
+        tags, words = info["pos_target"], pairs.target[number].split()
+        if "noun" not in tags:
+          continue
+        topic = words[tags.index("noun")].strip(".,?!").lower()
+        held.setdefault(topic, []).append(number)
+        if len(held[topic]) == self.sentences:
+          numbers = held.pop(topic)
+          yield pairs.where(numbers[0]), " ".join(pairs.target[i] for i in numbers)
+
+    return Documents(read, repr((self, split)))
+
+
+@dataclasses.dataclass(frozen=True)
 class TfdsDocuments:
   """A text set of TensorFlow Datasets, such as `wiki40b/en`, read without TensorFlow."""
 

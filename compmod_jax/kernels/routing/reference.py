@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from compmod_jax.core.linear import exactly
@@ -61,13 +62,14 @@ class Choice:
 def rank(scores: Float[Array, "*rows units"]) -> Float[Array, "*rows units"]:
   """Number of units that beat each unit; ties go to the lower index, so ranks are distinct.
 
-  Counting needs no sort and is exact on every device.
+  Counting needs no sort. No unit is compared with itself: a compiler may compute the two sides of a
+  comparison apart, and round them differently.
   """
-  units = scores.shape[-1]
-  mine, other = scores[..., :, None], scores[..., None, :]
-  earlier = jnp.arange(units)[None, :] < jnp.arange(units)[:, None]
-  earlier = jnp.broadcast_to(earlier, (*scores.shape, units))
-  return jnp.sum((other > mine) | ((other == mine) & earlier), axis=-1).astype(jnp.float32)
+  shape = (*scores.shape, scores.shape[-1])
+  mine, other = (lax.broadcasted_iota(jnp.int32, shape, len(shape) - 2 + side) for side in (0, 1))
+  score, rival = scores[..., :, None], scores[..., None, :]
+  beats = jnp.where(other < mine, rival >= score, (rival > score) & (other > mine))
+  return jnp.sum(beats, axis=-1).astype(jnp.float32)
 
 
 def _softmax(scores: jax.Array, active: jax.Array) -> jax.Array:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
   from compmod_jax.layers.attention import Attention
   from compmod_jax.layers.experts import Experts, ExpertsConfig
   from compmod_jax.layers.feedforward import FeedForward
+  from compmod_jax.layers.lstm import LSTMCell
   from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
   from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
   from compmod_jax.mechanisms.modulation import modulate
@@ -50,6 +51,7 @@ _HOMES = {
   "Experts": "layers.experts",
   "ExpertsConfig": "layers.experts",
   "FeedForward": "layers.feedforward",
+  "LSTMCell": "layers.lstm",
   "LstmConfig": "models.lstm_lm",
   "LstmLM": "models.lstm_lm",
   "Nemot": "models.nemot",
@@ -89,6 +91,7 @@ __all__ = [
   "Experts",
   "ExpertsConfig",
   "FeedForward",
+  "LSTMCell",
   "LstmConfig",
   "LstmLM",
   "Nemot",

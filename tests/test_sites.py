@@ -297,3 +297,18 @@ def test_an_edit_that_changes_the_shape_is_an_error():
     shapes((), edits={HIDDEN: lambda x: x[..., :3]})
   with pytest.raises(UserError, match="keep the shape"):
     jax.eval_shape(after(model().apply, HIDDEN), SOURCE, variables(), SOURCE, TARGET)
+
+
+# Valid masks.
+
+
+def test_an_edit_of_one_position_gets_that_column_of_the_mask():
+  valid = jnp.asarray([[True, True, False], [True, False, False]])
+  edits = {"x": lambda value, mask: jnp.where(mask[..., None], value, -1.0), "y": jnp.zeros_like}
+  taps = Taps(edits=edits).knowing(lambda site: valid)
+  value = jnp.ones((2, 1, 4))
+  found = jax.jit(lambda t: taps.at(t)("x", value))(1)
+  np.testing.assert_array_equal(found[:, 0, 0], [1.0, -1.0])
+  np.testing.assert_array_equal(taps.at(0)("x", value), value)
+  assert not taps.at(2)("y", value).any()
+  assert OFF.at(1) is OFF

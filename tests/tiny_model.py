@@ -1,5 +1,6 @@
 """A workdir as training leaves it, with random parameters in place of trained ones."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.tasks.configs import ModelConfig
 from compmod_jax.tasks.translation import Translation, TranslationConfig
 from compmod_jax.training.experiment import Experiment
 
@@ -86,15 +88,20 @@ def random_parameters(task: Translation, seed: int) -> dict:
   return jax.tree.map(lambda leaf: np.float32(random.normal(size=leaf.shape) * 0.7), shapes)
 
 
-def make_workdir(workdir: Path) -> Path:
-  """A workdir whose models are `best` and one for each of STEPS; `best` is the last of them."""
+def make_workdir(workdir: Path, model: ModelConfig | None = None) -> Path:
+  """A workdir whose models are `best` and one for each of STEPS; `best` is the last of them.
+
+  `model` is the configuration of another model than that of `make_experiment`.
+  """
   experiment = make_experiment(write_data(workdir / "data"))
+  experiment = dataclasses.replace(experiment, model=model or experiment.model)
   config = {"experiment": to_json(experiment), "command": "", "provenance": {}}
   (workdir / "config.json").write_text(json.dumps(config))
   task = experiment.task.build(experiment.model)
   meta = {
     "task": to_json(task.dataset.resolved_config()),
-    "model": to_json(experiment.model),
+    # Without a tag, as those of older versions are, it is a Transformer.
+    "model": to_json(experiment.model, None if model is None else ModelConfig),
     "name": experiment.name,
     "metric": task.metric,
   }

@@ -42,7 +42,7 @@ class ModelArgs:
   recode_steps: int | None = None
   """Gradient steps at every token."""
   recoding: tuple[str, ...] = ()
-  """Fields of a language model's recoding that differ from training, as NAME=VALUE, for example
+  """Fields of a recurrent model's recoding that differ from training, as NAME=VALUE, for example
   signal=nll size=0.5, or signal=none."""
 
   def decoding(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _decoding(model: "TrainedModel", options: dict[str, Any]) -> "TrainedModel":
 
 
 def _recoding(model: "TrainedModel", fields: tuple[str, ...]) -> "TrainedModel":
-  """The language model whose recoding differs in these fields."""
+  """The recurrent model whose recoding differs in these fields."""
   from compmod_jax import api
   from compmod_jax.core import errors
   from compmod_jax.core.config import from_json, to_json
@@ -142,12 +142,12 @@ def _recoding(model: "TrainedModel", fields: tuple[str, ...]) -> "TrainedModel":
 
   if not fields:
     return model
-  if not isinstance(model, api.RecurrentModel):
-    raise errors.UserError(
-      f"--recoding: the model in {model.folder} is no recurrent language model. Leave it out; for"
-      " translations there are --recode_layer and --recode_size."
-    )
   config = model.task.model.config
+  errors.check(
+    any(field.name == "recoding" for field in dataclasses.fields(config)),
+    f"--recoding: the model in {model.folder} is no recurrent one, and recodes no states of its"
+    " own. Leave it out; where a decoder searches there are --recode_layer and --recode_size.",
+  )
   changed = to_json(config.recoding)
   for field in fields:
     name, equals, value = field.partition("=")

@@ -10,7 +10,6 @@ program it would be without this file.
 """
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -75,10 +74,22 @@ class Taps:
     if not any(map(takes_valid, self.edits.values())):
       return self
     bound = {
-      site: functools.partial(_with_mask, edit, valid(site)) if takes_valid(edit) else edit
+      site: _Masked(edit, valid(site)) if takes_valid(edit) else edit
       for site, edit in self.edits.items()
     }
     return dataclasses.replace(self, edits=bound)
+
+  def at(self, position: jax.Array | int) -> "Taps":
+    """The same requests and record for one position of a sequence, [batch, 1, ...].
+
+    Models that step through time hand sites over so; edits that were given the valid mask of the
+    whole sequence (`knowing`) get this column of it.
+    """
+    narrowed = {
+      site: edit.at(position) if isinstance(edit, _Masked) else edit
+      for site, edit in self.edits.items()
+    }
+    return dataclasses.replace(self, edits=narrowed)
 
   def wants(self, *names: str) -> bool:
     """Whether any of these sites of this module is read or changed."""
@@ -131,6 +142,9 @@ class _Off(Taps):
     return Taps(edits=edits) if edits else self
 
   def knowing(self, valid: Callable[[str], jax.Array]) -> Taps:
+    return self
+
+  def at(self, position: jax.Array | int) -> Taps:
     return self
 
   def wants(self, *names: str) -> bool:
@@ -212,8 +226,20 @@ def takes_valid(edit: Edit) -> bool:
   return sum(p.kind in positional and p.default is p.empty for p in parameters) == 2
 
 
-def _with_mask(edit: Edit, valid: jax.Array, value: jax.Array) -> jax.Array:
-  return edit(value, valid)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Masked:
+  """An edit that has been given its valid mask."""
+
+  edit: Edit
+  valid: jax.Array
+
+  def __call__(self, value: jax.Array) -> jax.Array:
+    return self.edit(value, self.valid)
+
+  def at(self, position: jax.Array | int) -> "_Masked":
+    """The same edit of one position."""
+    column = jax.lax.dynamic_slice_in_dim(self.valid, position, 1, axis=1)
+    return dataclasses.replace(self, valid=column)
 
 
 def zero_units(*units: int, axis: int = -1) -> Edit:

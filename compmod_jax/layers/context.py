@@ -12,7 +12,8 @@ from compmod_jax.layers.attention_mask import AttentionMask
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Places:
-  """Where queries and keys of self-attention stand in their texts, for relative positions.
+  """Where queries and keys of self-attention stand in their texts, for positions that are not
+  added to embeddings.
 
   Attributes:
     queries: of every query position.
@@ -53,7 +54,8 @@ class Context:
     same_segment: which of the positions before each, the nearest first, a convolution mixes in;
       None: all.
     newest: where decoding stands; None: whole sequences, at the start of the state if there is one.
-    places: where queries and keys stand, for models with relative positions.
+    places: where queries and keys stand, for positions that are not added to
+      embeddings.
     deterministic: no dropout.
     intermediates: activations to read or change.
   """

@@ -9,10 +9,15 @@ Source: Hochreiter and Schmidhuber 1997; Gers et al. 2000. Gates stand in the or
 
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
+
+from compmod_jax.core.linear import over_rows
+from compmod_jax.core.sharding import logical
+from compmod_jax.layers.context import Context
 
 
 class State(NamedTuple):
@@ -161,3 +166,100 @@ def _backward(kept: Any, cotangent: tuple[jax.Array, State]) -> tuple[Any, ...]:
 
 
 layer.defvjp(_forward, _backward)
+
+
+class LSTMCell(nn.Module):
+  r"""Long short-term memory as a cell: `(x, state, ctx) -> (y, state)`, where y is the next h.
+
+  .. math:: a = W x + U h + b, \qquad c' = f c + i g, \qquad y = h' = o \tanh c'
+
+  Parameters: `input` W [embed, 4 * dim], `recurrent` U [dim, 4 * dim] and `bias` b, whose columns
+  are the gates i, f, g, o. They start uniform within 1 / sqrt(dim), as PyTorch's do.
+
+  Intermediates: `cell` and `output`, the new c and h. An edit acts before anything reads them; h is
+  made from c as the cell computes it.
+
+  Attributes:
+    embed: width of what it reads.
+    dim: width of hidden and cell state.
+
+  Source: Hochreiter and Schmidhuber 1997; Gers et al. 2000.
+  """
+
+  embed: int
+  dim: int
+
+  def setup(self):
+    """Makes the parameters."""
+    bound = float(self.dim) ** -0.5
+
+    def within(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+      return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+    gates, matrix = 4 * self.dim, logical(within, "embed", "mlp")
+    self.input = self.param("input", matrix, (self.embed, gates))
+    self.recurrent = self.param("recurrent", matrix, (self.dim, gates))
+    self.bias = self.param("bias", logical(within, "mlp"), (gates,))
+
+  def describe(self) -> str:
+    """Widths, in a few words."""
+    return f"{self.embed} -> {self.dim}, long short-term memory"
+
+  def initial_state(self, batch: int) -> State:
+    """Zeros, [batch, dim] each."""
+    zeros = jnp.zeros((batch, self.dim))
+    return State(zeros, zeros)
+
+  def __call__(
+    self,
+    x: Float[Array, "*batch embed"],
+    state: State,
+    ctx: Context = Context(),
+    *,
+    added: State | None = None,
+  ) -> tuple[Float[Array, "*batch dim"], State]:
+    """One step.
+
+    Args:
+      x: what is read, of any number of leading axes.
+      state: h and c before the step, with the same leading axes.
+      ctx: intermediates to read or change.
+      added: to the new c before h is made of it, and to the new h; recoding differentiates by it.
+
+    Returns:
+      The new h, and the new state.
+    """
+    rows = self._first(x) + self._recurrent(state.h)
+    before = state.c.reshape(-1, self.dim)
+    if added is None:
+      _, after = cell(rows, before)
+    else:
+      more = State(*(leaf.reshape(-1, self.dim) for leaf in added))
+      after = advance(gates(rows), before, more)
+    h, c = (leaf.reshape(state.h.shape) for leaf in after)
+    c = ctx.intermediates("cell", c)
+    h = ctx.intermediates("output", h)
+    return h, State(h, c)
+
+  def unroll(
+    self, x: Float[Array, "batch time embed"], state: State
+  ) -> tuple[Float[Array, "batch time dim"], State]:
+    """All steps of a sequence, with one product for what is read at all of them.
+
+    Args:
+      x: what is read at every step.
+      state: before the first.
+
+    Returns:
+      The hidden state of every step, and the state after the last.
+    """
+    hidden, last = layer(over_rows(self._first, x).swapaxes(0, 1), self.recurrent, state)
+    return hidden.swapaxes(0, 1), last
+
+  def _first(self, x: jax.Array) -> jax.Array:
+    """W x + b, as rows."""
+    return x.reshape(-1, self.embed) @ self.input + self.bias[None]
+
+  def _recurrent(self, h: jax.Array) -> jax.Array:
+    """U h, as rows."""
+    return h.reshape(-1, self.dim) @ self.recurrent

@@ -10,11 +10,13 @@ own in their place), and `key`, the step's key.
 import dataclasses
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from compmod_jax.core.sharding import logical
 from compmod_jax.layers.deferred_scan import Product
 from compmod_jax.layers.dropout import random_bits, threefry
 from compmod_jax.layers.lstm import State
@@ -22,6 +24,8 @@ from compmod_jax.layers.recoded_lstm import Inputs, Signal, States, StepSize
 from compmod_jax.mechanisms.recoding import signals
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.mechanisms.recoding.signals import Supervised
+
+_UNITS = (300, 100, 1)  # of the layers that predict a step size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,9 +250,9 @@ class Predicted:
     return tuple(found)
 
   def _one(self, product: Product, others: Any, name: str, held: jax.Array) -> jax.Array:
-    for number in range(3):
+    for number in range(len(_UNITS)):
       held = product(f"{name}_{number}", held) + others[f"{name}_{number}"][None]
-      held = jax.nn.relu(held) if number < 2 else held
+      held = jax.nn.relu(held) if number + 1 < len(_UNITS) else held
     return jax.nn.softplus(held[:, 0])
 
 
@@ -275,3 +279,38 @@ def size_of(config: RecodingConfig) -> StepSize:
   if config.step == "learned":
     return Learned()
   return Predicted() if config.step == "predicted" else Constant(config.size)
+
+
+def step_size_parameters(
+  config: RecodingConfig, layers: int, dim: int
+) -> dict[str, tuple[Any, tuple[int, ...]]]:
+  """Parameters of step sizes that are learned or predicted: name -> initialiser and shape.
+
+  All start so that steps have the size `config.size`.
+
+  Args:
+    config: what is learned.
+    layers: how many have states that are recoded.
+    dim: width of hidden and cell states.
+
+  Source: Ulmer 2019, section 4.3.
+  """
+  if not config.active or config.step not in ("learned", "predicted"):
+    return {}
+  start = float(np.log(np.expm1(config.size)))
+  if config.step == "learned":
+    given = logical(nn.initializers.constant(start), "layers", "kinds")
+    return {"steps": (given, (layers, 2))}
+  found = {}
+  for layer in range(layers):
+    for kind in "hc":
+      width = dim
+      for number, units in enumerate(_UNITS):
+        name = f"step_{layer}_{kind}_{number}"
+        last = number == len(_UNITS) - 1
+        kernel = nn.initializers.zeros if last else nn.initializers.he_uniform()
+        bias = nn.initializers.constant(start if last else 0.0)
+        found[name] = logical(kernel, "embed", "units"), (width, units)
+        found[f"{name}_bias"] = logical(bias, "units"), (units,)
+        width = units
+  return found

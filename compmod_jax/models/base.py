@@ -6,7 +6,7 @@ takes every model that has it. Masked and causal language modelling are objectiv
 """
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import Taps
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.losses import Routers
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput
 
 C = TypeVar("C", bound="ModelConfig")
@@ -144,11 +145,17 @@ class ModelConfig:
   a configuration overrides what it has.
   """
 
+  family: ClassVar[str] = "Model"
+  """What kind of network it is, in a word or two."""
+  steps_through_time: ClassVar[bool] = False
+  """Whether a forward pass over a sequence is a loop over its positions."""
   drophead: DropHeadConfig = DropHeadConfig()
   max_length: int
   """Most positions of a sequence; absent from models without a limit."""
   convolution: int = 1
   """Width of convolutions over positions before self-attention; 1 for none."""
+  recoding: RecodingConfig = RecodingConfig()
+  """How the model recodes its own states; a field of the models that can."""
 
   # Kinds.
 
@@ -198,6 +205,14 @@ class ModelConfig:
   def describe(self) -> str:
     """Sizes and mechanisms, in a few words."""
     raise NotImplementedError
+
+  def warnings(self) -> list[str]:
+    """What is allowed here but hardly meant, a sentence each; empty if nothing is."""
+    return []
+
+  def marks(self) -> dict[str, str]:
+    """Site or module -> what a mechanism does there besides what its parameters tell."""
+    return {}
 
   def decoding_stack(self, task: str) -> tuple[str, int]:
     """The stack of layers whose output gives a task's logits in decoding, and how many it has.

@@ -40,7 +40,7 @@ class DecoderConfig(TextStackConfig, ModelConfig):
   tied: bool = True
   """The output layer is the embeddings', without a bias; else it has weights of its own."""
   positions: Positions = "learned"
-  """Fixed or learned vectors added to embeddings, rotary or relative positions."""
+  """How positions are known; see `layers.positions`."""
   scale_embeddings: bool = False
   """Token vectors have standard deviation 1/sqrt(dim) at first and are multiplied by sqrt(dim);
   else they have 0.02 and are not."""

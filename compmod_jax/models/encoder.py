@@ -48,7 +48,7 @@ class EncoderConfig(StackConfig, ModelConfig):
   """Nonlinearity of the output head; none: that of the feed-forward networks. RoBERTa's is gelu
   whatever the feed-forward networks have."""
   positions: Positions = "learned"
-  """Learned or fixed vectors added to embeddings, rotary or relative positions."""
+  """How positions are known; see `layers.positions`."""
   max_length: int = 512
   """Most positions of a sequence, the start token's included."""
   sinusoids_first: bool = False

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Int
 
 from compmod_jax.core.bounds import check_numbers
@@ -17,12 +16,17 @@ from compmod_jax.core.linear import copies_of_rows, over_rows, rows_of_copies
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers import lm_head, lstm, recoded_lstm
 from compmod_jax.layers.lstm import State
-from compmod_jax.layers.recoding_signals import dropout_factors, signal_of, size_of, word_factors
+from compmod_jax.layers.recoding_signals import (
+  dropout_factors,
+  signal_of,
+  size_of,
+  step_size_parameters,
+  word_factors,
+)
 from compmod_jax.mechanisms.recoding.config import COPIED, RecodingConfig
 from compmod_jax.models.base import ModelConfig
 
 _UNIFORM = 0.1  # fresh embeddings and decoders lie within plus and minus this
-_UNITS = (300, 100, 1)  # of the layers that predict a step size
 # What recoding lowers, in words; {} is the number of samples.
 _SIGNALS = {
   "surprisal": "surprisal of the right token",
@@ -40,6 +44,9 @@ _SIGNALS = {
 @dataclasses.dataclass(frozen=True)
 class LstmConfig(ModelConfig):
   """Sizes and options; the defaults are the recipe of Gulordava et al. 2018."""
+
+  family = "LSTM"
+  steps_through_time = True
 
   layers: int = 2
   """LSTM layers."""
@@ -218,7 +225,7 @@ class LstmLM(nn.Module):
     if r.signal == "ensemble":
       anchors = (1 if r.anchor.shared else r.members, *shape[1:])
       self.anchor = self.param("anchor", logical(normal, "members", "vocab", "embed"), anchors)
-    made = _step_size_parameters(c)
+    made = step_size_parameters(r, c.layers, c.dim)
     self.sizes = {name: self.param(name, *given) for name, given in made.items()}
 
   def initial_states(self, batch: int) -> tuple[State, ...]:
@@ -427,37 +434,6 @@ class LstmLM(nn.Module):
     if rng is None or self.config.dropout == 0:
       return None
     return dropout_factors(jax.random.fold_in(rng, place), shape, self.config.dropout)
-
-
-def _step_size_parameters(config: LstmConfig) -> dict[str, tuple[Any, tuple[int, ...]]]:
-  """Step sizes that are learned or predicted, as `layers.recoding_signals` reads them.
-
-  Name -> initialiser and shape.
-
-  All start so that steps have the size `config.recoding.size`.
-
-  Source: Ulmer 2019, section 4.3.
-  """
-  recoding = config.recoding
-  if not recoding.active or recoding.step not in ("learned", "predicted"):
-    return {}
-  start = float(np.log(np.expm1(recoding.size)))
-  if recoding.step == "learned":
-    given = logical(nn.initializers.constant(start), "layers", "kinds")
-    return {"steps": (given, (config.layers, 2))}
-  found = {}
-  for layer in range(config.layers):
-    for kind in "hc":
-      width = config.dim
-      for number, units in enumerate(_UNITS):
-        name = f"step_{layer}_{kind}_{number}"
-        last = number == len(_UNITS) - 1
-        kernel = nn.initializers.zeros if last else nn.initializers.he_uniform()
-        bias = nn.initializers.constant(start if last else 0.0)
-        found[name] = logical(kernel, "embed", "units"), (width, units)
-        found[f"{name}_bias"] = logical(bias, "units"), (units,)
-        width = units
-  return found
 
 
 def _needed(key: jax.Array | None) -> jax.Array:

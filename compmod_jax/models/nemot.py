@@ -68,7 +68,7 @@ class NemotConfig(TextStackConfig, ModelConfig):
   tied_key_value: bool = False
   """Keys are values, too, in the neuromodulatory and output sets, as in the thesis's program."""
   positions: Positions = "sinusoidal"
-  """Fixed vectors added to embeddings, learned ones as in GPT-2, rotary or relative positions."""
+  """How positions are known; see `layers.positions`. Learned ones are as in GPT-2."""
   scale_embeddings: bool = True
   """Token vectors have standard deviation 1/sqrt(dim) at first and are multiplied by sqrt(dim);
   else they have 0.02 and are not, as in GPT-2."""

@@ -29,6 +29,8 @@ PLACES: tuple[Place, ...] = get_args(Place)
 class TransformerConfig(StackConfig, ModelConfig):
   """Sizes and options of the Transformer; the defaults are the translation recipe's."""
 
+  family = "Transformer"
+
   encoder_layers: int = 6
   """Layers of the encoder."""
   decoder_layers: int = 6
@@ -38,7 +40,7 @@ class TransformerConfig(StackConfig, ModelConfig):
   norm: Norm = "post"
   """Normalise before each sub-layer (and after the last layer), or after each residual sum."""
   positions: Positions = "sinusoidal"
-  """Fixed or learned vectors added to embeddings, rotary or relative positions."""
+  """How positions are known; see `layers.positions`."""
   share_embeddings: Literal["none", "decoder", "all"] = "decoder"
   """Which embeddings are one: decoder input and output, or those and the encoder's."""
 

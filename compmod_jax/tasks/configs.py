@@ -4,6 +4,7 @@ from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.nemot import NemotConfig
+from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
@@ -14,4 +15,6 @@ from compmod_jax.tasks.translation import TranslationConfig
 TaskConfig = (
   TranslationConfig | MaskedLMConfig | LanguageModelConfig | CausalLMConfig | AnsweringConfig
 )
-ModelConfig = TransformerConfig | EncoderConfig | LstmConfig | NemotConfig | DecoderConfig
+ModelConfig = (
+  TransformerConfig | EncoderConfig | LstmConfig | NemotConfig | DecoderConfig | Seq2SeqLstmConfig
+)

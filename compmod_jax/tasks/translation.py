@@ -139,7 +139,7 @@ class TranslationConfig:
   def describe(self, model: ModelConfig) -> str:
     """One sentence on model and data."""
     languages = f"{self.data.source_language} to {self.data.target_language}"
-    return f"Transformer with {model.describe()}, {languages}."
+    return f"{model.family} with {model.describe()}, {languages}."
 
 
 class SentencePairs(Dataset[TranslationConfig]):

@@ -7,7 +7,7 @@ options are those of what really runs.
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
@@ -97,7 +97,7 @@ def _traced(task: Task, params: PyTree, shapes: Shapes) -> list[Part]:
   def module(it: nn.Module, path: str, method: str) -> None:
     if isinstance(it, Embedding) and path in parts:
       words = "once more: logits" if method == "logits" else "once more"
-      parts[f"{path} {len(parts)}"] = Part(path, words, layers[-1])
+      parts.setdefault(f"{path} {words}", Part(path, words, layers[-1]))
     elif path not in parts and (isinstance(it, Router) or not _within(path, parts)):
       words = _words_of(it, path, shapes)
       if words or any(name.rpartition("/")[0] == path for name in shapes):
@@ -106,7 +106,7 @@ def _traced(task: Task, params: PyTree, shapes: Shapes) -> list[Part]:
 
   def called(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     path, layer = "/".join(context.module.path), layers[-1]
-    if path and context.method_name != "setup":
+    if path and context.method_name not in ("setup", "describe"):
       module(context.module, path, context.method_name)
     layers.append(path if isinstance(context.module, Block) else layer)
     try:
@@ -132,18 +132,21 @@ def _marks(task: Task) -> dict[str, str]:
   if decode is not None and decode.recode_layer is not None:
     times = f", {decode.recode_steps} times" if decode.recode_steps > 1 else ""
     does = "recoded in decoding: goes down the gradient of the next token's entropy by a step of"
-    for side in _last_sides(config):
-      site = site_of(decode.recode_layer, config.layers(side), side)
+    tasks = config.output_tasks() or ("",)
+    for side, layers in dict.fromkeys(map(config.decoding_stack, tasks)):
+      site = site_of(decode.recode_layer, layers, side)
       also = f"{marks[site]}; " if site in marks else ""
       marks[site] = f"{also}{does} {decode.recode_size:g}{times}"
   return marks
 
 
-def _last_sides(config: Any) -> Iterable[str]:
-  """The stacks that decoding recodes."""
-  if not hasattr(config, "last_side"):
-    return ("decoder",)
-  return dict.fromkeys(config.last_side(task) for task in getattr(config, "tasks", ("",)))
+@runtime_checkable
+class Described(Protocol):
+  """A module that says itself what it is."""
+
+  def describe(self) -> str:
+    """Sizes and options, in a few words."""
+    ...
 
 
 # From the name of a parameter, within its module, to its shape.
@@ -152,6 +155,8 @@ _Shape = Callable[[str], tuple[int, ...]]
 
 def _words_of(module: nn.Module, path: str, shapes: Shapes) -> str:
   """Sizes and options of a module; nothing for kinds that have no words of their own."""
+  if isinstance(module, Described):
+    return module.describe()
   describe = _WORDS.get(type(module))
   return describe(module, lambda name: shapes[f"{path}/{name}"]) if describe else ""
 

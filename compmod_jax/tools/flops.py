@@ -51,7 +51,7 @@ def count(task: Task, params: PyTree) -> Flops:
     UserError: the loss needs data that are missing, or this backend does not count.
   """
   carry = jax.eval_shape(task.model.init_carry)
-  recurrent = bool(jax.tree.leaves(carry))
+  recurrent = task.model.config.steps_through_time
   batch = _batch(task, recurrent=recurrent)
   task = _countable(task)
   rows, length, _ = jax.eval_shape(task.model.forward, params, batch).shape
@@ -82,6 +82,8 @@ def meaning(found: Flops, task: Task) -> str:
   )
   if found.length == 1:
     rows = f"single steps of {found.rows} tokens"
+    if "source" in task.dataset.example():
+      rows += ", each behind a source of one token, which is all that attention looks at"
   parts = [
     "FLOPs: XLA's count before it optimises; a product of matrices [n, k] and [k, m] has 2 n k m,"
     " other operations 1 for each element, exponentials and the like none; loops count as one turn."

@@ -28,8 +28,9 @@ from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
 from compmod_jax.models.nemot import Nemot, NemotConfig
+from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.text import Text
-from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
+from compmod_jax.models.transformer import PLACES, TransformerConfig
 from compmod_jax.tasks.configs import ModelConfig
 
 VOCAB, BEAMS, STEPS, PROMPT, ROWS = 23, 2, 3, 3, 3
@@ -178,6 +179,13 @@ def lstm(signal: Any, layers: int = 2, tied: bool = False, **recoding: Any) -> L
   return LstmConfig(layers, 6, 6 if tied else 5, tied, recoding=RecodingConfig(signal, **recoding))
 
 
+WIDTHS: dict[str, Any] = {"dim": 6, "embedding_dim": 5, "attention_dim": 4, "max_length": 24}
+ATTENDING: dict[str, dict[str, Any]] = {
+  "plain": {"share_embeddings": "all", "encoder_layers": 2},
+  "entropy": {"share_embeddings": "none", "recoding": RecodingConfig("entropy", "learned", 0.7)},
+  "nll": {"decoder_layers": 2, "recoding": RecodingConfig("nll", "predicted", 0.7)},
+  "argmax": {"recoding": RecodingConfig("argmax", size=0.7, steps=2)},
+}
 LAYERS = {"vanilla_layers": 2, "modulatory_layers": 1, "output_layers": 1, "tasks": ("lm", "mqa")}
 CASES: dict[type, dict[str, Any]] = {
   TransformerConfig: {
@@ -189,6 +197,9 @@ CASES: dict[type, dict[str, Any]] = {
   },
   NemotConfig: {name: NemotConfig(**(SIZES | LAYERS | fields)) for name, fields in NEMOTS.items()},
   LstmConfig: {name: lstm(name, **fields) for name, fields in LSTMS.items()},
+  Seq2SeqLstmConfig: {
+    name: Seq2SeqLstmConfig(**WIDTHS | fields) for name, fields in ATTENDING.items()
+  },
 }
 DOES_NOT_DECODE = {EncoderConfig: "it sees the whole text at once, and fills in what is masked"}
 IN_TRAINING = "acts in training alone, not on what a trained model computes"
@@ -312,10 +323,14 @@ def cases_of(kind: type) -> Any:
   return pytest.mark.parametrize("config", CASES[kind].values(), ids=CASES[kind])
 
 
-@cases_of(TransformerConfig)
-def test_an_encoder_decoder_decodes_as_in_the_whole_pass(config):
+@pytest.mark.parametrize(
+  ("kind", "name"),
+  [(kind, name) for kind in (TransformerConfig, Seq2SeqLstmConfig) for name in CASES[kind]],
+)
+def test_an_encoder_decoder_decodes_as_in_the_whole_pass(kind, name):
   """Hypotheses change places between the steps."""
-  model = Transformer(config, VOCAB, VOCAB)
+  config = CASES[kind][name]
+  model = config.seq2seq(VOCAB, VOCAB, 0)
   source = draw(ROWS, 4, seed=1) * (np.arange(4) < np.array([[4], [2], [3]]))
   params = random_params(model.init, source, source)
   fill = functools.partial(model.apply, beams=BEAMS, length=STEPS, method="prefill")

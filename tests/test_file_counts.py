@@ -1,0 +1,73 @@
+"""Each of some additions to the project is known by name to four source files at most.
+
+`ADDITIONS` has a line for each: what it is, and every name by which a file can know it. Tests and
+documentation do not count.
+"""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("compmod_jax", "train", "configs", "benchmarks", "website")
+MOST = 4
+ADDITIONS: dict[str, tuple[str, ...]] = {
+  "a sequence-to-sequence LSTM": (
+    "seq2seq_lstm", "Seq2SeqLstm", "additive_attention", "AdditiveAttention", "additive attention",
+    "nmt_lstm",
+  ),
+  "rotary positions and those of Transformer-XL": (
+    "rotary", "rotate(", '"relative"', "RelativePositions", "relative positions", "Transformer-XL",
+  ),
+  "an objective of MAML": ("MAML", "MetaConfig", "AdaptationScores", "episode"),
+  "a gate on every head": ("head_gate", "HeadGate", "gate_heads", "gated_heads"),
+}  # fmt: skip
+# Files of the addition's own.
+OWN = {
+  "a sequence-to-sequence LSTM": (
+    "compmod_jax/layers/additive_attention.py",
+    "compmod_jax/models/seq2seq_lstm.py",
+    "configs/nmt_lstm.py",
+  ),
+  "a gate on every head": ("compmod_jax/mechanisms/head_gate.py",),
+}
+
+
+def sources() -> dict[str, str]:
+  """Path -> text of every source file, its own path included; lower case."""
+  files = [*ROOT.glob("*.py"), ROOT / "pyproject.toml"]
+  for folder in FOLDERS:
+    files += (ROOT / folder).rglob("*.*")
+  texts = {}
+  for file in files:
+    if file.suffix in (".py", ".toml", ".html", ".json", ".yml"):
+      path = str(file.relative_to(ROOT))
+      texts[path] = f"{path}\n{file.read_text()}".lower()
+  return texts
+
+
+def files_that_know(names: tuple[str, ...]) -> dict[str, list[str]]:
+  """Name -> the source files that have it, whatever the case of its letters."""
+  texts = sources()
+  return {name: [path for path in texts if name.lower() in texts[path]] for name in names}
+
+
+@pytest.mark.parametrize("addition", ADDITIONS)
+def test_an_addition_is_known_to_four_files_at_most(addition):
+  found = files_that_know(ADDITIONS[addition])
+  assert [name for name, files in found.items() if not files] == []  # a name that went out of use
+  assert len(set().union(*found.values())) <= MOST, found
+
+
+@pytest.mark.parametrize("addition", OWN)
+def test_the_names_of_an_addition_s_own_files_are_counted(addition):
+  """Whoever uses one imports it by its name."""
+  for path in OWN[addition]:
+    assert (ROOT / path).is_file()
+    assert Path(path).stem in ADDITIONS[addition]
+
+
+def test_what_many_files_know_is_more_than_four():
+  """The count can fail: of the Transformer; and a name that went out of use is found."""
+  assert len(files_that_know(("TransformerConfig",))["TransformerConfig"]) > MOST
+  assert files_that_know(("NameThatNoFileHas",)) == {"NameThatNoFileHas": []}

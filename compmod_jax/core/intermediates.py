@@ -23,6 +23,9 @@ from compmod_jax.core import errors
 Edit = Callable[..., jax.Array]
 """From an activation to the one that takes its place, of the same shape. An edit that needs a
 second argument is given the valid mask, bool [batch, time]: true where there is a real token."""
+EditMaker = Callable[..., Mapping[str, Edit]]
+"""From `rng`, the key of a training step, and `progress`, 0 at the first step and 1 at the last, to
+edits by the names of their sites."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,6 +1,7 @@
 """One layer of the Transformer, and the configuration of models that are made of such layers."""
 
 import dataclasses
+import functools
 from typing import Any, Literal, TypeVar
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.intermediates import EditMaker
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.context import Context
@@ -19,6 +21,7 @@ from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.feedforward import ACTIVATIONS, Activation, FeedForward
 from compmod_jax.layers.positions import Positions, check_positions
+from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.losses import Routers
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
@@ -164,6 +167,13 @@ class StackConfig:
     fills = self.compete and self.competition.inactive == "value"
     site = "heads_scaled" if fills else "heads"
     return tuple(f"{module}/{site}" for module in self.attention_modules())
+
+  def training_edits(self) -> tuple[EditMaker, ...]:
+    """What mechanisms change in training; empty if nothing is."""
+    makers: list[EditMaker] = []
+    if self.drophead.active:
+      makers.append(functools.partial(drophead.edits, self.drophead, self.dropped_sites()))
+    return tuple(makers)
 
   def routing_sites(self, *sides: str) -> tuple[str, ...]:
     """Names of the weights [batch, time, units] of every router, of heads and of experts.

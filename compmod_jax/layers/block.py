@@ -384,11 +384,15 @@ class Block(nn.Module):
     read = self.self_residual.before(x)
     if self.convolution > 1:
       read, held["mix"] = self.mix(read, held.get("mix"), ctx)
-    bias, held["gates"] = self._gate_bias(gates.logits, state, ctx)
+    bias = None
+    if gates.logits is not None:
+      bias, held["gates"] = self._gate_bias(gates.logits, state, ctx)
     update, held["self"] = self.self_attention(
       read, held.get("self"), bias=bias, ctx=ctx.scope("self")
     )
-    x = self.self_residual.after(x, modulate(update, gates.attention), ctx.deterministic)
+    if gates.attention is not None:
+      update = modulate(update, gates.attention)
+    x = self.self_residual.after(x, update, ctx.deterministic)
     if self.cross:
       update, held["cross"] = self.cross_attention(
         self.cross_residual.before(x), held.get("cross"), memory, ctx=ctx.scope("cross")
@@ -399,17 +403,18 @@ class Block(nn.Module):
       deterministic=ctx.deterministic,
       taps=ctx.intermediates.scope("ffn"),
     )
-    update = modulate(update, gates.ffn)
+    if gates.ffn is not None:
+      update = modulate(update, gates.ffn)
     x = ctx.intermediates("output", self.ffn_residual.after(x, update, ctx.deterministic))
     if state is None:
       return x, None
     return x, {name: value for name, value in held.items() if value is not None}
 
   def _gate_bias(
-    self, logits: Float[Array, "batch time heads"] | None, state: State | None, ctx: Context
-  ) -> tuple[jax.Array | None, jax.Array | None]:
+    self, logits: Float[Array, "batch time heads"], state: State | None, ctx: Context
+  ) -> tuple[jax.Array, jax.Array | None]:
     """What gates add to attention logits, and those of all keys so far for the state."""
-    if logits is None or state is None:
+    if state is None:
       return attention_bias(logits), None
     keys = state["self"]["key"].shape[-1]
     held = state.get("gates", jnp.zeros((len(logits), 1, keys, logits.shape[-1]), logits.dtype))

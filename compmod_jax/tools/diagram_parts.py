@@ -80,7 +80,7 @@ class _Noted(Taps):
   tell: Any = None
 
   def __call__(self, name: str, value: jax.Array) -> jax.Array:
-    self.tell(self._full(name))
+    self.tell(self.prefix + name)
     return super().__call__(name, value)
 
 

@@ -13,13 +13,11 @@ from jaxtyping import Array, Float
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import EditMaker
-from compmod_jax.core.sharding import logical
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, FeedForward, layer_norm
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.convolution import ShortConvolution
-from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.experts import Experts, ExpertsConfig
-from compmod_jax.layers.feedforward import ACTIVATIONS, Activation, FeedForward
 from compmod_jax.layers.positions import Positions, check_positions
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
@@ -270,18 +268,6 @@ class Residual(nn.Module):
     """The stream after the sub-layer's update."""
     x = x + self.drop(update, deterministic=deterministic)
     return x if self.norm == "pre" else self.scale(x)
-
-
-def layer_norm(dtype: DTypeLike, epsilon: float = 1e-5, name: str | None = None) -> nn.LayerNorm:
-  """Layer normalisation with float32 statistics."""
-  ones, zeros = nn.initializers.ones, nn.initializers.zeros
-  return nn.LayerNorm(
-    epsilon=epsilon,
-    dtype=dtype,
-    scale_init=logical(ones, "norm"),
-    bias_init=logical(zeros, "norm"),
-    name=name,
-  )
 
 
 class Block(nn.Module):

@@ -11,13 +11,12 @@ from jaxtyping import Array, Float, Int
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Taps
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.block import Block, Norm, StackConfig, State, layer_norm, run_block
-from compmod_jax.layers.context import Context, Newest, Places
-from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.embedding import Embedding
+from compmod_jax.layers.basic import Dropout, layer_norm
+from compmod_jax.layers.block import Block, Norm, StackConfig, State, run_block
+from compmod_jax.layers.context import AttentionMask, Context, Newest, Places
+from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.layers.kv_cache import ancestor_mask
-from compmod_jax.layers.positions import ADDED, Positions, PositionTable
+from compmod_jax.layers.positions import ADDED, Positions
 from compmod_jax.models.base import ModelConfig
 
 Place = Literal["encoder_self", "decoder_self", "cross"]

@@ -259,7 +259,7 @@ class Attention(nn.Module):
       # one type, and in float32 the model's precision, which is that of float32 on a CPU alone.
       exact = jnp.dtype(self.dtype) == jnp.float32 and platform_of(inputs) == "cpu"
       if exact or config.dtype == "model":
-        beside = self.router.first(inputs.shape[-1])
+        beside = self.router.hidden(inputs.shape[-1])
     if self.dropout > 0 and not ctx.deterministic:
       drop = functools.partial(self.drop, deterministic=False)
     attention = functools.partial(attend, dropout=drop, intermediates=intermediates)

@@ -144,10 +144,6 @@ class StackConfig:
     """The experts of a layer, `None` where it has a single feed-forward network."""
     return self.experts if {side, f"{side}_{layer}"} & set(self.expert_layers) else None
 
-  def competition_at(self, place: str) -> CompetitionConfig | None:
-    """How heads compete at a place, `None` where they do not."""
-    return self.competition if place in self.compete else None
-
   def attention_modules(self) -> tuple[str, ...]:
     """Names of all attention modules, to which `/heads`, `/heads_scaled` and the like are added."""
     return tuple(
@@ -298,10 +294,11 @@ class Block(nn.Module):
     c = self.config
     dtype = jnp.dtype(c.dtype)
     sizes = {"dropout": c.attention_dropout, "dtype": dtype}
+    competition = dict.fromkeys(c.compete, c.competition)
     self.self_attention = Attention(
       c.dim,
       c.heads,
-      competition=c.competition_at(self.kind),
+      competition=competition.get(self.kind),
       tied_key_value=self.tied_key_value,
       positions=c.positions,
       gated=self.kind in c.gated_heads,
@@ -315,7 +312,7 @@ class Block(nn.Module):
       self.cross_attention = Attention(
         c.dim,
         c.heads,
-        competition=c.competition_at("cross"),
+        competition=competition.get("cross"),
         cross=True,
         gated="cross" in c.gated_heads,
         **sizes,

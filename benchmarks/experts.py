@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import common
+from compmod_jax.layers.basic import FeedForward
 from compmod_jax.layers.experts import Experts, ExpertsConfig
-from compmod_jax.layers.feedforward import FeedForward
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 ROUNDS = 20

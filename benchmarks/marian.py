@@ -8,7 +8,7 @@ import torch
 from transformers import MarianConfig, MarianMTModel
 
 from compmod_jax.data.tokenizers import BOS, EOS, PAD
-from compmod_jax.layers.positions import sinusoids
+from compmod_jax.layers.embedding import sinusoids
 from compmod_jax.models.transformer import TransformerConfig
 
 

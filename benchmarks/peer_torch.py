@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compmod_jax.layers.positions import sinusoids
+from compmod_jax.layers.embedding import sinusoids
 from compmod_jax.models.transformer import TransformerConfig
 
 PAD = 0

@@ -25,15 +25,20 @@ def _trained(name: str) -> tuple[Any, Path]:
 
 
 def training_step() -> Callable[[], object]:
-  """The step of a translation model with competing heads, as JAX traces it."""
-  from compmod_jax.training.run import set_up
-  from compmod_jax.training.workdir import saved_experiment
+  """The step of a translation model with competing heads, as JAX traces it for one batch.
 
-  _, workdir = _trained("translation")
-  run = set_up(saved_experiment(workdir), workdir.with_name("again"), command="")
-  state = run.fresh_state(lambda text: None)
-  batch = run.place(next(run.iterators[0]))
-  return lambda: run.jitted_step("all").lower(state, batch)
+  What a run sets up (batches, optimizer, shapes of the state) is there before.
+  """
+  from compmod_jax.commands.config_option import parse
+  from compmod_jax.commands.train import Args
+  from compmod_jax.training.run import set_up
+
+  workdir = Path(tempfile.mkdtemp()) / "run"
+  arguments = identical.arguments(identical.CASES["translation"], workdir, steps=2)
+  run = set_up(parse(Args, arguments).config, workdir, command="")
+  state, batch = run.abstract_state(), run.place(next(run.iterators[0]))
+  step = run.jitted_step("all")
+  return lambda: step.lower(state, batch)
 
 
 def translation() -> Callable[[], object]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
   from compmod_jax.data.tokenizers import TokenizerConfig
   from compmod_jax.decoding import DecodeConfig, beam_search, greedy, sample
   from compmod_jax.layers.attention import Attention
+  from compmod_jax.layers.basic import FeedForward
   from compmod_jax.layers.experts import Experts, ExpertsConfig
-  from compmod_jax.layers.feedforward import FeedForward
   from compmod_jax.layers.lstm import LSTMCell
   from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
   from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
@@ -50,7 +50,7 @@ _HOMES = {
   "Experiment": "training.experiment",
   "Experts": "layers.experts",
   "ExpertsConfig": "layers.experts",
-  "FeedForward": "layers.feedforward",
+  "FeedForward": "layers.basic",
   "LSTMCell": "layers.lstm",
   "LstmConfig": "models.lstm_lm",
   "LstmLM": "models.lstm_lm",

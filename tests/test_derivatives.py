@@ -212,7 +212,7 @@ RULES: dict[str, Callable[[], Rule]] = {
   f"{ROUTING}.dispatch._route": route,
   f"{ROUTING}.dispatch._project": project,
   # What the three before it use for their own derivatives.
-  f"{ROUTING}.plan.apply": softmax,
+  f"{ROUTING}.dispatch._apply": softmax,
 }
 NAMES = ("custom_vjp", "custom_jvp", "custom_gradient", "custom_transpose")
 

@@ -43,8 +43,8 @@ def run(root: Path, *command: str) -> subprocess.CompletedProcess:
   )
 
 
-def test_it_takes_four_files():
-  assert len(blocks()) == 4
+def test_it_takes_three_files():
+  assert len(blocks()) == 3
   assert sum(language == "python" for language, _, _ in blocks()) == 2
 
 

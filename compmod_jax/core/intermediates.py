@@ -22,6 +22,9 @@ from compmod_jax.core import errors
 Edit = Callable[..., jax.Array]
 """From an activation to the one that takes its place, of the same shape. An edit that needs a
 second argument is given the valid mask, bool [batch, time]: true where there is a real token."""
+EditMaker = Callable[..., Mapping[str, Edit]]
+"""From `rng`, the key of a training step, and `progress`, 0 at the first step and 1 at the last, to
+edits by the names of their sites."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -32,9 +35,10 @@ class Taps:
     capture: full names of the sites to return; `None` for every site.
     edits: full name -> function from the activation to the one that takes its place (same shape);
       see `Edit`.
-    prefix: path of the module that holds this object.
+    prefix: path of the module that holds this object, and a slash; empty for the model itself.
     captured: full name -> activation, after its edit; filled while the model runs.
     seen: full names of all sites passed so far.
+    off: read, change and remember nothing.
   """
 
   capture: frozenset[str] | None = frozenset()
@@ -42,19 +46,21 @@ class Taps:
   prefix: str = ""
   captured: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
   seen: set[str] = dataclasses.field(default_factory=set)
+  off: bool = False
 
   def scope(self, name: str) -> "Taps":
     """The same taps as seen from the submodule `name`."""
-    return dataclasses.replace(self, prefix=self._full(name))
+    return self if self.off else dataclasses.replace(self, prefix=f"{self.prefix}{name}/")
 
   def apart(self) -> "Taps":
     """The same requests with an empty record, for a function that is traced on its own."""
-    return dataclasses.replace(self, captured={}, seen=set())
+    return self if self.off else dataclasses.replace(self, captured={}, seen=set())
 
   def merge(self, captured: Mapping[str, jax.Array], seen: Iterable[str]) -> None:
     """Adds the record of a function that was traced on its own."""
-    self.captured.update(captured)
-    self.seen.update(seen)
+    if not self.off:
+      self.captured.update(captured)
+      self.seen.update(seen)
 
   def also(self, names: Iterable[str]) -> "Taps":
     """The same requests and some more captures (full names), with an empty record."""
@@ -63,7 +69,11 @@ class Taps:
 
   def editing(self, edits: Mapping[str, Edit]) -> "Taps":
     """The same requests and record with further edits; those that are here already prevail."""
-    return dataclasses.replace(self, edits={**edits, **self.edits}) if edits else self
+    if not edits:
+      return self
+    if self.off:
+      return Taps(edits=edits)
+    return dataclasses.replace(self, edits={**edits, **self.edits})
 
   def knowing(self, valid: Callable[[str], jax.Array]) -> "Taps":
     """The same requests and record, with the valid mask given to the edits that take it.
@@ -85,6 +95,8 @@ class Taps:
     Models that step through time hand sites over so; edits that were given the valid mask of the
     whole sequence (`knowing`) get this column of it.
     """
+    if self.off:
+      return self
     narrowed = {
       site: edit.at(position) if isinstance(edit, _Masked) else edit
       for site, edit in self.edits.items()
@@ -93,25 +105,29 @@ class Taps:
 
   def wants(self, *names: str) -> bool:
     """Whether any of these sites of this module is read or changed."""
-    full = [self._full(name) for name in names]
+    if self.off:
+      return False
+    full = [self.prefix + name for name in names]
     self.seen.update(full)
     return self.capture is None or any(name in self.capture or name in self.edits for name in full)
 
   def changes(self, name: str) -> bool:
     """Whether this site of this module is changed."""
-    return self._full(name) in self.edits
+    return self.prefix + name in self.edits
 
   def __call__(self, name: str, value: jax.Array) -> jax.Array:
     """Passes the site `name` of this module: edits it, records it, returns it."""
-    full = self._full(name)
+    if self.off:
+      return value
+    full = self.prefix + name
     self.seen.add(full)
     if full in self.edits:
       edited = self.edits[full](value)
-      errors.check(
-        jnp.shape(edited) == value.shape,
-        f"The edit of site {full!r} returned shape {jnp.shape(edited)} for {value.shape}; an edit"
-        " must keep the shape of the activation.",
-      )
+      if jnp.shape(edited) != value.shape:
+        raise errors.UserError(
+          f"The edit of site {full!r} returned shape {jnp.shape(edited)} for {value.shape}; an edit"
+          " must keep the shape of the activation."
+        )
       value = jnp.asarray(edited, value.dtype)
     if self.capture is None or full in self.capture:
       self.captured[full] = value
@@ -122,42 +138,8 @@ class Taps:
     for name in sorted((self.capture or frozenset()) | set(self.edits)):
       errors.check_choice("site", name, self.seen)
 
-  def _full(self, name: str) -> str:
-    return f"{self.prefix}/{name}" if self.prefix else name
 
-
-class _Off(Taps):
-  """Taps that do nothing and remember nothing."""
-
-  def scope(self, name: str) -> Taps:
-    return self
-
-  def apart(self) -> Taps:
-    return self
-
-  def merge(self, captured: Mapping[str, jax.Array], seen: Iterable[str]) -> None:
-    pass
-
-  def editing(self, edits: Mapping[str, Edit]) -> Taps:
-    return Taps(edits=edits) if edits else self
-
-  def knowing(self, valid: Callable[[str], jax.Array]) -> Taps:
-    return self
-
-  def at(self, position: jax.Array | int) -> Taps:
-    return self
-
-  def wants(self, *names: str) -> bool:
-    return False
-
-  def changes(self, name: str) -> bool:
-    return False
-
-  def __call__(self, name: str, value: jax.Array) -> jax.Array:
-    return value
-
-
-OFF: Taps = _Off()
+OFF = Taps(off=True)
 
 
 def run(

@@ -198,14 +198,9 @@ def fetch(tree: Any) -> Any:
   return jax.device_get(jax.tree.map(whole, tree))
 
 
-def _mesh_of(array: jax.Array) -> Any:
-  """The mesh that an array lies on, as a program being traced knows it."""
-  return jax.typeof(array).sharding.mesh
-
-
 def platform_of(array: jax.Array) -> str:
   """What a program that is being traced is for: what its mesh says, else the default backend."""
-  device = _mesh_of(array).abstract_device or get_abstract_mesh().abstract_device
+  device = jax.typeof(array).sharding.mesh.abstract_device or get_abstract_mesh().abstract_device
   return jax.default_backend() if device is None else device.platform
 
 
@@ -229,7 +224,7 @@ def on_parts(
     result: those of the result's dimensions, each split where one of the last argument is, or not
       at all; as the last argument if not given.
   """
-  mesh = _mesh_of(arguments[-1])
+  mesh: Any = jax.typeof(arguments[-1]).sharding.mesh
   axes = {field.name for field in dataclasses.fields(MeshConfig)}
   ours = axes <= set(mesh.axis_names) and set(mesh.axis_types) == {AxisType.Auto}
   if not ours or mesh.size == 1:

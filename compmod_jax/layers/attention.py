@@ -2,20 +2,21 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import OFF, Taps
-from compmod_jax.core.sharding import platform_of
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.context import Context
-from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.head_projections import IntoHeads, OutOfHeads
+from compmod_jax.core.linear import over_rows
+from compmod_jax.core.sharding import logical, platform_of
+from compmod_jax.kernels.routing import scaled_projection
+from compmod_jax.layers.basic import Dropout
+from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.layers.kv_cache import (
   KVCache,
   add_to_cache,
@@ -26,6 +27,14 @@ from compmod_jax.layers.kv_cache import (
 from compmod_jax.layers.positions import Positions, RelativePositions, rotate
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router, scale_heads
 from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
+
+# Projections into heads start as in fairseq: Xavier-uniform with gain 1 / sqrt(2).
+_INTO_HEADS = nn.initializers.variance_scaling(
+  0.5, "fan_avg", "uniform", in_axis=0, out_axis=(1, 3), batch_axis=(2,)
+)
+_OUT_OF_HEADS = nn.initializers.variance_scaling(
+  1.0, "fan_avg", "uniform", in_axis=(0, 1), out_axis=2
+)
 
 
 def attend(
@@ -69,6 +78,95 @@ def attend(
   return jnp.einsum("bhts,bshd->bthd", probabilities, value)
 
 
+class IntoHeads(nn.Module):
+  """One matrix product that makes several projections, each split into heads.
+
+  Attributes:
+    projections: how many (3 for query, key and value).
+    heads: number of heads.
+    head_dim: width of a head.
+    dtype: compute type.
+  """
+
+  projections: int
+  heads: int
+  head_dim: int
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    inputs: Float[Array, "batch time embed"],
+    beside: tuple[Float[Array, "embed other"], Float[Array, " other"]] | None = None,
+  ) -> tuple[Float[Array, "batch time ..."], ...]:
+    """The projections, in order; last what another kernel and bias, of the same inputs, make."""
+    # Heads come first, so that they can be split over devices after the axes are merged.
+    shape = (self.heads, self.projections, self.head_dim)
+    names = ("heads", "projections", "head_dim")
+    kernel = self.param("kernel", logical(_INTO_HEADS, "embed", *names), (inputs.shape[-1], *shape))
+    bias = self.param("bias", logical(nn.initializers.zeros, *names), shape)
+    kernel = kernel.astype(self.dtype).reshape(inputs.shape[-1], -1)
+    bias = bias.astype(self.dtype).reshape(1, -1)
+    width = kernel.shape[1]
+    if beside is not None:
+      kernel = jnp.concatenate([kernel, beside[0]], axis=1)
+      bias = jnp.concatenate([bias, beside[1][None]], axis=1)
+    outputs = over_rows(lambda rows: rows.astype(self.dtype) @ kernel + bias, inputs)
+    split = outputs[..., :width].reshape(*inputs.shape[:2], *shape)
+    rest = () if beside is None else (outputs[..., width:],)
+    return (*(split[:, :, :, i] for i in range(self.projections)), *rest)
+
+
+class OutOfHeads(nn.Module):
+  """The output projection: concatenates heads and multiplies by W_O.
+
+  Attributes:
+    dim: model width.
+    dtype: compute type.
+  """
+
+  dim: int
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    heads: Float[Array, "batch time heads head_dim"],
+    weights: Float[Array, "batch time heads"] | None = None,
+  ) -> Float[Array, "batch time embed"]:
+    """What the attention module adds to the residual stream.
+
+    Args:
+      heads: what every head puts out.
+      weights: what each is multiplied with, in the same pass; none for nothing.
+    """
+    shape = (*heads.shape[2:], self.dim)
+    names = ("heads", "head_dim", "embed")
+    kernel = self.param("kernel", logical(_OUT_OF_HEADS, *names), shape).astype(self.dtype)
+    bias = self.param("bias", logical(nn.initializers.zeros, "norm"), (self.dim,))
+    bias = bias.astype(self.dtype)[None]
+    if weights is None:
+      flat = kernel.reshape(-1, self.dim)
+      return over_rows(lambda rows: rows @ flat + bias, heads.reshape(*heads.shape[:2], -1))
+    over = ("batch", "time")
+    made = sharding.on_parts(
+      functools.partial(_project_part, whole=heads.shape[2]),
+      [kernel, weights, heads],
+      [("heads", None, None), (*over, "heads"), (*over, "heads", None)],
+      result=(*over, None),
+    )
+    return made + bias[None]
+
+
+def _project_part(
+  kernel: jax.Array, weights: jax.Array, heads: jax.Array, *, whole: int
+) -> jax.Array:
+  """Weighted heads through the output projection, of the heads that a device has."""
+  flat = heads.reshape(*heads.shape[:2], -1)
+  made = scaled_projection(weights, flat, kernel.reshape(-1, kernel.shape[-1]))
+  return lax.psum(made, sharding.RULES["heads"]) if heads.shape[2] < whole else made
+
+
 class Attention(nn.Module):
   """Multi-head attention; with `competition`, its heads compete for every query position.
 
@@ -101,12 +199,12 @@ class Attention(nn.Module):
 
   def setup(self):
     """Makes the projections and the router."""
+    sizes = {"heads": self.heads, "head_dim": self.dim // self.heads, "dtype": self.dtype}
     if self.cross:
-      self.query = IntoHeads(1, self.heads, self._head_dim, dtype=self.dtype)
-      self.key_value = IntoHeads(2, self.heads, self._head_dim, dtype=self.dtype)
+      self.query = IntoHeads(1, **sizes)
+      self.key_value = IntoHeads(2, **sizes)
     else:
-      projections = 2 if self.tied_key_value else 3
-      self.query_key_value = IntoHeads(projections, self.heads, self._head_dim, dtype=self.dtype)
+      self.query_key_value = IntoHeads(2 if self.tied_key_value else 3, **sizes)
       if self.positions == "relative":
         self.relative = RelativePositions(self.dim, self.heads, dtype=self.dtype)
     self.drop = Dropout(self.dropout)
@@ -116,17 +214,13 @@ class Attention(nn.Module):
       self.router = Router(self.heads, self.competition, dtype=self.dtype)
     self.output = OutOfHeads(self.dim, dtype=self.dtype)
 
-  @property
-  def _head_dim(self) -> int:
-    return self.dim // self.heads
-
   def initial_state(self, batch: int, keys: int) -> KVCache:
     """An empty key/value cache of self-attention: a prompt's keys, and `beams` for every step.
 
     What a beam wrote stays where it is when beams change places; `ancestor_mask` says which of it
     belongs to whom.
     """
-    return empty_cache(batch, keys, self.heads, self._head_dim, self.dtype)
+    return empty_cache(batch, keys, self.heads, self.dim // self.heads, self.dtype)
 
   def memory_state(self, memory: Float[Array, "batch keys embed"]) -> KVCache:
     """Keys and values of a memory for cross attention, computed once for all steps."""
@@ -155,126 +249,57 @@ class Attention(nn.Module):
     Returns:
       The outputs, and the next state; None if none was given.
     """
-    beside = self._beside(inputs, ctx.intermediates)
-    if self.cross:
-      (query, *hidden), own = self.query(inputs, beside), None
-      heads = self._attend_memory(query, state, memory, bias, ctx)
-    else:
-      query, key, own, *hidden = self._project(inputs, beside)
-      heads, state = self._attend_self(query, key, own, state, bias, ctx)
-    if self.gated:
-      heads = gate_heads(heads, ctx.intermediates("head_gates", self.head_gate(inputs)))
-    return self._compete(inputs, heads, own, *hidden, ctx=ctx), state
-
-  def _attend_memory(
-    self,
-    query: jax.Array,
-    state: KVCache | None,
-    memory: jax.Array | None,
-    bias: jax.Array | None,
-    ctx: Context,
-  ) -> jax.Array:
-    """Heads of cross attention."""
-    if state is not None:
-      return attend_cached(query, state, ctx.memory_mask, intermediates=ctx.intermediates)
-    assert memory is not None, "cross attention reads a memory, or a state that holds it"
-    key, value = self.key_value(memory)
-    return self._attend(query, key, value, AttentionMask(explicit=ctx.memory_mask), bias, ctx)
-
-  def _attend_self(
-    self,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    state: KVCache | None,
-    bias: jax.Array | None,
-    ctx: Context,
-  ) -> tuple[jax.Array, KVCache | None]:
-    """Heads of self-attention, and the state with these keys and values."""
-    places = ctx.places
-    if self.positions == "rotary" and places is not None:
-      query = rotate(query, places.queries)
-      key = rotate(key, places.queries)
-    if self.positions == "relative" and places is not None:
-      query, relative = self.relative(query, places)
-      bias = relative if bias is None else bias + relative
-    if state is not None:
-      state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))
-    newest = ctx.newest
-    if state is None or newest is None:  # whole sequences, or a prompt, before which nothing stands
-      return self._attend(query, key, value, ctx.mask, bias, ctx), state
-    heads = attend_cached(
-      query,
-      state,
-      newest.past,
-      bias=bias,
-      filled=newest.start + query.shape[1],
-      intermediates=ctx.intermediates,
-    )
-    return heads, state
-
-  def _attend(
-    self,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: AttentionMask,
-    bias: jax.Array | None,
-    ctx: Context,
-  ) -> jax.Array:
-    drop = None
+    config, intermediates = self.competition, ctx.intermediates
+    # Whether nothing is formed between heads and output projection.
+    fused = config is not None and config.routing == "fused" and config.inactive == "null"
+    fused = fused and self.heads > 1 and not intermediates.wants("heads_scaled")
+    beside = drop = None
+    if config is not None and fused:
+      # One product makes queries, keys, values and the router's first layer where it may. It has
+      # one type, and in float32 the model's precision, which is that of float32 on a CPU alone.
+      exact = jnp.dtype(self.dtype) == jnp.float32 and platform_of(inputs) == "cpu"
+      if exact or config.dtype == "model":
+        beside = self.router.hidden(inputs.shape[-1])
     if self.dropout > 0 and not ctx.deterministic:
       drop = functools.partial(self.drop, deterministic=False)
-    return attend(query, key, value, mask, bias=bias, dropout=drop, intermediates=ctx.intermediates)
-
-  def _project(self, inputs: jax.Array, beside: Any = None) -> tuple[jax.Array, ...]:
-    """Query, key and value of self-attention, and what is made beside them."""
-    query, key, *others = self.query_key_value(inputs, beside)
-    return (query, key, key, *others) if self.tied_key_value else (query, key, *others)
-
-  def _beside(self, inputs: jax.Array, intermediates: Taps) -> tuple[jax.Array, jax.Array] | None:
-    """The router's first layer, if one product makes it and queries, keys and values.
-
-    Such a product has one type, and in float32 the precision of all the model's products, which is
-    that of float32 on a CPU alone.
-    """
-    config = self.competition
-    if config is None or not self._fused(intermediates):
-      return None
-    exact = jnp.dtype(self.dtype) == jnp.float32 and platform_of(inputs) == "cpu"
-    return self.router.first(inputs.shape[-1]) if exact or config.dtype == "model" else None
-
-  def _fused(self, intermediates: Taps) -> bool:
-    """Whether nothing is formed between heads and output projection."""
-    config = self.competition
-    if config is None or self.heads == 1 or config.routing == "plain":
-      return False
-    return config.inactive == "null" and not intermediates.wants("heads_scaled")
-
-  def _compete(
-    self,
-    inputs: jax.Array,
-    heads: jax.Array,
-    value: jax.Array | None,
-    hidden: jax.Array | None = None,
-    *,
-    ctx: Context,
-  ) -> jax.Array:
-    """Scales the heads' outputs by the competition's weights and projects them.
-
-    `hidden` is what the router's first layer makes, where that is known already.
-    """
-    intermediates, deterministic = ctx.intermediates, ctx.deterministic
-    fused = self._fused(intermediates)
-    heads, config = intermediates("heads", heads), self.competition
+    attention = functools.partial(attend, dropout=drop, intermediates=intermediates)
+    if self.cross:
+      (query, *hidden), value = self.query(inputs, beside), None
+      if state is not None:
+        heads = attend_cached(query, state, ctx.memory_mask, intermediates=intermediates)
+      else:
+        assert memory is not None, "cross attention reads a memory, or a state that holds it"
+        mask = AttentionMask(explicit=ctx.memory_mask)
+        key, own = self.key_value(memory)
+        heads = attention(query, key, own, mask, bias=bias)
+    else:
+      query, key, *others = self.query_key_value(inputs, beside)
+      value, *hidden = (key, *others) if self.tied_key_value else others
+      places, newest = ctx.places, ctx.newest
+      if self.positions == "rotary" and places is not None:
+        query, key = rotate(query, places.queries), rotate(key, places.queries)
+      if self.positions == "relative" and places is not None:
+        query, relative = self.relative(query, places)
+        bias = relative if bias is None else bias + relative
+      if state is not None:
+        state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))
+      if state is None or newest is None:  # whole texts, or prompts, before which nothing stands
+        heads = attention(query, key, value, ctx.mask, bias=bias)
+      else:
+        filled, past = newest.start + query.shape[1], newest.past
+        heads = attend_cached(
+          query, state, past, bias=bias, filled=filled, intermediates=intermediates
+        )
+    if self.gated:
+      heads = gate_heads(heads, intermediates("head_gates", self.head_gate(inputs)))
+    heads = intermediates("heads", heads)
     if config is None:
-      return self.output(intermediates("heads_scaled", heads))
-    router = intermediates.scope("router")
+      return self.output(intermediates("heads_scaled", heads)), state
+    options = {"deterministic": ctx.deterministic, "taps": intermediates.scope("router")}
     if fused:
-      hidden = self.router.hidden_of(inputs) if hidden is None else hidden
-      weights = self.router.weights_of(hidden, deterministic=deterministic, taps=router)
-      return self.output(heads, weights * self.heads if config.rescale else weights)
-    selection = self.router(inputs, deterministic=deterministic, taps=router)
+      first = hidden[0] if hidden else self.router.hidden_of(inputs)
+      weights = self.router.weights_of(first, **options)
+      return self.output(heads, weights * self.heads if config.rescale else weights), state
     fill = value if config.inactive == "value" else None
-    heads = scale_heads(heads, selection, rescale=config.rescale, values=fill)
-    return self.output(intermediates("heads_scaled", heads))
+    heads = scale_heads(heads, self.router(inputs, **options), rescale=config.rescale, values=fill)
+    return self.output(intermediates("heads_scaled", heads)), state

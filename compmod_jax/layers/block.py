@@ -1,6 +1,7 @@
 """One layer of the Transformer, and the configuration of models that are made of such layers."""
 
 import dataclasses
+import functools
 from typing import Any, Literal, TypeVar
 
 import flax.linen as nn
@@ -11,14 +12,14 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
-from compmod_jax.core.sharding import logical
+from compmod_jax.core.intermediates import EditMaker
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, FeedForward, layer_norm
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.convolution import ShortConvolution
-from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.experts import Experts, ExpertsConfig
-from compmod_jax.layers.feedforward import ACTIVATIONS, Activation, FeedForward
 from compmod_jax.layers.positions import Positions, check_positions
+from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.losses import Routers
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
@@ -143,10 +144,6 @@ class StackConfig:
     """The experts of a layer, `None` where it has a single feed-forward network."""
     return self.experts if {side, f"{side}_{layer}"} & set(self.expert_layers) else None
 
-  def competition_at(self, place: str) -> CompetitionConfig | None:
-    """How heads compete at a place, `None` where they do not."""
-    return self.competition if place in self.compete else None
-
   def attention_modules(self) -> tuple[str, ...]:
     """Names of all attention modules, to which `/heads`, `/heads_scaled` and the like are added."""
     return tuple(
@@ -164,6 +161,13 @@ class StackConfig:
     fills = self.compete and self.competition.inactive == "value"
     site = "heads_scaled" if fills else "heads"
     return tuple(f"{module}/{site}" for module in self.attention_modules())
+
+  def training_edits(self) -> tuple[EditMaker, ...]:
+    """What mechanisms change in training; empty if nothing is."""
+    makers: list[EditMaker] = []
+    if self.drophead.active:
+      makers.append(functools.partial(drophead.edits, self.drophead, self.dropped_sites()))
+    return tuple(makers)
 
   def routing_sites(self, *sides: str) -> tuple[str, ...]:
     """Names of the weights [batch, time, units] of every router, of heads and of experts.
@@ -262,18 +266,6 @@ class Residual(nn.Module):
     return x if self.norm == "pre" else self.scale(x)
 
 
-def layer_norm(dtype: DTypeLike, epsilon: float = 1e-5, name: str | None = None) -> nn.LayerNorm:
-  """Layer normalisation with float32 statistics."""
-  ones, zeros = nn.initializers.ones, nn.initializers.zeros
-  return nn.LayerNorm(
-    epsilon=epsilon,
-    dtype=dtype,
-    scale_init=logical(ones, "norm"),
-    bias_init=logical(zeros, "norm"),
-    name=name,
-  )
-
-
 class Block(nn.Module):
   """One layer: self-attention, attention to an encoder's output if it has that, feed-forward.
 
@@ -302,10 +294,11 @@ class Block(nn.Module):
     c = self.config
     dtype = jnp.dtype(c.dtype)
     sizes = {"dropout": c.attention_dropout, "dtype": dtype}
+    competition = dict.fromkeys(c.compete, c.competition)
     self.self_attention = Attention(
       c.dim,
       c.heads,
-      competition=c.competition_at(self.kind),
+      competition=competition.get(self.kind),
       tied_key_value=self.tied_key_value,
       positions=c.positions,
       gated=self.kind in c.gated_heads,
@@ -319,7 +312,7 @@ class Block(nn.Module):
       self.cross_attention = Attention(
         c.dim,
         c.heads,
-        competition=c.competition_at("cross"),
+        competition=competition.get("cross"),
         cross=True,
         gated="cross" in c.gated_heads,
         **sizes,
@@ -374,11 +367,15 @@ class Block(nn.Module):
     read = self.self_residual.before(x)
     if self.convolution > 1:
       read, held["mix"] = self.mix(read, held.get("mix"), ctx)
-    bias, held["gates"] = self._gate_bias(gates.logits, state, ctx)
+    bias = None
+    if gates.logits is not None:
+      bias, held["gates"] = self._gate_bias(gates.logits, state, ctx)
     update, held["self"] = self.self_attention(
       read, held.get("self"), bias=bias, ctx=ctx.scope("self")
     )
-    x = self.self_residual.after(x, modulate(update, gates.attention), ctx.deterministic)
+    if gates.attention is not None:
+      update = modulate(update, gates.attention)
+    x = self.self_residual.after(x, update, ctx.deterministic)
     if self.cross:
       update, held["cross"] = self.cross_attention(
         self.cross_residual.before(x), held.get("cross"), memory, ctx=ctx.scope("cross")
@@ -389,17 +386,18 @@ class Block(nn.Module):
       deterministic=ctx.deterministic,
       taps=ctx.intermediates.scope("ffn"),
     )
-    update = modulate(update, gates.ffn)
+    if gates.ffn is not None:
+      update = modulate(update, gates.ffn)
     x = ctx.intermediates("output", self.ffn_residual.after(x, update, ctx.deterministic))
     if state is None:
       return x, None
     return x, {name: value for name, value in held.items() if value is not None}
 
   def _gate_bias(
-    self, logits: Float[Array, "batch time heads"] | None, state: State | None, ctx: Context
-  ) -> tuple[jax.Array | None, jax.Array | None]:
+    self, logits: Float[Array, "batch time heads"], state: State | None, ctx: Context
+  ) -> tuple[jax.Array, jax.Array | None]:
     """What gates add to attention logits, and those of all keys so far for the state."""
-    if logits is None or state is None:
+    if state is None:
       return attention_bias(logits), None
     keys = state["self"]["key"].shape[-1]
     held = state.get("gates", jnp.zeros((len(logits), 1, keys, logits.shape[-1]), logits.dtype))

@@ -1,12 +1,99 @@
-"""What layers are given besides activations and states."""
+"""What layers are given besides activations and states: above all attention masks."""
 
 import dataclasses
+import functools
+import operator
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from compmod_jax.core.intermediates import OFF, Taps
-from compmod_jax.layers.attention_mask import AttentionMask
+
+Dense = Bool[Array, "#batch #heads #queries #keys"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AttentionMask:
+  """Which keys a query may read: those that every field allows.
+
+  A kernel can see from the fields which blocks of keys nobody reads; `dense` forms the mask for
+  those that cannot. `a & b` allows what both allow, `a | b` what one of them does.
+
+  Attributes:
+    causal: a query reads no later position.
+    valid: true where a key is a token, not padding.
+    segments: number of the segment of every position behind the prefix, ascending; a query reads
+      its own segment and segment 0.
+    prefix: positions in front of the text that all queries read. Their own queries read no text
+      where the mask is causal, and segment 0 alone where there are segments, so that no segment
+      reads another one through them.
+    explicit: any other rule, formed in full.
+    others: masks that have to allow it, too.
+    alternatives: masks one of which has to allow it.
+  """
+
+  causal: bool = dataclasses.field(default=False, metadata={"static": True})
+  valid: Bool[Array, "batch keys"] | None = None
+  segments: Int[Array, "#batch time"] | None = None
+  prefix: int = dataclasses.field(default=0, metadata={"static": True})
+  explicit: Dense | None = None
+  others: tuple["AttentionMask", ...] = ()
+  alternatives: tuple["AttentionMask", ...] = ()
+
+  @property
+  def only_causal(self) -> bool:
+    """Whether nothing counts but the order of positions."""
+    composed = self.prefix or self.others or self.alternatives
+    return self.causal and not composed and not jax.tree.leaves(self)
+
+  def __and__(self, other: "AttentionMask") -> "AttentionMask":
+    """What both allow."""
+    return dataclasses.replace(self, others=(*self.others, other))
+
+  def __or__(self, other: "AttentionMask") -> "AttentionMask":
+    """What one of the two allows."""
+    return AttentionMask(alternatives=(self, other))
+
+  def __getitem__(self, rows: slice) -> "AttentionMask":
+    """The mask of these rows of the batch."""
+    return jax.tree.map(lambda leaf: leaf[rows] if len(leaf) > 1 else leaf, self)
+
+  def dense(self, queries: int, keys: int) -> Dense | None:
+    """The mask in full; None where every query reads every key.
+
+    Args:
+      queries: number of query positions.
+      keys: number of key positions, the prefix included.
+    """
+    parts = [mask.dense(queries, keys) for mask in self.others]
+    if self.valid is not None:
+      parts.append(self.valid[:, None, None, :])
+    if self.causal:
+      seen = jnp.tril(jnp.ones((queries, keys), bool)).at[:, : self.prefix].set(True)
+      parts.append(seen[None, None])
+    if self.segments is not None:
+      parts.append(_same_segment(self.segments, self.prefix))
+    if self.explicit is not None:
+      parts.append(self.explicit)
+    if self.alternatives:
+      either = [mask.dense(queries, keys) for mask in self.alternatives]
+      if not any(mask is None for mask in either):
+        parts.append(functools.reduce(operator.or_, either))
+    parts = [part for part in parts if part is not None]
+    return functools.reduce(operator.and_, parts) if parts else None
+
+
+def _same_segment(segments: Int[Array, "#batch time"], prefix: int) -> Dense:
+  """Where queries read keys of their segment, of segment 0, or of the prefix."""
+  same = (segments[:, :, None] == segments[:, None, :]) | (segments == 0)[:, None, :]
+  same = jnp.pad(same, ((0, 0), (0, 0), (prefix, 0)), constant_values=True)
+  if not prefix:
+    return same[:, None]
+  shared = jnp.pad(segments == 0, ((0, 0), (prefix, 0)), constant_values=True)
+  shared = jnp.broadcast_to(shared[:, None], (len(same), prefix, same.shape[-1]))
+  return jnp.concatenate([shared, same], axis=1)[:, None]
 
 
 @jax.tree_util.register_dataclass

@@ -1,15 +1,20 @@
-"""Token embeddings."""
+"""Embeddings: vectors of tokens, and of the positions that are added to them."""
 
+import functools
 import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
+from compmod_jax.layers.positions import ADDED, Positions
+
+_STDDEV = 0.02  # of a fresh table of learned positions
 
 
 class Embedding(nn.Module):
@@ -42,8 +47,73 @@ class Embedding(nn.Module):
   def logits(self, hidden: Float[Array, "batch time embed"]) -> Float[Array, "batch time vocab"]:
     """Inner products with every token's vector (a tied output layer), float32."""
     table = self.table.astype(self.dtype)
+    product = functools.partial(jnp.einsum, "nd,vd->nv", preferred_element_type=jnp.float32)
+    return over_rows(lambda rows: product(rows, table), hidden)
 
-    def product(rows: jax.Array) -> jax.Array:
-      return jnp.einsum("nd,vd->nv", rows, table, preferred_element_type=jnp.float32)
 
-    return over_rows(product, hidden)
+def sinusoids(length: int, dim: int) -> Float[np.ndarray, "length dim"]:
+  r"""Fixed positions: sines in the first half of the width, cosines in the second.
+
+  .. math:: p_{t,i} = \sin(t\, 10000^{-i/(D/2-1)}), \quad p_{t,i+D/2} = \cos(\cdot)
+
+  Args:
+    length: number of positions, from 0.
+    dim: width, even.
+
+  Source: Vaswani et al. 2017, section 3.5, in the order that fairseq uses.
+  """
+  half = dim // 2
+  rates = np.exp(np.arange(half) * -(math.log(10000.0) / max(half - 1, 1)))
+  angles = np.arange(length)[:, None] * rates[None, :]
+  return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
+def _sinusoids_as_large(
+  key: jax.Array, shape: tuple[int, int], dtype: DTypeLike = jnp.float32
+) -> jax.Array:
+  """Sinusoids whose root mean square is that of a fresh learned table."""
+  return jnp.asarray(_STDDEV * math.sqrt(2) * sinusoids(*shape), dtype)
+
+
+class PositionTable(nn.Module):
+  """Positions added to embeddings: sinusoids, or a learned table; others add nothing here.
+
+  Attributes:
+    kind: which.
+    length: most positions.
+    dim: width.
+    dtype: compute type.
+    from_sinusoids: a learned table starts as sinusoids, in place of at random, as large.
+  """
+
+  kind: Positions
+  length: int
+  dim: int
+  dtype: DTypeLike = jnp.float32
+  from_sinusoids: bool = False
+
+  def setup(self):
+    """Makes the table."""
+    if self.kind == "learned":
+      init = nn.initializers.normal(stddev=_STDDEV)
+      if self.from_sinusoids:
+        init = _sinusoids_as_large
+      shape = (self.length, self.dim)
+      self.table = self.param("table", logical(init, "position", "embed"), shape)
+    elif self.kind == "sinusoidal":
+      self.table = jnp.asarray(sinusoids(self.length, self.dim))
+
+  def add(
+    self, x: Float[Array, "batch time embed"], start: Array | int = 0
+  ) -> Float[Array, "batch time embed"]:
+    """Embeddings and the vectors of their positions, which count from `start`."""
+    if self.kind not in ADDED:
+      return x
+    rows = jax.lax.dynamic_slice_in_dim(self.table, start, x.shape[1])
+    return x + rows[None].astype(self.dtype)
+
+  def add_at(
+    self, x: Float[Array, "batch time embed"], places: Int[Array, "#batch #time"]
+  ) -> Float[Array, "batch time embed"]:
+    """Embeddings and the vectors of single positions."""
+    return x + self.table[places].astype(self.dtype) if self.kind in ADDED else x

@@ -16,8 +16,7 @@ from compmod_jax.core.config import completed
 from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.core.sharding import logical
 from compmod_jax.kernels.grouped import Grouped
-from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
+from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout
 from compmod_jax.mechanisms import dispatch
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
 from compmod_jax.mechanisms.dispatch import ExpertWeights, Implementation

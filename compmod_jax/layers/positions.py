@@ -1,10 +1,11 @@
-"""Positions: vectors added to embeddings, rotations of queries and keys, or relative ones."""
+"""Positions of which attention knows: rotations of queries and keys, or relative ones.
 
-import math
+Those that are vectors added to embeddings stand beside the embedding.
+"""
+
 from typing import Literal, get_args
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -18,76 +19,6 @@ Positions = Literal["sinusoidal", "learned", "rotary", "relative"]
 """Vectors added to embeddings, fixed or learned; or what acts on queries and keys: rotations (Su et
 al. 2021), or relative positions (Dai et al. 2019)."""
 ADDED = ("sinusoidal", "learned")
-_STDDEV = 0.02  # of a fresh table of learned positions
-
-
-def sinusoids(length: int, dim: int) -> Float[np.ndarray, "length dim"]:
-  r"""Fixed positions: sines in the first half of the width, cosines in the second.
-
-  .. math:: p_{t,i} = \sin(t\, 10000^{-i/(D/2-1)}), \quad p_{t,i+D/2} = \cos(\cdot)
-
-  Args:
-    length: number of positions, from 0.
-    dim: width, even.
-
-  Source: Vaswani et al. 2017, section 3.5, in the order that fairseq uses.
-  """
-  half = dim // 2
-  rates = np.exp(np.arange(half) * -(math.log(10000.0) / max(half - 1, 1)))
-  angles = np.arange(length)[:, None] * rates[None, :]
-  return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
-
-
-def _sinusoids_as_large(
-  key: jax.Array, shape: tuple[int, int], dtype: DTypeLike = jnp.float32
-) -> jax.Array:
-  """Sinusoids whose root mean square is that of a fresh learned table."""
-  return jnp.asarray(_STDDEV * math.sqrt(2) * sinusoids(*shape), dtype)
-
-
-class PositionTable(nn.Module):
-  """Positions added to embeddings: sinusoids, or a learned table; others add nothing here.
-
-  Attributes:
-    kind: which.
-    length: most positions.
-    dim: width.
-    dtype: compute type.
-    from_sinusoids: a learned table starts as sinusoids, in place of at random, as large.
-  """
-
-  kind: Positions
-  length: int
-  dim: int
-  dtype: DTypeLike = jnp.float32
-  from_sinusoids: bool = False
-
-  def setup(self):
-    """Makes the table."""
-    if self.kind == "learned":
-      init = nn.initializers.normal(stddev=_STDDEV)
-      if self.from_sinusoids:
-        init = _sinusoids_as_large
-      shape = (self.length, self.dim)
-      self.table = self.param("table", logical(init, "position", "embed"), shape)
-
-  def add(
-    self, x: Float[Array, "batch time embed"], start: Array | int = 0
-  ) -> Float[Array, "batch time embed"]:
-    """Embeddings and the vectors of their positions, which count from `start`."""
-    if self.kind not in ADDED:
-      return x
-    rows = jax.lax.dynamic_slice_in_dim(self._table(), start, x.shape[1])
-    return x + rows[None].astype(self.dtype)
-
-  def add_at(
-    self, x: Float[Array, "batch time embed"], places: Int[Array, "#batch #time"]
-  ) -> Float[Array, "batch time embed"]:
-    """Embeddings and the vectors of single positions."""
-    return x + self._table()[places].astype(self.dtype) if self.kind in ADDED else x
-
-  def _table(self) -> jax.Array:
-    return self.table if self.kind == "learned" else jnp.asarray(sinusoids(self.length, self.dim))
 
 
 def rotate(

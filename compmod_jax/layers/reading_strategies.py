@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
-from compmod_jax.layers.dropout import Dropout
+from compmod_jax.layers.basic import Dropout
 
 PARTS_OF_SPEECH = ("noun", "verb", "adjective", "adverb", "numeral", "foreign", "other", "special")
 """Kinds of words that are marked; special is every token that stands for no word."""

@@ -46,10 +46,10 @@ def modulate(
 
 
 def attention_bias(
-  logits: Float[Array, "batch keys heads"] | None,
-) -> Float[Array, "batch heads 1 keys"] | None:
+  logits: Float[Array, "batch keys heads"],
+) -> Float[Array, "batch heads 1 keys"]:
   r"""What is added to attention logits so that probabilities are :math:`\propto g_k e^{s_{qk}}`."""
-  return None if logits is None else jnp.transpose(logits, (0, 2, 1))[:, :, None]
+  return jnp.transpose(logits, (0, 2, 1))[:, :, None]
 
 
 def gate_statistics(

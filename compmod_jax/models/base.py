@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import Taps
-from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
+from compmod_jax.core.intermediates import EditMaker, Taps
 from compmod_jax.mechanisms.competition.losses import Routers
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput
@@ -149,7 +148,6 @@ class ModelConfig:
   """What kind of network it is, in a word or two."""
   steps_through_time: ClassVar[bool] = False
   """Whether a forward pass over a sequence is a loop over its positions."""
-  drophead: DropHeadConfig = DropHeadConfig()
   max_length: int
   """Most positions of a sequence; absent from models without a limit."""
   convolution: int = 1
@@ -235,8 +233,8 @@ class ModelConfig:
     """Names of the weights [batch, time, units] of every router, in the model's order."""
     return ()
 
-  def dropped_sites(self) -> tuple[str, ...]:
-    """Names of the heads' outputs that DropHead multiplies."""
+  def training_edits(self) -> tuple[EditMaker, ...]:
+    """What mechanisms change in training, such as DropHead; empty if nothing is."""
     return ()
 
   # Auxiliary tokens, gates, outputs of several tasks.

@@ -12,11 +12,9 @@ from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
-from compmod_jax.layers.block import layer_norm
-from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.embedding import Embedding
-from compmod_jax.layers.feedforward import Activation
-from compmod_jax.layers.positions import Positions, PositionTable
+from compmod_jax.layers.basic import Activation, Dropout, layer_norm
+from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.positions import Positions
 from compmod_jax.layers.stack import Stack, TextStackConfig
 from compmod_jax.models.base import ModelConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed

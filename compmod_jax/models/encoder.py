@@ -12,13 +12,11 @@ from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.block import Block, Norm, StackConfig, layer_norm, run_block
-from compmod_jax.layers.context import Context, Places
-from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.embedding import Embedding
-from compmod_jax.layers.feedforward import ACTIVATIONS, Activation
-from compmod_jax.layers.positions import ADDED, Positions, PositionTable
+from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, layer_norm
+from compmod_jax.layers.block import Block, Norm, StackConfig, run_block
+from compmod_jax.layers.context import AttentionMask, Context, Places
+from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.positions import ADDED, Positions
 from compmod_jax.models.base import ModelConfig
 
 _STDDEV = 0.02  # of fresh embeddings (Devlin et al. 2019)

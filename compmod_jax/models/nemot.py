@@ -15,11 +15,9 @@ from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
-from compmod_jax.layers.block import layer_norm
-from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.embedding import Embedding
-from compmod_jax.layers.feedforward import Activation
-from compmod_jax.layers.positions import Positions, PositionTable
+from compmod_jax.layers.basic import Activation, Dropout, layer_norm
+from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.positions import Positions
 from compmod_jax.layers.reading_strategies import Highlighting, OptionInteraction
 from compmod_jax.layers.stack import Stack, TextStackConfig
 from compmod_jax.mechanisms.modulation import KINDS, Gates, modulate

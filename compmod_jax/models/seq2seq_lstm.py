@@ -27,9 +27,9 @@ from compmod_jax.core.intermediates import OFF, Taps
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.additive_attention import AdditiveAttention
+from compmod_jax.layers.basic import Dropout
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.deferred_scan import Product
-from compmod_jax.layers.dropout import Dropout
 from compmod_jax.layers.embedding import Embedding
 from compmod_jax.layers.lstm import LSTMCell, State
 from compmod_jax.layers.recoding_signals import size_of, step_size_parameters

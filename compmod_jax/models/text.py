@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core import errors
-from compmod_jax.layers.embedding import Embedding
-from compmod_jax.layers.positions import PositionTable
+from compmod_jax.layers.embedding import Embedding, PositionTable
 
 Blocks = Sequence[tuple[str, int]]
 """(task, rows) of a batch in its order: every row belongs to one task."""

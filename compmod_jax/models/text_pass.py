@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core.intermediates import Taps
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.context import Context, Newest, Places
+from compmod_jax.layers.context import AttentionMask, Context, Newest, Places
 from compmod_jax.layers.convolution import neighbours
 from compmod_jax.layers.kv_cache import ancestor_mask
 from compmod_jax.layers.positions import ADDED

@@ -11,13 +11,12 @@ from jaxtyping import Array, Float, Int
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Taps
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.block import Block, Norm, StackConfig, State, layer_norm, run_block
-from compmod_jax.layers.context import Context, Newest, Places
-from compmod_jax.layers.dropout import Dropout
-from compmod_jax.layers.embedding import Embedding
+from compmod_jax.layers.basic import Dropout, layer_norm
+from compmod_jax.layers.block import Block, Norm, StackConfig, State, run_block
+from compmod_jax.layers.context import AttentionMask, Context, Newest, Places
+from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.layers.kv_cache import ancestor_mask
-from compmod_jax.layers.positions import ADDED, Positions, PositionTable
+from compmod_jax.layers.positions import ADDED, Positions
 from compmod_jax.models.base import ModelConfig
 
 Place = Literal["encoder_self", "decoder_self", "cross"]
@@ -99,12 +98,12 @@ class Transformer(nn.Module):
     """Makes embeddings and layers."""
     c = self.config
     dtype = jnp.dtype(c.dtype)
-    errors.check(
-      c.share_embeddings != "all" or self.source_vocab == self.target_vocab,
-      f"model.share_embeddings is 'all' but the vocabularies have {self.source_vocab} and"
-      f" {self.target_vocab} tokens; one table needs one joint vocabulary. Use a joint tokenizer"
-      " or share_embeddings = decoder.",
-    )
+    if c.share_embeddings == "all" and self.source_vocab != self.target_vocab:
+      raise errors.UserError(
+        f"model.share_embeddings is 'all' but the vocabularies have {self.source_vocab} and"
+        f" {self.target_vocab} tokens; one table needs one joint vocabulary. Use a joint tokenizer"
+        " or share_embeddings = decoder."
+      )
     self.decoder_embedding = Embedding(self.target_vocab, c.dim, dtype)
     if c.share_embeddings == "all":
       self.encoder_embedding = self.decoder_embedding
@@ -180,23 +179,29 @@ class Transformer(nn.Module):
     """Logits from the encoder's output; `source` tells which of it is padding."""
     ctx = Context(
       mask=AttentionMask(causal=True),  # which hides padding, as that follows the tokens
-      memory_mask=self._visible(source),
+      memory_mask=(source != self.pad)[:, None, None, :],
       places=self._places(target.shape[1]),
       deterministic=deterministic,
       intermediates=taps,
     )
     x = self.decoder_positions.add(self.decoder_embedding(target))
-    x = self.drop(x, deterministic=deterministic)
-    return self._decoded(x, None, memory, ctx)[0]
+    return self._decode(self.drop(x, deterministic=deterministic), None, memory, ctx)[0]
 
-  def _decoded(
+  def _decode(
     self,
     x: Float[Array, "batch time embed"],
     states: list[State] | None,
     memory: Float[Array, "batch source_time embed"] | None,
     ctx: Context,
   ) -> tuple[Float[Array, "batch time vocab"], list[State]]:
-    """Logits at every position, or at the newest one of every beam, and the layers' next states."""
+    """Logits at every position, or at the newest one of every beam, and the layers' next states.
+
+    Args:
+      x: embeddings of target tokens.
+      states: of the layers, from earlier positions; None: these positions are all.
+      memory: the encoder's output, where the states do not hold it.
+      ctx: masks, where decoding stands, dropout, intermediates.
+    """
     inner, after = ctx.scope("decoder"), []
     for i, block in enumerate(self.decoder):
       state = None if states is None else states[i]
@@ -234,7 +239,7 @@ class Transformer(nn.Module):
     return {
       "position": jnp.int32(0),
       "ancestry": jnp.zeros((batch, beams, length), jnp.int32),
-      "memory_mask": self._visible(source),
+      "memory_mask": (source != self.pad)[:, None, None, :],
       "layers": [block.initial_state(batch, length * beams, memory) for block in self.decoder],
       "routing": {
         site: jnp.zeros((batch, beams, length, self.config.units(site)))
@@ -259,7 +264,7 @@ class Transformer(nn.Module):
       memory_mask=cache["memory_mask"], newest=newest, places=places, intermediates=record
     )
     x = self.decoder_positions.add_at(self.decoder_embedding(tokens), place)
-    logits, layers = self._decoded(x, cache["layers"], None, ctx)
+    logits, layers = self._decode(x, cache["layers"], None, ctx)
     if routing:
       taps.merge({k: v for k, v in record.captured.items() if taps.wants(k)}, record.seen)
       routing = {
@@ -283,9 +288,6 @@ class Transformer(nn.Module):
   def decoder_routing_sites(self) -> tuple[str, ...]:
     """The part of `routing_sites` that belongs to the decoder."""
     return self.config.routing_sites("decoder")
-
-  def _visible(self, tokens: jax.Array) -> jax.Array:
-    return (tokens != self.pad)[:, None, None, :]
 
   def _places(self, length: int) -> Places | None:
     """Places of a sequence, where positions are not added to embeddings."""

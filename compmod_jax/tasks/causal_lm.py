@@ -108,7 +108,7 @@ class CausalLMConfig:
     return CausalLM(
       dataset=dataset,
       model=CausalModel(module, tokenizer.eos, tokenizer.pad, self.joined),
-      objective=standard(NextTokenLoss()),
+      objective=standard(NextTokenLoss(), model),
       evaluators=(WindowPerplexity(self.length - 1, dataset.stride),),
       generator=TextGenerator(tokenizer, Scorer(tokenizer, _token_scores)),
     )

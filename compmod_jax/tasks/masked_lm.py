@@ -97,7 +97,7 @@ class MaskedLMConfig:
     task = MaskedLM(
       dataset=dataset,
       model=MaskedModel(model.encoder(tokenizer.vocab_size, tokenizer.pad), tokenizer.pad),
-      objective=standard(MaskedTokenLoss(dataset.mask)),
+      objective=standard(MaskedTokenLoss(dataset.mask), model),
       evaluators=(MaskedTokenScores(),),
       generator=FillMask(tokenizer, self.batch_tokens),
     )

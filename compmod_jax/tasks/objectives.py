@@ -20,9 +20,10 @@ from compmod_jax.core.losses import objective as weighted_sum
 from compmod_jax.core.parameters import chosen
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data.episodes import EpisodeConfig, flat, split_episode
-from compmod_jax.mechanisms.competition import drophead, losses
+from compmod_jax.mechanisms.competition import losses
 from compmod_jax.mechanisms.competition.statistics import routers_captured, routers_statistics
 from compmod_jax.mechanisms.modulation import gate_statistics
+from compmod_jax.models.base import ModelConfig
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
@@ -36,17 +37,30 @@ from compmod_jax.tasks.base import (
 )
 
 
-def standard(objective: Objective) -> Objective:
-  """An objective with all that mechanisms add: DropHead, losses of routers, statistics."""
-  return WithGateStatistics(WithRouterLosses(WithDropHead(objective)))
+def standard(objective: Objective, config: ModelConfig) -> Objective:
+  """An objective with all that the mechanisms of a model add to it, and nothing of others.
+
+  Args:
+    objective: of the task.
+    config: the model's configuration.
+  """
+  if config.training_edits():
+    objective = WithTrainingEdits(objective)
+  if losses.objective(config.routers()):
+    objective = WithRouterLosses(objective)
+  if sites := config.routing_sites():
+    objective = WithRouterStatistics(objective, sites)
+  if site := config.gate_site():
+    objective = WithGateStatistics(objective, site)
+  return objective
 
 
 @dataclasses.dataclass(frozen=True)
-class WithDropHead:
-  """Drops heads in training, as the model's configuration says.
+class WithTrainingEdits:
+  """Changes activations in training (DropHead), as the model's configuration says.
 
   Attributes:
-    objective: of the model whose heads are dropped.
+    objective: of the model whose activations they are.
   """
 
   objective: Objective
@@ -59,18 +73,16 @@ class WithDropHead:
     self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    config = model.running_config(batch)
     if context.train:
-      edits = drophead.edits(
-        config.drophead, config.dropped_sites(), rng=context.rng, progress=context.progress
-      )
-      context = context._replace(taps=context.taps.editing(edits))
+      for make in model.running_config(batch).training_edits():
+        edits = make(rng=context.rng, progress=context.progress)
+        context = context._replace(taps=context.taps.editing(edits))
     return self.objective(model, params, carry, batch, context)
 
 
 @dataclasses.dataclass(frozen=True)
 class WithRouterLosses:
-  """Adds the losses that keep routers healthy, where their weights are not 0, and statistics.
+  """Adds the losses that keep routers healthy, where their weights are not 0.
 
   Attributes:
     objective: of the model whose routers they are.
@@ -86,28 +98,26 @@ class WithRouterLosses:
     self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    config = model.running_config(batch)
-    sites, routers = config.routing_sites(), config.routers()
-    if not sites:
-      return self.objective(model, params, carry, batch, context)
+    routers = model.running_config(batch).routers()
     outside = context.taps
-    taps = outside.also(routers_captured(sites) | losses.captured_sites(routers))
+    taps = outside.also(losses.captured_sites(routers))
     terms, carry, found = self.objective(model, params, carry, batch, context._replace(taps=taps))
     outside.merge(taps.captured, taps.seen)
     valid = functools.partial(model.valid_mask, batch=batch)
-    terms = losses.terms(routers, taps.captured, valid) | terms
-    return terms, carry, routers_statistics(sites, taps.captured, valid) | found
+    return losses.terms(routers, taps.captured, valid) | terms, carry, found
 
 
 @dataclasses.dataclass(frozen=True)
-class WithGateStatistics:
-  """Adds the mean and the saturation of the gate of a modulated model to the metrics.
+class WithRouterStatistics:
+  """Adds statistics of the routers to the metrics; see `routers_statistics`.
 
   Attributes:
-    objective: of the model whose gate it is.
+    objective: of the model whose routers they are.
+    sites: of all routers' weights. Those that a batch does not run are left out.
   """
 
   objective: Objective
+  sites: tuple[str, ...]
 
   def weights(self, config: Any) -> dict[str, float]:
     """Those of the objective inside."""
@@ -117,15 +127,41 @@ class WithGateStatistics:
     self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    site = model.running_config(batch).gate_site()
-    if site is None:
-      return self.objective(model, params, carry, batch, context)
     outside = context.taps
-    taps = outside.also([site])
+    taps = outside.also(routers_captured(self.sites))
     terms, carry, found = self.objective(model, params, carry, batch, context._replace(taps=taps))
     outside.merge(taps.captured, taps.seen)
-    gate = jax.lax.stop_gradient(taps.captured[site])
-    statistics = gate_statistics(gate, model.valid_mask(site, batch))
+    ran = [site for site in self.sites if site in taps.captured]
+    valid = functools.partial(model.valid_mask, batch=batch)
+    return terms, carry, routers_statistics(ran, taps.captured, valid) | found
+
+
+@dataclasses.dataclass(frozen=True)
+class WithGateStatistics:
+  """Adds the mean and the saturation of the gate of a modulated model to the metrics.
+
+  Attributes:
+    objective: of the model whose gate it is.
+    site: of the gate.
+  """
+
+  objective: Objective
+  site: str
+
+  def weights(self, config: Any) -> dict[str, float]:
+    """Those of the objective inside."""
+    return self.objective.weights(config)
+
+  def __call__(
+    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+  ) -> tuple[Terms, Carry, Metrics]:
+    """See `Objective`."""
+    outside = context.taps
+    taps = outside.also([self.site])
+    terms, carry, found = self.objective(model, params, carry, batch, context._replace(taps=taps))
+    outside.merge(taps.captured, taps.seen)
+    gate = jax.lax.stop_gradient(taps.captured[self.site])
+    statistics = gate_statistics(gate, model.valid_mask(self.site, batch))
     return terms, carry, found | {f"gate/{name}": value for name, value in statistics.items()}
 
 

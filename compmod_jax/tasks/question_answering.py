@@ -158,7 +158,7 @@ class AnsweringConfig:
     return Answering(
       dataset=dataset,
       model=QuestionModel(module, tokenizer, question_tokenizer.special_ids[QUESTION]),
-      objective=standard(AnswerLosses(self, dataset)),
+      objective=standard(AnswerLosses(self, dataset), model),
       evaluators=(AnswerLoss(), AnswerScores()),
       generator=Answerer(
         question_tokenizer,

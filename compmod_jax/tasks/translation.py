@@ -131,7 +131,7 @@ class TranslationConfig:
     return Translation(
       dataset=dataset,
       model=PairModel(module),
-      objective=standard(SmoothedCrossEntropy(self.label_smoothing)),
+      objective=standard(SmoothedCrossEntropy(self.label_smoothing), model),
       evaluators=(TokenLoss(), TranslationScores(self.data.metric)),
       generator=Translator(dataset, self.decode),
     )

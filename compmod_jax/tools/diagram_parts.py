@@ -17,12 +17,11 @@ from jaxtyping import PyTree
 from compmod_jax.core.intermediates import Taps
 from compmod_jax.decoding.recoding import site_of
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.basic import FeedForward
 from compmod_jax.layers.block import Block
 from compmod_jax.layers.convolution import ShortConvolution
-from compmod_jax.layers.embedding import Embedding
+from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.layers.experts import Experts
-from compmod_jax.layers.feedforward import FeedForward
-from compmod_jax.layers.positions import PositionTable
 from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH, Highlighting, OptionInteraction
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
 from compmod_jax.models.encoder import Head
@@ -80,7 +79,7 @@ class _Noted(Taps):
   tell: Any = None
 
   def __call__(self, name: str, value: jax.Array) -> jax.Array:
-    self.tell(self._full(name))
+    self.tell(self.prefix + name)
     return super().__call__(name, value)
 
 

@@ -80,14 +80,6 @@ def trainable_mask(params: Any, which: str, own: Sequence[ParamGroup] = ()) -> A
   return jax.tree.map(lambda label: "all" in wanted or label in wanted, labels)
 
 
-def used_mask(mask: Any, idle: tuple[str, ...]) -> Any:
-  """The mask without the parameters that a batch has no use for (`TaskModel.unused_parameters`)."""
-  return {
-    name: jax.tree.map(lambda _: False, part) if name in idle else part
-    for name, part in mask.items()
-  }
-
-
 def gradients(
   loss: Loss, params: Any, carry: Any, batch: Batch, context: Context, micro_batches: int
 ) -> tuple[Any, jax.Array, dict[str, losses.Term], Any, dict[str, Any]]:
@@ -174,7 +166,11 @@ def make_step(
     grads, value, terms, carry, found = gradients(
       task.loss, state.params, state.carry, batch, context, micro_batches
     )
-    moving = used_mask(mask, task.model.unused_parameters(batch))
+    idle = task.model.unused_parameters(batch)
+    moving = {
+      name: jax.tree.map(lambda _: False, part) if name in idle else part
+      for name, part in mask.items()
+    }
     grads = choose(moving, grads, jax.tree.map(jnp.zeros_like, grads))
     norm = optax.tree.norm(grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params, moving=moving)

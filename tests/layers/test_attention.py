@@ -11,8 +11,7 @@ import pytest
 
 from compmod_jax.core.intermediates import Taps, run, zero_units
 from compmod_jax.layers.attention import Attention, IntoHeads, OutOfHeads, attend
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.context import Context, Newest
+from compmod_jax.layers.context import AttentionMask, Context, Newest
 from compmod_jax.layers.kv_cache import ancestor_mask
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 

@@ -13,8 +13,8 @@ from flax.traverse_util import flatten_dict
 from compmod_jax.core import intermediates
 from compmod_jax.core.config import from_json, to_json
 from compmod_jax.core.errors import UserError
+from compmod_jax.layers.basic import FeedForward
 from compmod_jax.layers.experts import Experts, ExpertsConfig
-from compmod_jax.layers.feedforward import FeedForward
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Rule
 
 BATCH, TIME, DIM, MLP, COUNT = 3, 5, 6, 4, 4

@@ -15,8 +15,7 @@ from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import run, zero_units
 from compmod_jax.core.sharding import MeshConfig
 from compmod_jax.layers.attention import Attention
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.context import Context, Newest
+from compmod_jax.layers.context import AttentionMask, Context, Newest
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 

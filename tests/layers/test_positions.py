@@ -8,8 +8,7 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.layers.attention import Attention
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.context import Context, Places
+from compmod_jax.layers.context import AttentionMask, Context, Places
 from compmod_jax.layers.positions import RelativePositions, check_positions, rotate
 
 BATCH, TIME, HEADS, WIDTH = 2, 5, 3, 8

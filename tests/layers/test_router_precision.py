@@ -15,8 +15,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from compmod_jax.core.intermediates import Taps, run
 from compmod_jax.layers.attention import Attention
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.context import Context, Newest
+from compmod_jax.layers.context import AttentionMask, Context, Newest
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 

@@ -249,7 +249,7 @@ def test_micro_batches_drop_heads_of_their_own(tmp_path):
 
   @jax.jit
   def in_two(params):
-    return gradients(task, params, (), batch, context, micro_batches=2)[:2]
+    return gradients(task.loss, params, (), batch, context, micro_batches=2)[:2]
 
   @jax.jit
   @jax.value_and_grad

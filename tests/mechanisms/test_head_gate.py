@@ -9,8 +9,7 @@ import pytest
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
 from compmod_jax.layers.attention import Attention
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.context import Context
+from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.mechanisms.competition import CompetitionConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.transformer import TransformerConfig

@@ -11,8 +11,8 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
+from compmod_jax.layers.embedding import sinusoids
 from compmod_jax.layers.experts import ExpertsConfig
-from compmod_jax.layers.positions import sinusoids
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.encoder import Encoder, EncoderConfig
 

@@ -11,9 +11,8 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import Taps, run
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.block import layer_norm
-from compmod_jax.layers.context import Context
+from compmod_jax.layers.basic import layer_norm
+from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.layers.stack import Stack
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
@@ -250,7 +249,7 @@ def plain_decoder(config, params, tokens, task, gate=None):
   inner = params["params"]
   ctx = Context(mask=AttentionMask(causal=True))
   table = inner["embedding"]["table"]
-  from compmod_jax.layers.positions import sinusoids
+  from compmod_jax.layers.embedding import sinusoids
 
   x = table[tokens] * np.sqrt(config.dim) + sinusoids(config.max_length, config.dim)[None, :TIME]
   x, _ = Stack(config, "vanilla", "pre").apply({"params": inner["vanilla"]}, x, ctx=ctx)

@@ -13,8 +13,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from compmod_jax.layers.attention import Attention
-from compmod_jax.layers.attention_mask import AttentionMask
-from compmod_jax.layers.context import Context
+from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import PLACES
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from compmod_jax.layers.positions import sinusoids
+from compmod_jax.layers.embedding import sinusoids
 
 torch = pytest.importorskip("torch", reason="PyTorch is installed by `make test-peers` only")
 

@@ -51,7 +51,8 @@ def choose(scores: jax.Array, axis: int, choice: Choice) -> jax.Array:
   order = _rank(scores, axis)
   if choice.rule == "top_k":
     # Units may be padded: the number to keep has been filled in before.
-    return _softmax(scores, allowed & (order < choice.kept(scores.shape[axis])), axis)
+    assert choice.keep is not None
+    return _softmax(scores, allowed & (order < choice.keep), axis)
   large = _softmax(scores, allowed, axis) >= choice.threshold
   return _softmax(scores, allowed & (large | (order < 1)), axis)
 

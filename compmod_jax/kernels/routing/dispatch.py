@@ -1,7 +1,15 @@
-"""The public functions and their derivative rules."""
+"""The public functions, the choice of how each is computed, and their derivative rules.
 
+Both halves of a derivative rule run on the same implementation; the backward half can be
+differentiated again, in reverse mode, as the reference.
+"""
+
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +18,13 @@ from jaxtyping import Array, Bool, Float
 
 from compmod_jax.core import errors
 from compmod_jax.core.linear import exactly
+from compmod_jax.core.sharding import platform_of
 from compmod_jax.kernels.routing import reference, shapes
 from compmod_jax.kernels.routing.blocks import Blocks
-from compmod_jax.kernels.routing.plan import Implementation, Plan, apply, complete, make_plan, run
 from compmod_jax.kernels.routing.reference import Choice, First
+
+Implementation = Literal["reference", "tpu", "gpu"]
+_PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
 
 
 class Readout(NamedTuple):
@@ -101,8 +112,8 @@ def routing_softmax(
   if mask is not None:
     scores = jnp.where(mask, scores, -jnp.inf)
   rows = jnp.reshape(scores, (-1, units)).astype(jnp.float32)
-  choice = complete(choice, units)
-  refusals = shapes.softmax(*rows.shape)
+  choice = dataclasses.replace(choice, keep=choice.kept(units))
+  refusals = functools.partial(shapes.softmax, *rows.shape)
   plan = make_plan(implementation, interpret, blocks, refusals, rows)
   weights: Any = (
     reference.softmax(rows, choice=choice) if plan is None else _softmax(choice, plan, rows)
@@ -141,10 +152,12 @@ def routing_weights(
   """
   rows = inputs.reshape(-1, inputs.shape[-1])
   matrix, units = readout.kernel.astype(inputs.dtype), readout.kernel.shape[1]
-  choice = complete(choice, units)
+  choice = dataclasses.replace(choice, keep=choice.kept(units))
   if first is not None:
     first = first[0].astype(inputs.dtype), first[1]
-  refusals = shapes.route(rows.shape, matrix.shape, first is not None, rows.dtype, blocks)
+  refusals = functools.partial(
+    shapes.route, rows.shape, matrix.shape, first is not None, rows.dtype, blocks
+  )
   plan = make_plan(implementation, interpret, blocks, refusals, rows)
   weights: Any
   if plan is None:
@@ -179,22 +192,122 @@ def scaled_projection(
     UserError: a named implementation cannot do it, or the features are no multiple of the heads.
   """
   (features, embed), units = kernel.shape, weights.shape[-1]
-  errors.check(
-    features % units == 0,
-    f"scaled_projection got {features} features for {units} heads; they must be a multiple.",
-  )
+  if features % units:
+    raise errors.UserError(
+      f"scaled_projection got {features} features for {units} heads; they must be a multiple."
+    )
   scale, rows = weights.reshape(-1, units), heads.reshape(-1, features)
-  refusals = shapes.project(scale.shape, kernel.shape, rows.dtype, blocks)
+  refusals = functools.partial(shapes.project, scale.shape, kernel.shape, rows.dtype, blocks)
   plan = make_plan(implementation, interpret, blocks, refusals, rows)
   project = reference.project if plan is None else functools.partial(_project, plan)
   out = project(scale.astype(jnp.float32), rows, kernel.astype(rows.dtype))
   return out.reshape(*heads.shape[:-1], embed)
 
 
+# The choice of how something is computed.
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What may run: the kernels of the platforms in `kernels`, and, unless `exact`, the reference."""
+
+  kernels: tuple[str, ...]
+  exact: bool
+  interpret: Any
+  blocks: Blocks
+
+
+def make_plan(
+  implementation: Implementation | None,
+  interpret: Any,
+  blocks: Blocks,
+  refusals: Callable[[], Mapping[str, str | None]],
+  array: jax.Array,
+) -> Plan | None:
+  """Which kernels may run; nothing if only the reference can.
+
+  Args:
+    implementation: a named one, or the best.
+    interpret: whether it need not be for the platform that the program is traced for.
+    blocks: sizes of blocks.
+    refusals: says why each kernel cannot do it; asked where one might run.
+    array: an argument, whose mesh may say what the program is for.
+
+  Raises:
+    UserError: the named one cannot do it.
+  """
+  platform = {"cuda": "gpu"}.get(name := platform_of(array), name)
+  if implementation is None:
+    if platform not in _PLATFORMS:  # kernels are not even traced where a program is for CPUs
+      return None
+    kernels = tuple(one for one, refusal in refusals().items() if refusal is None)
+    return Plan(kernels, False, False, blocks) if kernels else None
+  errors.check_choice("implementation", implementation, get_args(Implementation))
+  if implementation == "reference":
+    return None
+  refusal = refusals()[implementation]
+  if refusal is None and not interpret and platform != implementation:
+    refusal = f"the program is for a {platform}, and interpret is off"
+  errors.check(
+    refusal is None,
+    f"implementation is {implementation!r}, which cannot run here: {refusal}. Leave it out for the"
+    " best way that can, or set it to 'reference'.",
+  )
+  return Plan((implementation,), True, interpret, blocks)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _apply(name: str, static: tuple[tuple[str, Any], ...], plan: Plan, args: Any) -> Any:
+  """Runs a function of the reference's name; its derivative is that of the reference.
+
+  Reverse mode, any order.
+  """
+  return _run(name, dict(static), plan, *args)
+
+
+def _apply_forward(name: str, static: Any, plan: Plan, args: Any) -> Any:
+  return _apply(name, static, plan, args), args
+
+
+def _apply_backward(name: str, static: Any, plan: Plan, args: Any, gradient: Any) -> Any:
+  function = functools.partial(getattr(reference, name), **dict(static))
+  return (jax.vjp(function, *args)[1](gradient),)
+
+
+_apply.defvjp(_apply_forward, _apply_backward)
+
+
+def _run(name: str, static: Mapping[str, Any], plan: Plan, *args: Any) -> Any:
+  """Runs the planned kernel, or that of the platform which the program is lowered for."""
+  options = {**static, "blocks": plan.blocks, "interpret": plan.interpret}
+  kernels = {
+    _PLATFORMS[platform]: functools.partial(_kernel(platform, name), **options)
+    for platform in plan.kernels
+  }
+  if plan.exact:
+    (kernel,) = kernels.values()
+    return kernel(*args)
+  default = functools.partial(getattr(reference, name), **static)
+  return lax.platform_dependent(*args, **kernels, default=default)
+
+
+@functools.cache
+def _kernel(platform: str, name: str) -> Callable[..., Any]:
+  """A kernel, traced once for each shape; its compiler is imported when first needed."""
+  module = importlib.import_module(f"compmod_jax.kernels.routing.{platform}")
+  function = getattr(module, name)
+  parameters = inspect.signature(function).parameters.values()
+  static = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+  return jax.jit(function, static_argnames=static)
+
+
+# The derivative rules.
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _softmax(choice: Choice, plan: Plan, scores: jax.Array) -> jax.Array:
   """Weights of scores. Reverse mode, any order."""
-  return run("softmax", {"choice": choice}, plan, scores)
+  return _run("softmax", {"choice": choice}, plan, scores)
 
 
 def _softmax_forward(choice: Choice, plan: Plan, scores: jax.Array) -> Any:
@@ -203,7 +316,7 @@ def _softmax_forward(choice: Choice, plan: Plan, scores: jax.Array) -> Any:
 
 
 def _softmax_backward(choice: Choice, plan: Plan, weights: jax.Array, gradient: jax.Array) -> Any:
-  return (apply("softmax_backward", (("choice", choice),), plan, (weights, gradient)),)
+  return (_apply("softmax_backward", (("choice", choice),), plan, (weights, gradient)),)
 
 
 _softmax.defvjp(_softmax_forward, _softmax_backward)
@@ -220,19 +333,19 @@ def _route(
 ) -> jax.Array:
   """Weights of rows. Reverse mode, any order."""
   static = {"choice": choice, "keep_hidden": False}
-  return run("route", static, plan, rows, first, matrix, bias)[0]
+  return _run("route", static, plan, rows, first, matrix, bias)[0]
 
 
 def _route_forward(choice: Choice, plan: Plan, *args: Any) -> Any:
   static = (("choice", choice), ("keep_hidden", True))
-  made: Any = apply("route", static, plan, args)
+  made: Any = _apply("route", static, plan, args)
   weights, hidden = made
   rows, first, matrix, _ = args
   return weights, (rows, hidden, first, matrix, weights)
 
 
 def _route_backward(choice: Choice, plan: Plan, kept: Any, gradient: jax.Array) -> Any:
-  return apply("route_backward", (("choice", choice),), plan, (*kept, gradient))
+  return _apply("route_backward", (("choice", choice),), plan, (*kept, gradient))
 
 
 _route.defvjp(_route_forward, _route_backward)
@@ -241,7 +354,7 @@ _route.defvjp(_route_forward, _route_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _project(plan: Plan, weights: jax.Array, heads: jax.Array, kernel: jax.Array) -> jax.Array:
   """Scaled heads, projected. Reverse mode, any order."""
-  return run("project", {}, plan, weights, heads, kernel)
+  return _run("project", {}, plan, weights, heads, kernel)
 
 
 def _project_forward(plan: Plan, *args: Any) -> Any:
@@ -249,7 +362,7 @@ def _project_forward(plan: Plan, *args: Any) -> Any:
 
 
 def _project_backward(plan: Plan, args: Any, gradient: jax.Array) -> Any:
-  return apply("project_backward", (), plan, (*args, gradient))
+  return _apply("project_backward", (), plan, (*args, gradient))
 
 
 _project.defvjp(_project_forward, _project_backward)

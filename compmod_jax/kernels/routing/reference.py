@@ -16,13 +16,15 @@ Source: Kolios 2023, section 5.3.2, equation 5.3, Table 5.3 and section 5.4.
 """
 
 import dataclasses
-from typing import Literal, NamedTuple
+import functools
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from compmod_jax.core import errors
 from compmod_jax.core.linear import exactly
 
 Rule = Literal["soft", "top_k", "threshold"]
@@ -55,8 +57,21 @@ class Choice:
   temperature: float = 1.0
 
   def kept(self, units: int) -> int:
-    """Units that stay under `top_k`: all but one if `keep` is not given."""
-    return max(1, units - 1) if self.keep is None else self.keep
+    """Units that stay under `top_k`: all but one if `keep` is not given.
+
+    Raises:
+      UserError: there is no such rule, or not as many units.
+    """
+    keep = max(1, units - 1) if self.keep is None else self.keep
+    if self.rule not in get_args(Rule):
+      raise errors.UserError(
+        f"choice.rule is {errors.short(self.rule)}; it must be one of: {', '.join(get_args(Rule))}."
+      )
+    if self.rule == "top_k" and not 1 <= keep <= units:
+      raise errors.UserError(
+        f"choice.keep is {keep}; with {units} units it must lie between 1 and {units}."
+      )
+    return keep
 
 
 def rank(scores: Float[Array, "*rows units"]) -> Float[Array, "*rows units"]:
@@ -152,10 +167,14 @@ def route(
   Returns:
     weights [tokens, units], float32; hidden activations [tokens, hidden] or nothing.
   """
+  # Products of the router decide who wins: float32 operands are not rounded for them.
+  product = functools.partial(
+    jnp.matmul, precision=exactly(rows.dtype), preferred_element_type=jnp.float32
+  )
   if first is not None:
-    rows = _exact(rows, first[0]) + first[1].astype(jnp.float32)[None]
+    rows = product(rows, first[0]) + first[1].astype(jnp.float32)[None]
   hidden = jnp.maximum(rows, 0).astype(readout.dtype)
-  weights = softmax(_exact(hidden, readout) + bias[None], choice=choice)
+  weights = softmax(product(hidden, readout) + bias[None], choice=choice)
   return weights, hidden if keep_hidden and first is not None else None
 
 
@@ -167,7 +186,8 @@ def project(weights: jax.Array, heads: jax.Array, kernel: jax.Array) -> jax.Arra
     heads: [tokens, heads * head_dim], heads side by side.
     kernel: [heads * head_dim, embed].
   """
-  return _product(_scaled(weights, heads), kernel).astype(heads.dtype)
+  scaled = _scaled(weights, heads)
+  return jnp.matmul(scaled, kernel, preferred_element_type=jnp.float32).astype(heads.dtype)
 
 
 def slopes(weights: jax.Array, gradient: jax.Array, temperature: float, axis: int) -> jax.Array:
@@ -202,18 +222,21 @@ def route_backward(
     gradient: with respect to it.
     choice: as in `route`.
   """
+  product = functools.partial(
+    jnp.matmul, precision=exactly(rows.dtype), preferred_element_type=jnp.float32
+  )
   hidden = jnp.maximum(rows, 0) if hidden is None else hidden
-  errors = softmax_backward(weights, gradient, choice=choice)
-  exact = errors.astype(hidden.dtype)
-  below = jnp.where(hidden > 0, _exact(exact, readout.T), 0).astype(hidden.dtype)
-  d_readout = _exact(hidden.T, exact).astype(readout.dtype)
+  slope = softmax_backward(weights, gradient, choice=choice)
+  exact = slope.astype(hidden.dtype)
+  below = jnp.where(hidden > 0, product(exact, readout.T), 0).astype(hidden.dtype)
+  d_readout = product(hidden.T, exact).astype(readout.dtype)
   if first is None:
-    return below, None, d_readout, jnp.sum(errors, axis=0)
+    return below, None, d_readout, jnp.sum(slope, axis=0)
   kernel, shift = first
-  d_kernel = _exact(rows.T, below).astype(kernel.dtype)
+  d_kernel = product(rows.T, below).astype(kernel.dtype)
   d_shift = jnp.sum(below, axis=0, dtype=jnp.float32).astype(shift.dtype)
-  d_rows = _exact(below, kernel.T).astype(rows.dtype)
-  return d_rows, (d_kernel, d_shift), d_readout, jnp.sum(errors, axis=0)
+  d_rows = product(below, kernel.T).astype(rows.dtype)
+  return d_rows, (d_kernel, d_shift), d_readout, jnp.sum(slope, axis=0)
 
 
 def project_backward(
@@ -221,24 +244,15 @@ def project_backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Gradients of `project` with respect to weights, heads and kernel."""
   tokens, units = weights.shape
-  scaled = _product(gradient, kernel.T)
+  product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+  scaled = product(gradient, kernel.T)
   split = (tokens, units, heads.shape[1] // units)
   d_weights = jnp.sum((scaled * heads).reshape(split), axis=-1)
   d_heads = _scaled(weights, scaled).astype(heads.dtype)
-  d_kernel = _product(_scaled(weights, heads).T, gradient).astype(kernel.dtype)
+  d_kernel = product(_scaled(weights, heads).T, gradient).astype(kernel.dtype)
   return d_weights, d_heads, d_kernel
 
 
 def _scaled(weights: jax.Array, heads: jax.Array) -> jax.Array:
   split = heads.reshape(*weights.shape, heads.shape[1] // weights.shape[1])
   return (weights.astype(heads.dtype)[..., None] * split).reshape(heads.shape)
-
-
-def _product(left: jax.Array, right: jax.Array) -> jax.Array:
-  return jnp.matmul(left, right, preferred_element_type=jnp.float32)
-
-
-def _exact(left: jax.Array, right: jax.Array) -> jax.Array:
-  """A product of the router, which decides who wins."""
-  precision = exactly(left.dtype)
-  return jnp.matmul(left, right, precision=precision, preferred_element_type=jnp.float32)

@@ -181,17 +181,26 @@ def scale_heads(
   return jnp.where(selection.active[..., None], scaled, values.astype(heads.dtype))
 
 
-class _Affine(nn.Module):
-  """Kernel [inner, outer] and bias of a layer, whose product others make."""
+class Affine(nn.Module):
+  """A layer whose product others make.
+
+  Attributes:
+    outer: width of what it makes.
+    names: logical names of the kernel's dimensions.
+    dtype: of the product.
+  """
 
   outer: int
   names: tuple[str, str]
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
-  def __call__(self, inner: int) -> tuple[jax.Array, jax.Array]:
+  def __call__(self, inner: int) -> tuple[Float[Array, "inner outer"], Float[Array, " outer"]]:
+    """Kernel and bias for inputs of a width."""
     gain_two = nn.initializers.variance_scaling(2.0, "fan_avg", "uniform")
     kernel = self.param("kernel", logical(gain_two, *self.names), (inner, self.outer))
-    return kernel, self.param("bias", nn.initializers.zeros, (self.outer,))
+    bias = self.param("bias", nn.initializers.zeros, (self.outer,))
+    return kernel.astype(self.dtype), bias.astype(self.dtype)
 
 
 class Router(nn.Module):
@@ -202,6 +211,8 @@ class Router(nn.Module):
     config: how they compete.
     dtype: the model's compute type. Products are made in float32 whatever it is, unless the
       configuration says otherwise; scores always are float32.
+
+  Its first layer, `hidden`, may be made beside another product of the same inputs.
   """
 
   units: int
@@ -211,8 +222,9 @@ class Router(nn.Module):
   def setup(self):
     """Makes inference network and signatures."""
     config = self.config
-    self.hidden = _Affine(config.hidden_dim, ("embed", "router"))
-    self.key = _Affine(config.key_dim, ("router", "key"))
+    self.products = jnp.float32 if config.dtype == "float32" else self.dtype
+    self.hidden = Affine(config.hidden_dim, ("embed", "router"), self.products)
+    self.key = Affine(config.key_dim, ("router", "key"))
     self.drop = nn.Dropout(config.dropout)
     init = logical(nn.initializers.xavier_normal(), "units", "key")
     self.signatures = self.param("signatures", init, (self.units, config.key_dim))
@@ -244,21 +256,11 @@ class Router(nn.Module):
     )
     return selection._replace(weights=taps("weights", selection.weights))
 
-  @property
-  def products(self) -> DTypeLike:
-    """Type of the router's products."""
-    return jnp.float32 if self.config.dtype == "float32" else self.dtype
-
-  def first(self, width: int) -> tuple[jax.Array, jax.Array]:
-    """Kernel [width, hidden] and bias of the inference network's first layer."""
-    kernel, bias = self.hidden(width)
-    return kernel.astype(self.products), bias.astype(self.products)
-
   def hidden_of(
     self, inputs: Float[Array, "batch time embed"]
   ) -> Float[Array, "batch time hidden"]:
     """What the first layer makes of the inputs, before its relu."""
-    kernel, bias = self.first(inputs.shape[-1])
+    kernel, bias = self.hidden(inputs.shape[-1])
 
     def project(rows: jax.Array) -> jax.Array:
       return narrow_product(rows.astype(self.products), kernel) + bias[None]
@@ -284,8 +286,7 @@ class Router(nn.Module):
     hidden = self.drop(hidden, deterministic=deterministic)
     signatures = taps("signatures", self.signatures)
     readout = fold_signatures(*self.key(config.hidden_dim), signatures, scale=config.scale)
-    keep = config.kept(self.units)
-    choice = Choice(config.rule, keep, config.threshold, config.temperature)
+    choice = Choice(config.rule, config.keep, config.threshold, config.temperature)
     rows = ("batch", "time", None)
     if taps.wants("scores"):
       softmax = functools.partial(routing_softmax, choice=choice)

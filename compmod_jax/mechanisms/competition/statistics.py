@@ -34,25 +34,21 @@ def router_statistics(
   count = jnp.sum(rows).astype(jnp.float32)
   assigned = jax.nn.one_hot(jnp.argmax(weights, axis=-1), weights.shape[-1])
   entropy = jnp.sum(jax.scipy.special.entr(weights), axis=-1, keepdims=True)
-
-  def total(values: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.where(rows[..., None], values, 0), axis=(0, 1))
-
+  weight, wins, total_entropy = (
+    jnp.sum(jnp.where(rows[..., None], values, 0), axis=(0, 1))
+    for values in (weights, assigned, entropy)
+  )
   return {
-    f"router/{name}/weight": (total(weights), count),
-    f"router/{name}/wins": (total(assigned), count),
-    f"router/{name}/entropy": (total(entropy)[0], count),
+    f"router/{name}/weight": (weight, count),
+    f"router/{name}/wins": (wins, count),
+    f"router/{name}/entropy": (total_entropy[0], count),
   }
 
 
-def signature_site(site: str) -> str:
-  """The site of a router's signatures [units, key_dim], from that of its weights."""
-  return f"{site.removesuffix('/weights')}/signatures"
-
-
 def routers_captured(sites: Iterable[str]) -> frozenset[str]:
-  """The sites that `routers_statistics` reads, from those of the routers' weights."""
-  return frozenset(name for site in sites for name in (site, signature_site(site)))
+  """The sites that `routers_statistics` reads: the routers' weights, and beside them signatures."""
+  sites = list(sites)
+  return frozenset(sites) | {f"{site.removesuffix('/weights')}/signatures" for site in sites}
 
 
 def routers_statistics(
@@ -75,7 +71,7 @@ def routers_statistics(
   for site in sites:
     name = site.removesuffix("/router/weights")
     found |= router_statistics(name, captured[site], rows(site))
-    signatures = jax.lax.stop_gradient(captured[signature_site(site)])
+    signatures = jax.lax.stop_gradient(captured[f"{name}/router/signatures"])
     norms = jnp.sqrt(jnp.sum(jnp.square(signatures), axis=-1))
     found[f"router/{name}/signature_norm"] = (norms, jnp.float32(1))
   return found

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.layers.attention import attend
-from compmod_jax.layers.attention_mask import AttentionMask
+from compmod_jax.layers.context import AttentionMask
 
 BATCH, TIME, PREFIX = 2, 6, 2
 VALID = jnp.asarray([[1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]], bool)

@@ -1,14 +1,44 @@
-"""Dropout whose masks are cheap on every backend and the same however arrays are sharded."""
+"""Basic layers: layer normalisation, dropout, and the position-wise feed-forward network.
+
+Dropout's masks are cheap on every backend and the same however arrays are sharded.
+"""
+
+from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, UInt16, UInt32
+
+from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.linear import over_rows
+from compmod_jax.core.sharding import logical
+
+Activation = Literal["relu", "gelu", "gelu_tanh"]
+
+ACTIVATIONS = {
+  "relu": nn.relu,
+  "gelu": lambda x: nn.gelu(x, approximate=False),
+  "gelu_tanh": lambda x: nn.gelu(x, approximate=True),
+}
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
+
+
+def layer_norm(dtype: DTypeLike, epsilon: float = 1e-5, name: str | None = None) -> nn.LayerNorm:
+  """Layer normalisation with float32 statistics."""
+  ones, zeros = nn.initializers.ones, nn.initializers.zeros
+  return nn.LayerNorm(
+    epsilon=epsilon,
+    dtype=dtype,
+    scale_init=logical(ones, "norm"),
+    bias_init=logical(zeros, "norm"),
+    name=name,
+  )
 
 
 def threefry(
@@ -72,3 +102,44 @@ class Dropout(nn.Module):
     dropped = round(self.rate * 2**16)
     keep = random_bits(self.make_rng("dropout"), inputs.shape) >= np.uint16(dropped)
     return jnp.where(keep, inputs * (1 / (1 - dropped / 2**16)), 0)
+
+
+class FeedForward(nn.Module):
+  """Two dense layers with a nonlinearity between.
+
+  Site: `hidden` [batch, time, mlp], after the nonlinearity.
+
+  Attributes:
+    dim: model width.
+    hidden_dim: width between the layers.
+    activation: the nonlinearity.
+    dropout: rate on the hidden layer.
+    dtype: compute type.
+  """
+
+  dim: int
+  hidden_dim: int
+  activation: Activation = "relu"
+  dropout: float = 0.0
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    inputs: Float[Array, "batch time embed"],
+    *,
+    deterministic: bool = True,
+    taps: Taps = OFF,
+  ) -> Float[Array, "batch time embed"]:
+    """The network at every position."""
+    init = nn.initializers.xavier_uniform()
+    up = nn.Dense(
+      self.hidden_dim, dtype=self.dtype, kernel_init=logical(init, "embed", "mlp"), name="up"
+    )
+    hidden = over_rows(up, inputs)
+    hidden = taps("hidden", ACTIVATIONS[self.activation](hidden))
+    hidden = Dropout(self.dropout)(hidden, deterministic=deterministic)
+    down = nn.Dense(
+      self.dim, dtype=self.dtype, kernel_init=logical(init, "mlp", "embed"), name="down"
+    )
+    return over_rows(down, hidden)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
   from compmod_jax.decoding import DecodeConfig, beam_search, greedy, sample
   from compmod_jax.layers.attention import Attention
   from compmod_jax.layers.basic import FeedForward
+  from compmod_jax.layers.block import Block
   from compmod_jax.layers.experts import Experts, ExpertsConfig
   from compmod_jax.layers.lstm import LSTMCell
   from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 # Where each public name is defined, below this package.
 _HOMES = {
   "Attention": "layers.attention",
+  "Block": "layers.block",
   "CompetitionConfig": "mechanisms.competition.router",
   "DecodeConfig": "decoding",
   "DecoderConfig": "models.decoder_lm",
@@ -80,6 +82,7 @@ __version__ = "0.1.0"
 
 __all__ = [
   "Attention",
+  "Block",
   "CompetitionConfig",
   "DecodeConfig",
   "DecoderConfig",

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 # A message lists no more valid choices than these; of more, the nearest.
 MANY = 32
@@ -51,7 +50,7 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
   raise ChoiceError(message, field, choices)
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
   """A value as a message shows it: its `repr`, cut where it is long."""
   text = repr(value)
   return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

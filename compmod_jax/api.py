@@ -15,10 +15,9 @@ texts. The names of sites are in `TrainedModel.sites`.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import flax.linen as nn
 import jax
@@ -28,8 +27,10 @@ from flax.traverse_util import flatten_dict
 from compmod_jax.checkpoints.model_folder import MODEL, check_sizes, find_model, load_model_folder
 from compmod_jax.core import errors
 from compmod_jax.core.config import from_json
+from compmod_jax.core.types import Params
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, Tokenizer
 from compmod_jax.decoding import override
+from compmod_jax.decoding.config import DecodeOptions
 from compmod_jax.models.base import Seq2Seq
 from compmod_jax.models.transformer import TransformerConfig, shift_right
 from compmod_jax.tasks.base import Status, Task, silent
@@ -101,10 +102,10 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
 
 
 def model_of(
-  task: Any, params: Any, meta: Mapping[str, Any] | None = None, folder: Path = Path()
+  task: Task, params: Params, meta: Mapping[str, Any] | None = None, folder: Path = Path()
 ) -> "TrainedModel":
   """The trained model of a task and its parameters; arguments as in `TrainedModel`."""
-  kinds: dict[Any, Any] = {
+  kinds: dict[type, type[TrainedModel]] = {
     Translation: TranslationModel,
     MaskedLM: MaskedModel,
     LanguageModel: RecurrentModel,
@@ -115,7 +116,7 @@ def model_of(
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationModel(TrainedModel):
+class TranslationModel(TrainedModel[str | tuple[str, str]]):
   """A trained translation model."""
 
   task: Translation
@@ -136,7 +137,12 @@ class TranslationModel(TrainedModel):
     return self.task.dataset.target_tokenizer
 
   def translate(
-    self, sentences: Sequence[str], *, seed: int = 0, status: Status = silent, **decode: Any
+    self,
+    sentences: Sequence[str],
+    *,
+    seed: int = 0,
+    status: Status = silent,
+    **decode: Unpack[DecodeOptions],
   ) -> list[str]:
     """The best translation of every sentence; a blank sentence gives an empty one.
 
@@ -159,7 +165,7 @@ class TranslationModel(TrainedModel):
     routing: bool = False,
     seed: int = 0,
     status: Status = silent,
-    **decode: Any,
+    **decode: Unpack[DecodeOptions],
   ) -> list[list[Hypothesis]]:
     """The `n_best` translations of every sentence, best first, with scores and tokens.
 
@@ -260,12 +266,13 @@ class TranslationModel(TrainedModel):
     return batch, ["source"] if encoder_only else ["source", "target"]
 
 
-def check_parameters(place: Path, params: Any, task: Task) -> None:
+def check_parameters(place: Path, params: Params, task: Task) -> None:
   """Raises a `UserError` unless parameters have the names and shapes of the task's model."""
-  flat: Any = functools.partial(flatten_dict, sep="/")
   expected = jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
-  there = {name: leaf.shape for name, leaf in flat(params).items()}
-  here = {name: leaf.shape for name, leaf in flat(expected).items()}
+  given: dict[str, Any] = flatten_dict(dict(params), sep="/")
+  wanted: dict[str, Any] = flatten_dict(dict(expected), sep="/")
+  there = {name: leaf.shape for name, leaf in given.items()}
+  here = {name: leaf.shape for name, leaf in wanted.items()}
   differing = [
     f"{name}: {there.get(name, 'none')} there, {here.get(name, 'none')} expected"
     for name in sorted({*there, *here})

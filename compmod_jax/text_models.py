@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.typed_lines import typed_question
 from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import for_generation, override
-from compmod_jax.models.base import Decoder, Encoder
+from compmod_jax.decoding.config import DecodeOptions, GenerationOptions
+from compmod_jax.models.base import Decoder, Encoder, ModelConfig
 from compmod_jax.models.lstm_lm import LstmLM
 from compmod_jax.models.nemot import LM
 from compmod_jax.tasks.answerer import Answer
@@ -29,7 +30,7 @@ from compmod_jax.trained import Axis, TrainedModel
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedModel(TrainedModel):
+class MaskedModel(TrainedModel[str]):
   """A trained masked language model.
 
   model.fill(["The <mask> sleeps."], top=3)[0].candidates[0]
@@ -97,7 +98,7 @@ class MaskedModel(TrainedModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoringModel(TrainedModel):
+class ScoringModel(TrainedModel[str]):
   """A trained language model.
 
   model.score(["The dog sleeps ."])[0].surprisal
@@ -135,7 +136,7 @@ class ScoringModel(TrainedModel):
     stop: str | Sequence[str] = (),
     seed: int = 0,
     status: Status = silent,
-    **decode: Any,
+    **decode: Unpack[GenerationOptions],
   ) -> list[str]:
     """Every prompt and how the model goes on; greedily, unless an option is of another method.
 
@@ -164,7 +165,7 @@ class ScoringModel(TrainedModel):
     stop: str | Sequence[str] = (),
     seed: int = 0,
     status: Status = silent,
-    **decode: Any,
+    **decode: Unpack[GenerationOptions],
   ) -> list[list[Generated]]:
     """The `n_best` continuations of every prompt, best first, with scores; as `generate`."""
     errors.check(
@@ -233,7 +234,7 @@ class CausalModel(ScoringModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class AnsweringModel(TrainedModel):
+class AnsweringModel(TrainedModel[Question]):
   """A trained model that answers questions.
 
   model.answer(["Anna took the ball. | Where is the ball?", "Who barks? (1) a cat (2) a dog"])
@@ -257,7 +258,7 @@ class AnsweringModel(TrainedModel):
     *,
     seed: int = 0,
     status: Status = silent,
-    **decode: Any,
+    **decode: Unpack[DecodeOptions],
   ) -> list[str]:
     """The best answer to every question: `(2)` for the second option, nothing for no answer.
 
@@ -281,7 +282,7 @@ class AnsweringModel(TrainedModel):
     *,
     seed: int = 0,
     status: Status = silent,
-    **decode: Any,
+    **decode: Unpack[DecodeOptions],
   ) -> list[list[Answer]]:
     """The `n_best` answers to every question, best first, with scores and tokens; as `answer`."""
     errors.check(
@@ -326,7 +327,7 @@ def _question(number: int, given: Question | str) -> Question:
 
 
 def _next_tokens(
-  tokenizer: Tokenizer, config: Any, tokens: jax.Array, site: str, tasks: Sequence[str]
+  tokenizer: Tokenizer, config: ModelConfig, tokens: jax.Array, site: str, tasks: Sequence[str]
 ) -> Axis:
   """What decoders read and predict, each row a text of one task."""
   if site == "tokens":
@@ -336,7 +337,9 @@ def _next_tokens(
   return _behind_auxiliary(axis, config, site, "dec", tasks)
 
 
-def _behind_auxiliary(axis: Axis, config: Any, site: str, mode: str, tasks: Sequence[str]) -> Axis:
+def _behind_auxiliary(
+  axis: Axis, config: ModelConfig, site: str, mode: str, tasks: Sequence[str]
+) -> Axis:
   """The positions of a site of the neuromodulatory set, which has auxiliary tokens in front."""
   if not config.auxiliary_at(site):
     return axis

@@ -5,16 +5,24 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from compmod_jax.core import errors, extras
 from compmod_jax.core.intermediates import Edit, Taps, run
+from compmod_jax.core.types import Params
 from compmod_jax.data.tokenizers import Tokenizer
+from compmod_jax.models.base import Module
 from compmod_jax.tasks.base import Task
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+R = TypeVar("R")
 
 
 class Axis(NamedTuple):
@@ -32,18 +40,20 @@ class Axis(NamedTuple):
   valid: np.ndarray
 
   @classmethod
-  def of(cls, tokenizer: Tokenizer, read: Any, predicted: Any, valid: Any) -> "Axis":
+  def of(
+    cls, tokenizer: Tokenizer, read: ArrayLike, predicted: ArrayLike, valid: ArrayLike
+  ) -> "Axis":
     """From token numbers [text, time]."""
-    valid = np.asarray(valid, bool)
+    there = np.asarray(valid, bool)
 
-    def texts(numbers: Any) -> list[list[str]]:
-      shown = valid & (np.asarray(numbers) != tokenizer.pad)
+    def texts(numbers: ArrayLike) -> list[list[str]]:
+      shown = there & (np.asarray(numbers) != tokenizer.pad)
       return [
-        [tokenizer.text_of(number) if there else "" for number, there in zip(*row, strict=True)]
+        [tokenizer.text_of(number) if seen else "" for number, seen in zip(*row, strict=True)]
         for row in zip(np.asarray(numbers).tolist(), shown.tolist(), strict=True)
       ]
 
-    return cls(texts(read), texts(predicted), valid)
+    return cls(texts(read), texts(predicted), there)
 
   def behind(self, names: Sequence[str]) -> "Axis":
     """The same positions with auxiliary ones in front of each text."""
@@ -87,8 +97,10 @@ class Captured(dict[str, np.ndarray]):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedModel(abc.ABC):
+class TrainedModel(abc.ABC, Generic[R]):
   """A model with its parameters, tokenizers and task; made by `load`.
+
+  `R` is what it reads: a text, a question, or a sentence with or without its translation.
 
   Attributes:
     task: the task; `task.evaluate(params, split)` scores a split of its data.
@@ -98,12 +110,12 @@ class TrainedModel(abc.ABC):
   """
 
   task: Task[Any, Any, Any]
-  params: Any = dataclasses.field(repr=False)
+  params: Params = dataclasses.field(repr=False)
   meta: Mapping[str, Any] = dataclasses.field(repr=False)
   folder: Path
 
   @property
-  def model(self) -> Any:
+  def model(self) -> Module:
     """The module; `model.apply({"params": params}, ...)` gives logits."""
     return self.task.model.module
 
@@ -111,7 +123,7 @@ class TrainedModel(abc.ABC):
     """Names of all activations that `capture` reads and `edit` changes, in the model's order."""
     names: list[str] = []
 
-    def trace(params: Any) -> None:
+    def trace(params: Params) -> None:
       taps = Taps(capture=None)
       self.task.model.forward(params, self.task.dataset.example(), taps=taps)
       names.extend(taps.captured)
@@ -124,10 +136,12 @@ class TrainedModel(abc.ABC):
     """What stands at the positions of a site when the model reads a batch; see `Captured`."""
 
   @abc.abstractmethod
-  def _read(self, texts: Any, names: tuple[str, ...] | None) -> tuple[dict[str, Any], list[str]]:
+  def _read(
+    self, texts: Sequence[R], names: tuple[str, ...] | None
+  ) -> tuple[dict[str, jax.Array], list[str]]:
     """Texts as one padded batch, and which of its columns `capture` returns."""
 
-  def capture(self, sentences: Any, sites: Iterable[str] | None = None) -> Captured:
+  def capture(self, sentences: Sequence[R], sites: Iterable[str] | None = None) -> Captured:
     """Activations of the model while it reads texts; all go through it at once.
 
     Args:
@@ -144,10 +158,10 @@ class TrainedModel(abc.ABC):
       UserError: no text, a name that the model does not have, or a text that is longer than the
         model's positions.
     """
-    errors.check(
-      not isinstance(sentences, str) and len(sentences) > 0,
-      f"sentences is {str(sentences)[:40]!r}; give a list with at least one sentence or pair.",
-    )
+    if isinstance(sentences, str) or not len(sentences):
+      raise errors.UserError(
+        f"sentences is {str(sentences)[:40]!r}; give a list with at least one sentence or pair."
+      )
     names = None if sites is None else tuple(sites)
     batch, columns = self._read(sentences, names)
     found = self._forward(names)(self.params, batch)
@@ -155,7 +169,9 @@ class TrainedModel(abc.ABC):
     found |= {name: np.asarray(batch[name]) for name in columns}
     return Captured(found, lambda site, keys: self._axis(batch, site, keys))
 
-  def attention_pictures(self, text: Any, modules: Sequence[str] | None = None) -> dict[str, Any]:
+  def attention_pictures(
+    self, text: R, modules: Sequence[str] | None = None
+  ) -> "dict[str, Figure]":
     """Where the heads look while the model reads a text: module -> a matplotlib figure.
 
     As `compmod_jax.analysis.attention.attention_pictures`, which says more.

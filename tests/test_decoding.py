@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from scipy import stats
 from compmod_jax.core.errors import UserError
 from compmod_jax.decoding import DecodeConfig, beam_search, decode, greedy, sample
 from compmod_jax.decoding.candidates import block_size, top_candidates
+from compmod_jax.decoding.config import DecodeOptions, GenerationOptions
 
 PAD, BOS, EOS, VOCAB = 0, 1, 2, 7
 NEVER = (PAD, BOS)
@@ -494,3 +496,11 @@ def test_width_is_the_number_of_beams_of_the_cache():
   assert DecodeConfig(beams=4, n_best=2).width == 4
   assert DecodeConfig(method="greedy").width == 1
   assert DecodeConfig(method="sample", n_best=7).width == 7
+
+
+def test_the_keywords_of_calls_are_the_fields_of_the_configuration():
+  fields = typing.get_type_hints(DecodeConfig)
+  assert typing.get_type_hints(DecodeOptions) == fields
+  of_translations = {"max_ratio", "max_extra", "stop"}
+  kept = {name: kind for name, kind in fields.items() if name not in of_translations}
+  assert typing.get_type_hints(GenerationOptions) == kept

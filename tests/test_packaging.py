@@ -120,6 +120,7 @@ def test_importing_the_package_is_free_and_opening_models_imports_no_extra_and_n
 def test_mechanisms_import_nothing_but_jax_numpy_flax_and_jaxtyping():
   printed, _ = python(
     "import sys, jax, numpy, flax.linen, jaxtyping, jax.numpy, jax.scipy, jax.experimental.pallas\n"
+    "jaxtyping.PyTree\n"  # jaxtyping loads it, and what it needs, on use
     "before = set(sys.modules)\n"
     "import pkgutil, importlib, compmod_jax.mechanisms as all_of\n"
     "for found in pkgutil.walk_packages(all_of.__path__, 'compmod_jax.mechanisms.'):\n"

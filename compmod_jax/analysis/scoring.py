@@ -1,7 +1,6 @@
 """Losses and outputs of every sentence, under edits that are arguments of a compiled function."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +70,7 @@ def decoded(
     edits: as in `sentence_losses`.
     name: what the progress display calls them.
   """
-  task: Any = subject.task  # one that decodes
+  task = subject.task  # one that decodes
   sources, references = (
     [reader.texts(stream, subject.split)[int(number)] for number in numbers]
     for stream in reader.streams

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
 from compmod_jax.analysis.report.style import site_order, site_title
 from compmod_jax.core.errors import check
 from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.types import Params
 from compmod_jax.tasks.base import Sharing, Status, Task, silent
 
 Batch = dict[str, np.ndarray]
@@ -85,7 +85,7 @@ class Subject:
   """
 
   task: Task
-  params: PyTree = dataclasses.field(repr=False)
+  params: Params = dataclasses.field(repr=False)
   split: str
   sentences: int = 0
   chosen: Sequence[int] | None = dataclasses.field(default=None, repr=False)
@@ -124,7 +124,7 @@ class Subject:
     """All modules with units side by side, routed or not, in the order of the model."""
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def trace(params: PyTree, batch: Any) -> None:
+    def trace(params: Params, batch: Mapping[str, jax.Array]) -> None:
       taps = Taps(capture=None)
       self.task.model.forward(params, batch, taps=taps)
       shapes.update({name: value.shape for name, value in taps.captured.items()})

@@ -101,7 +101,7 @@ def _check_shapes(
   """Compares parameters with those that the configuration's model has, without making any."""
   model = Encoder(config, len(params["embedding/table"]), pad)
   tokens = jax.ShapeDtypeStruct((1, 1), np.int32)
-  made: Any = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens))["params"]
+  made: dict[str, Any] = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens))["params"]
   shapes: dict[str, Any] = jax.tree.map(lambda leaf: leaf.shape, flatten_dict(made, sep="/"))
   for path, shape in shapes.items():
     check(
@@ -252,8 +252,7 @@ def _layer(ours: str, theirs: str, config: EncoderConfig) -> Iterator[Entry]:
 
 
 def _dense(ours: str, theirs: str) -> Iterator[Entry]:
-  transpose: Any = np.transpose
-  yield Entry(f"{ours}/kernel", (f"{theirs}.weight",), transpose, lambda kernel: (kernel.T,))
+  yield Entry(f"{ours}/kernel", (f"{theirs}.weight",), np.transpose, lambda kernel: (kernel.T,))
   yield Entry(f"{ours}/bias", (f"{theirs}.bias",))
 
 

@@ -91,7 +91,7 @@ def norm(ours: str, theirs: str) -> Iterator[Entry]:
   yield Entry(f"{ours}/bias", (f"{theirs}.bias",))
 
 
-def read_config(folder: Path, kinds: Iterable[str], **fixed: Any) -> dict[str, Any]:
+def read_config(folder: Path, kinds: Iterable[str], **fixed: object) -> dict[str, Any]:
   """Their configuration; fields that it leaves out are as in `DEFAULTS`.
 
   Args:

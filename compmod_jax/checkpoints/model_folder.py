@@ -21,9 +21,11 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
+from numpy.typing import DTypeLike
 
 from compmod_jax.core import durable
 from compmod_jax.core.errors import UserError, check, check_choice
+from compmod_jax.core.types import Params
 from compmod_jax.core.untrusted import MIB, is_plain_name, memory, parse_json, read_bounded
 
 SCHEMA_VERSION = 1
@@ -165,7 +167,7 @@ def _load(place: Path, folder: Path) -> tuple[dict[str, Any], dict[str, bytes], 
   return params, contents, record["meta"]
 
 
-def check_sizes(place: Path, params: Mapping[str, Any], model: Any) -> None:
+def check_sizes(place: Path, params: Params, model: object) -> None:
   """Compares the sizes of a configuration with the parameters beside it, before anything is made.
 
   A description may name a width of 1e9 or 1e9 layers: making such a model takes hours, or more
@@ -205,7 +207,7 @@ def check_sizes(place: Path, params: Mapping[str, Any], model: Any) -> None:
 
 class _Tensor(NamedTuple):
   name: str
-  dtype: Any
+  dtype: DTypeLike
   shape: tuple[int, ...]
   start: int
   stop: int
@@ -238,7 +240,7 @@ def read_tensors(data: bytes) -> dict[str, np.ndarray]:
   return found
 
 
-def _tensors(header: Any) -> Iterator[_Tensor]:
+def _tensors(header: object) -> Iterator[_Tensor]:
   """What the header of a safetensors file says of every tensor.
 
   Raises:
@@ -352,7 +354,7 @@ def _identity(folder: Path) -> tuple[int, int] | None:
   return status.st_ino, status.st_ctime_ns
 
 
-def _meta_hash(meta: Any) -> str:
+def _meta_hash(meta: object) -> str:
   # Through JSON and back, so that tuples, which JSON turns into lists, hash alike on both sides.
   return hashlib.sha256(json.dumps(json.loads(json.dumps(meta))).encode()).hexdigest()
 

@@ -19,7 +19,7 @@ import dataclasses
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import tyro
 
@@ -76,6 +76,12 @@ class Args(ModelArgs):
   quiet: bool = False
   """Show no progress."""
 
+  of_splits: ClassVar[bool] = True  # an analysis that reads no data says otherwise
+
+  def measure(self, subject: Subject) -> Any:
+    """What the analysis finds; its own options say what."""
+    raise NotImplementedError
+
 
 def main(argv: list[str]) -> None:
   """Runs one analysis."""
@@ -102,7 +108,7 @@ def _help() -> str:
   )
 
 
-def _arguments(options: type) -> type:
+def _arguments(options: type) -> type[Args]:
   """The options of an analysis and those of every analysis, as one dataclass."""
   made = dataclasses.make_dataclass(
     f"{options.__name__}Args", [], bases=(options, Args), frozen=True
@@ -111,16 +117,15 @@ def _arguments(options: type) -> type:
   return made
 
 
-def _analyse(analysis: Analysis, args: Any, output: Path, command: str) -> None:
+def _analyse(analysis: Analysis, args: Args, output: Path, command: str) -> None:
   from compmod_jax.analysis.report import page
   from compmod_jax.analysis.report.training import read_records
   from compmod_jax.training.provenance import provenance
 
   opened = open_model(args)
   task = opened.model.task
-  of_splits = getattr(args, "of_splits", True)
-  splits = args.splits if of_splits else args.splits[:1]
-  for split in splits if of_splits else ():
+  splits = args.splits if args.of_splits else args.splits[:1]
+  for split in splits if args.of_splits else ():
     errors.check_choice("--splits", split, task.dataset.splits())
   records = read_records(args.workdir / "metrics.jsonl")
   progress = Progress(0, quiet=args.quiet)

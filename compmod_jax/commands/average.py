@@ -85,7 +85,7 @@ def _kind(meta: Mapping[str, Any]) -> tuple[Any, Any]:
   return meta.get("task"), meta.get("model")
 
 
-def _check_same(first: Path, other: Path, what: str, one: Any, two: Any) -> None:
+def _check_same(first: Path, other: Path, what: str, one: object, two: object) -> None:
   from compmod_jax.core.errors import check
 
   check(

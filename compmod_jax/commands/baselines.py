@@ -20,6 +20,7 @@ import tyro
 from compmod_jax.commands import cli
 from compmod_jax.commands.config_option import parse
 from compmod_jax.commands.evaluate import write_json
+from compmod_jax.data.base import HasSplits, Pairs
 from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.experiment import Experiment, translation_task
 
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> None:
     write_json(args.json, {"name": args.config.name, "command": command, "rows": rows})
 
 
-def score(data: Any, splits: Sequence[str] = ()) -> list[dict[str, Any]]:
+def score(data: HasSplits, splits: Sequence[str] = ()) -> list[dict[str, Any]]:
   """Scores of every baseline on every split, as `score_outputs` names them.
 
   Args:
@@ -98,7 +99,7 @@ def score(data: Any, splits: Sequence[str] = ()) -> list[dict[str, Any]]:
   ]
 
 
-def _baselines(data: Any, train: Any) -> dict[str, Callable[[list[str]], list[str]]]:
+def _baselines(data: HasSplits, train: Pairs) -> dict[str, Callable[[list[str]], list[str]]]:
   """Name -> from sources to outputs."""
   from compmod_jax.analysis.baselines import (
     learn_dictionary,

@@ -8,7 +8,6 @@ be looked at.
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from compmod_jax.commands.config_option import parse
 from compmod_jax.core import errors
@@ -61,7 +60,7 @@ def main(argv: list[str]) -> int:
   findings = check.details(reports)
   print("\n".join(["", *findings] if findings else ["", "Nothing remarkable was found."]))
   if args.export is not None:
-    _export(task.data, args.export, reports)
+    _export(translation_task(args.config).data, args.export, reports)
   return int(any(report.failed for report in reports))
 
 
@@ -77,7 +76,7 @@ def _check_pairs(args: Args) -> list[check.SplitReport]:
   return check.check_splits(task.data.load, task.data.splits(), tokenizers, limits)
 
 
-def _export(data: Any, folder: Path, reports: list[check.SplitReport]) -> None:
+def _export(data: export.Parallel, folder: Path, reports: list[check.SplitReport]) -> None:
   if any("unreadable" in report.findings for report in reports):
     print(f"Nothing was written to {folder}: some splits cannot be read.")
     return

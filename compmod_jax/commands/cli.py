@@ -113,7 +113,7 @@ def command(program: str, argv: Sequence[str]) -> str:
   return as_started(f"python -m train.{program} {shlex.join(argv)}".rstrip())
 
 
-def program_of(make_args: Any) -> tuple[str, str]:
+def program_of(make_args: Callable[..., object]) -> tuple[str, str]:
   """How the program that defines `make_args` is started, and the docstring of its module."""
   module = sys.modules[make_args.__module__]
   name = make_args.__module__.rpartition(".")[2]
@@ -125,7 +125,7 @@ def options(
   make_args: Callable[..., T],
   argv: list[str],
   *,
-  default: Any = None,
+  default: T | None = None,
   program: tuple[str, str] | None = None,
 ) -> T:
   """Parses typed options into `make_args`, a dataclass; `default` holds what is not given.
@@ -144,7 +144,7 @@ def options(
   argv = ["--help" if token == "--help-all" else token for token in argv]
   here = dict(_options_of(make_args if default is None else default, "--"))
   printed = io.StringIO()
-  parse: Any = tyro.cli
+  parse: Callable[..., tuple[T, list[str]]] = tyro.cli
   usage, about = map(as_started, program or program_of(make_args))
   try:
     with contextlib.redirect_stderr(printed):
@@ -182,7 +182,7 @@ def _mistake(stop: BaseException, printed: str) -> UserError:
   return UserError(re.sub(r"\s*(Argument helptext|For full helptext).*", "", text))
 
 
-def _options_of(holder: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _options_of(holder: object, prefix: str) -> Iterator[tuple[str, Any]]:
   """Options that set the fields of a dataclass and of those inside it, with their defaults."""
   if dataclasses.is_dataclass(holder):
     for field in dataclasses.fields(holder):

@@ -26,7 +26,7 @@ from compmod_jax.training.distributed.multihost import Multihost, joined
 from compmod_jax.training.progress import Progress
 
 if TYPE_CHECKING:
-  from compmod_jax.tasks.base import Evaluation
+  from compmod_jax.tasks.base import Evaluation, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
   def status(text: str, done: int | None = None, total: int | None = None) -> None:
     progress.status(text, done, total)
 
-  def scored(task: Any, splits: tuple[str, ...]) -> "dict[str, Evaluation]":
+  def scored(task: "Task", splits: tuple[str, ...]) -> "dict[str, Evaluation]":
     found = {}
     for split in splits:
       began = time.monotonic()
@@ -118,7 +118,7 @@ def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
     progress.close()
 
 
-def _with_stride(task: Any, stride: int | None) -> Any:
+def _with_stride(task: "Task", stride: int | None) -> "Task":
   """The task whose windows begin every so many tokens.
 
   Raises:
@@ -135,7 +135,7 @@ def _with_stride(task: Any, stride: int | None) -> Any:
   return _rebuilt(task, stride=stride)
 
 
-def _on_file(task: Any, file: Path, unit: Literal["paragraph", "file", "line"]) -> Any:
+def _on_file(task: "Task", file: Path, unit: Literal["paragraph", "file", "line"]) -> "Task":
   """The task of a language model on another text.
 
   Raises:
@@ -155,7 +155,7 @@ def _on_file(task: Any, file: Path, unit: Literal["paragraph", "file", "line"]) 
   return _rebuilt(task, data=data)
 
 
-def _rebuilt(task: Any, **changes: Any) -> Any:
+def _rebuilt(task: "Task", **changes: object) -> "Task":
   """The task with another configuration, the model and the tokenizer as they are."""
   config = dataclasses.replace(task.dataset.config, **changes)
   return config.build(task.model.config, files=task.dataset.files()).edited(task.model.edits)

@@ -6,12 +6,17 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from compmod_jax.commands import cli
-from compmod_jax.training.experiment import config_names, find_config, load_config, variants
+from compmod_jax.training.experiment import (
+  Experiment,
+  config_names,
+  find_config,
+  load_config,
+  variants,
+)
 
 ALL = "--help-all"
 EXAMPLE = "nmt_cah"  # whose values are shown where none is given
@@ -31,7 +36,7 @@ FIELDS = (
 )
 
 
-def page(make_args: Any, config: str | None) -> str:
+def page(make_args: Callable[..., object], config: str | None) -> str:
   """The help of a program.
 
   Args:
@@ -79,7 +84,7 @@ def _files() -> Iterator[str]:
   yield f"Configurations; --config PATH --help lists the variants of one:\n\n{cli.table(rows, 28)}"
 
 
-def important(experiment: Any) -> Iterator[tuple[str, str]]:
+def important(experiment: Experiment) -> Iterator[tuple[str, str]]:
   """The fields of `FIELDS` with values, and the first sentence on each."""
   for choices in FIELDS:
     had = [(path, *_find(experiment, path)) for path in choices]
@@ -92,11 +97,11 @@ def important(experiment: Any) -> Iterator[tuple[str, str]]:
       yield _set(f"--config.{path}", value), about
 
 
-def _find(holder: Any, path: str) -> tuple[Any, Any]:
+def _find(holder: object, path: str) -> tuple[object, object]:
   """The object that holds a dotted field, and its value; (None, None) if there is no such field."""
   for name in path.split("."):
     last = holder
-    if name.isdigit():
+    if isinstance(holder, tuple) and name.isdigit():
       holder = holder[int(name)]
     elif hasattr(holder, name):
       holder = getattr(holder, name)
@@ -105,8 +110,10 @@ def _find(holder: Any, path: str) -> tuple[Any, Any]:
   return last, holder
 
 
-def _others(make_args: Any, prefix: str = "--") -> Iterator[tuple[str, str]]:
+def _others(make_args: object, prefix: str = "--") -> Iterator[tuple[str, str]]:
   """The options besides `--config`, those of nested dataclasses too."""
+  assert isinstance(make_args, type)
+  assert dataclasses.is_dataclass(make_args)
   hints = typing.get_type_hints(make_args, include_extras=True)
   for field in dataclasses.fields(make_args):
     if field.name == "config":
@@ -120,7 +127,7 @@ def _others(make_args: Any, prefix: str = "--") -> Iterator[tuple[str, str]]:
     yield _set(name, field.default), describe(make_args, field.name)
 
 
-def _set(name: str, value: Any) -> str:
+def _set(name: str, value: object) -> str:
   """An option with its value as it would be typed."""
   if value is None or value is False or value in ("", (), dataclasses.MISSING):
     return name

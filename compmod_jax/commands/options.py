@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from compmod_jax.core.types import Params
+
 if TYPE_CHECKING:
   from compmod_jax.api import TrainedModel
   from compmod_jax.tasks.base import Sharing
@@ -62,7 +64,7 @@ class Opened(NamedTuple):
   """
 
   model: "TrainedModel"
-  params: Any
+  params: Params
   sharing: "Sharing"
 
 

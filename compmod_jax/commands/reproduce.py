@@ -265,7 +265,7 @@ def _settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
   return dict(_flat({k: v for k, v in experiment.items() if k not in left_out}))
 
 
-def _flat(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(values: object, path: str = "") -> Iterator[tuple[str, Any]]:
   if isinstance(values, Mapping) and values:
     for key, value in values.items():
       yield from _flat(value, f"{path}.{key}" if path else key)

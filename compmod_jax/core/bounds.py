@@ -3,9 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from compmod_jax.core.errors import check
+from compmod_jax.core.types import Dataclass
 
 # Whole numbers go into arrays of 32 bits.
 LARGEST_WHOLE, LARGEST_REAL = 2**31 - 1, 1e9
@@ -19,14 +19,14 @@ _OWN = {
 }
 
 
-def check_numbers(config: Any, prefix: str = "") -> None:
+def check_numbers(config: Dataclass, prefix: str = "") -> None:
   """Refuses numbers beyond reason in a configuration and those inside it.
 
   Rules about single fields stand with their classes; these hold for all, also for fields to come,
   so that nothing is built, allocated or traced for a number that cannot be meant.
 
   Args:
-    config: a dataclass.
+    config: the configuration.
     prefix: path of the configuration, such as "task.".
 
   Raises:
@@ -50,7 +50,7 @@ def check_numbers(config: Any, prefix: str = "") -> None:
     )
 
 
-def numbers(config: Any, prefix: str = "") -> Iterator[tuple[str, int | float]]:
+def numbers(config: object, prefix: str = "") -> Iterator[tuple[str, int | float]]:
   """Path and value of every number in a configuration and in those inside it."""
   if isinstance(config, bool) or not dataclasses.is_dataclass(config):
     return
@@ -58,7 +58,7 @@ def numbers(config: Any, prefix: str = "") -> Iterator[tuple[str, int | float]]:
     yield from _below(f"{prefix}{field.name}", getattr(config, field.name))
 
 
-def _below(path: str, value: Any) -> Iterator[tuple[str, int | float]]:
+def _below(path: str, value: object) -> Iterator[tuple[str, int | float]]:
   if isinstance(value, int | float) and not isinstance(value, bool):
     yield path, value
   elif isinstance(value, tuple | list):

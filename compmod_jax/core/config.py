@@ -3,12 +3,17 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from compmod_jax.core import errors
+from compmod_jax.core.types import Dataclass
 
 T = TypeVar("T")
+
+Hint: TypeAlias = object
+"""The type of a field as annotations write it: a class, a union, `tuple[X, ...]`, `Literal[...]`.
+Python has no class of them all."""
 
 # Names the class of a field that may hold one of several.
 TAG = "kind"
@@ -26,7 +31,7 @@ def once(kind: type) -> dict[str, Any]:
   return {_UNTAGGED: kind}
 
 
-def absent(value: Any) -> dict[str, Any]:
+def absent(value: object) -> dict[str, Any]:
   """Metadata of a field that is newer than saved configurations, for which its default is wrong.
 
   What was saved without the field has this value instead.
@@ -49,8 +54,8 @@ def completed(complete: Callable[[Any, Mapping[str, Any]], Any]) -> dict[str, An
   return {_COMPLETED: complete}
 
 
-def to_json(config: Any, kind: Any = None) -> dict[str, Any]:
-  """A configuration (a dataclass) as nested dictionaries, lists, strings and numbers.
+def to_json(config: Dataclass, kind: Hint = None) -> dict[str, Any]:
+  """A configuration as nested dictionaries, lists, strings and numbers.
 
   Args:
     config: the configuration.
@@ -59,7 +64,7 @@ def to_json(config: Any, kind: Any = None) -> dict[str, Any]:
   return _write(kind or type(config), config)
 
 
-def from_json(kind: type[T] | Any, data: Any, *, untagged: type | None = None) -> T:
+def from_json(kind: type[T] | Hint, data: object, *, untagged: type | None = None) -> T:
   """The configuration of class `kind` that `to_json` made `data` from; defaults fill what is left.
 
   Args:
@@ -77,20 +82,20 @@ def from_json(kind: type[T] | Any, data: Any, *, untagged: type | None = None) -
     raise errors.UserError(f"The saved {name} cannot be read: {error}") from error
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def _members(kind: Hint) -> tuple[Hint, ...]:
   """The types of a union; of any other type, itself."""
   union = typing.get_origin(kind) in (typing.Union, types.UnionType)
   return typing.get_args(kind) if union else (kind,)
 
 
-def _classes(kind: Any) -> dict[str, Any]:
+def _classes(kind: Hint) -> dict[str, type]:
   """The dataclasses of a union, by name."""
   return {
     m.__name__: m for m in _members(kind) if isinstance(m, type) and dataclasses.is_dataclass(m)
   }
 
 
-def _write(kind: Any, value: Any) -> Any:
+def _write(kind: Hint, value: object) -> Any:
   if dataclasses.is_dataclass(value):
     hints = typing.get_type_hints(type(value))
     fields = dataclasses.fields(value)
@@ -101,7 +106,7 @@ def _write(kind: Any, value: Any) -> Any:
   return value
 
 
-def _items(kind: Any, values: Any) -> list[Any]:
+def _items(kind: Hint, values: Sequence[object]) -> list[Hint]:
   """The type of every item of a tuple: `tuple[X, ...]` or `tuple[X, Y]`, `None` allowed beside."""
   for member in _members(kind):
     inner = typing.get_args(member)
@@ -110,7 +115,7 @@ def _items(kind: Any, values: Any) -> list[Any]:
   return [object] * len(values)
 
 
-def _read(kind: Any, data: Any, path: str, untagged: type | None = None) -> Any:
+def _read(kind: Hint, data: object, path: str, untagged: type | None = None) -> Any:
   members, classes = _members(kind), _classes(kind)
   if data is None and type(None) in members:
     return None
@@ -125,32 +130,36 @@ def _read(kind: Any, data: Any, path: str, untagged: type | None = None) -> Any:
   return _read_scalar(members, data, path)
 
 
-def _read_tuple(kind: Any, data: Any, path: str) -> tuple[Any, ...]:
-  errors.check(isinstance(data, list | tuple), f"{path} is {data!r}; it must be a list.")
+def _read_tuple(kind: Hint, data: object, path: str) -> tuple[Any, ...]:
+  if not isinstance(data, list | tuple):
+    raise errors.UserError(f"{path} is {data!r}; it must be a list.")
   inner = _items(kind, data)
   errors.check(len(inner) == len(data), f"{path} is {data!r}; it must have {len(inner)} items.")
   pairs = enumerate(zip(inner, data, strict=True))
   return tuple(_read(kind, item, f"{path}.{i}") for i, (kind, item) in pairs)
 
 
-def _read_scalar(members: tuple[Any, ...], data: Any, path: str) -> Any:
+def _read_scalar(members: tuple[Hint, ...], data: object, path: str) -> Any:
   if type(data) in members:
     return data
   if float in members and type(data) is int:
     return float(data)
-  names = _words("none" if m is type(None) else m.__name__ for m in members)
+  names = _words("none" if m is type(None) else getattr(m, "__name__", m) for m in members)
   raise errors.UserError(f"{path} is {data!r}; it must be of type {names}.")
 
 
-def _read_class(classes: dict[str, Any], data: Any, path: str, untagged: type | None) -> Any:
+def _read_class(
+  classes: dict[str, type], data: object, path: str, untagged: type | None
+) -> Dataclass:
   where = path or "the configuration"
-  errors.check(isinstance(data, Mapping), f"{where} is {data!r}; it must be a table of fields.")
+  if not isinstance(data, Mapping):
+    raise errors.UserError(f"{where} is {data!r}; it must be a table of fields.")
   data = dict(data)
   default = untagged.__name__ if untagged else None
   name = data.pop(TAG, default) if len(classes) > 1 else next(iter(classes))
   errors.check(name is not None, f"{where} has no {TAG!r}; it must be one of: {_words(classes)}.")
   errors.check_choice(f"{path}.{TAG}", str(name), classes)
-  chosen: Any = classes[str(name)]
+  chosen = classes[str(name)]
   fields = {field.name: field for field in dataclasses.fields(chosen)}
   prefix = f"{path}." if path else ""
   for field in data:
@@ -177,5 +186,5 @@ def _read_class(classes: dict[str, Any], data: Any, path: str, untagged: type | 
   return chosen(**values)
 
 
-def _words(names: Any) -> str:
+def _words(names: Iterable[object]) -> str:
   return ", ".join(str(name) for name in names)

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 # A message lists no more valid choices than these; of more, the nearest.
 MANY = 32
@@ -57,7 +56,7 @@ def near(value: str, choices: Iterable[str]) -> str:
   return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
   """A value as a message shows it: its `repr`, cut where it is long."""
   text = repr(value)
   return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

@@ -1,7 +1,6 @@
 """The rows of a batch: products over all positions, and copies of examples."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +44,15 @@ def _product(left: jax.Array, right: jax.Array) -> jax.Array:
   return jnp.matmul(left, right, precision=exactly(left.dtype))
 
 
-def _narrow_forward(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
+def _narrow_forward(
+  rows: jax.Array, kernel: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
   return _product(rows, kernel), (rows, kernel)
 
 
-def _narrow_backward(kept: Any, errors: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _narrow_backward(
+  kept: tuple[jax.Array, jax.Array], errors: jax.Array
+) -> tuple[jax.Array, jax.Array]:
   rows, kernel = kept
   turned = lax.optimization_barrier(_product(errors.T, rows))
   return _product(errors, kernel.T), turned.T

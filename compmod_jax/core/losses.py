@@ -2,15 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 
-def ratio(total: Any, count: Any) -> jax.Array:
+def ratio(total: jax.Array, count: ArrayLike) -> jax.Array:
   """Sum over count; 0 where nothing was counted."""
   return total / jnp.maximum(count, 1)
 
@@ -29,10 +29,12 @@ class Term(flax.struct.PyTreeNode):
     finish: from the two totals to a scalar.
   """
 
-  sum: Any
-  count: Any
+  sum: PyTree
+  count: PyTree
   weight: float = flax.struct.field(pytree_node=False, default=1.0)
-  finish: Callable[[Any, Any], jax.Array] = flax.struct.field(pytree_node=False, default=ratio)
+  finish: Callable[[PyTree, PyTree], jax.Array] = flax.struct.field(
+    pytree_node=False, default=ratio
+  )
 
   def value(self) -> jax.Array:
     """The term without its weight."""

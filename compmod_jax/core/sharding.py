@@ -16,9 +16,18 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  get_abstract_mesh,
+)
+from jaxtyping import PyTree
 
 from compmod_jax.core import errors
+from compmod_jax.core.types import Params
 
 RULES: dict[str, str | tuple[str, ...] | None] = {
   "batch": ("data", "fsdp", "expert"),
@@ -98,7 +107,9 @@ def logical(initializer: Callable[..., jax.Array], *names: str) -> Callable[...,
   return nn.with_logical_partitioning(initializer, names)
 
 
-def _spec(names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Any) -> PartitionSpec:
+def _spec(
+  names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
   axes: list[str | tuple[str, ...] | None] = []
   for name, size in zip(names, shape, strict=True):
     axis = RULES[name] if name is not None else None
@@ -107,10 +118,10 @@ def _spec(names: tuple[str | None, ...], shape: tuple[int, ...], mesh: Any) -> P
   return PartitionSpec(*axes)
 
 
-def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:
+def parameter_shardings(boxed: Params, mesh: Mesh) -> Params:
   """Sharding of every parameter of a tree (real or abstract) that carries logical names."""
 
-  def one(leaf: Any) -> NamedSharding:
+  def one(leaf: object) -> NamedSharding:
     if isinstance(leaf, nn.LogicallyPartitioned):
       return NamedSharding(mesh, _spec(tuple(leaf.names), leaf.value.shape, mesh))
     return NamedSharding(mesh, PartitionSpec())
@@ -142,8 +153,8 @@ def part_of(mesh: Mesh) -> tuple[int, int]:
     UserError: the rows that this process's devices hold do not lie together.
   """
   rows = batch_multiple(mesh)
-  held: Any = batch_sharding(mesh).addressable_devices_indices_map((rows,)).values()
-  mine = sorted({row for (index,) in held for row in range(*index.indices(rows))})
+  held = batch_sharding(mesh).addressable_devices_indices_map((rows,)).values()
+  mine = sorted({row for index in held if index for row in range(*index[0].indices(rows))})
   number, rest = divmod(mine[0], len(mine))
   errors.check(
     rest == 0 and mine[-1] - mine[0] + 1 == len(mine),
@@ -175,7 +186,8 @@ def place_batch(
   def one(value: np.ndarray) -> jax.Array:
     shape, before = (len(value) * parts, *value.shape[1:]), len(value) * number
 
-    def held(index: Any) -> np.ndarray:
+    def held(index: tuple[slice, ...] | None) -> np.ndarray:
+      assert index is not None
       start, stop, _ = index[0].indices(shape[0])
       return value[(slice(start - before, stop - before), *index[1:])]
 
@@ -184,10 +196,10 @@ def place_batch(
   return {name: one(np.asarray(value)) for name, value in batch.items()}
 
 
-def fetch(tree: Any) -> Any:
+def fetch(tree: PyTree) -> PyTree:
   """The values of arrays, whole, on the host of every process; all processes must call it."""
 
-  def whole(leaf: Any) -> Any:
+  def whole(leaf: object) -> object:
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
       return leaf
     assert isinstance(leaf.sharding, NamedSharding)
@@ -206,8 +218,8 @@ def platform_of(array: jax.Array) -> str:
 
 def on_parts(
   function: Callable[..., jax.Array],
-  arguments: Sequence[Any],
-  names: Sequence[Any],
+  arguments: Sequence[PyTree],
+  names: Sequence[PyTree],
   *,
   result: Sequence[str | None] | None = None,
 ) -> jax.Array:
@@ -230,7 +242,7 @@ def on_parts(
   if not ours or mesh.size == 1:
     return function(*arguments)
 
-  def specs(argument: Any, names: Any) -> Any:
+  def specs(argument: PyTree, names: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf, words: _spec(words, leaf.shape, mesh), argument, names)
 
   inside = tuple(map(specs, arguments, names))

@@ -91,7 +91,7 @@ def _too_deep(depth: int) -> OverLimit:
   return OverLimit(f"it is nested deeper than {depth} levels")
 
 
-def _deeper(value: Any, depth: int) -> bool:
+def _deeper(value: object, depth: int) -> bool:
   """Whether a value has more than `depth` levels of lists and dictionaries."""
   level = [value]
   for _ in range(depth + 1):

@@ -71,12 +71,17 @@ class Pairs:
 
 
 @runtime_checkable
-class HasSplits(Protocol):
-  """A data configuration."""
+class NamesSplits(Protocol):
+  """A data configuration of any task."""
 
   def splits(self) -> tuple[str, ...]:
     """Names of the splits, `train` among them."""
     ...
+
+
+@runtime_checkable
+class HasSplits(NamesSplits, Protocol):
+  """A data configuration of sentence pairs."""
 
   def load(self, split: str) -> Pairs:
     """The pairs of a split."""
@@ -103,16 +108,25 @@ class TrainIterator(Protocol):
 
   def __next__(self) -> Mapping[str, np.ndarray]: ...
 
-  def get_state(self) -> Any:
+  def get_state(self) -> dict[str, Any]:
     """The position, as JSON can hold it."""
     ...
 
-  def set_state(self, state: Any) -> None:
+  def set_state(self, state: dict[str, Any]) -> None:
     """Goes to a position that `get_state` gave."""
     ...
 
 
-C = TypeVar("C", covariant=True)
+class HasData(Protocol):
+  """The configuration of a task."""
+
+  @property
+  def data(self) -> NamesSplits:
+    """Where examples come from."""
+    ...
+
+
+C = TypeVar("C", bound=HasData, covariant=True)
 
 
 class Dataset(abc.ABC, Generic[C]):
@@ -128,8 +142,7 @@ class Dataset(abc.ABC, Generic[C]):
 
   def splits(self) -> tuple[str, ...]:
     """Names of all splits, that of training among them."""
-    config: Any = self.config
-    return config.data.splits()
+    return self.config.data.splits()
 
   def final_splits(self) -> tuple[str, ...]:
     """Names of the splits that are scored at the end of training: all but the training split."""

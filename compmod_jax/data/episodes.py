@@ -134,7 +134,7 @@ class _Source:
   groups: np.ndarray
   length: int  # padded
 
-  def batch(self, episodes: np.ndarray, size: int, first: int = 0) -> Batch:
+  def batch(self, episodes: np.ndarray, size: int, first: int = 0) -> pipeline.Batch:
     """Episodes `first` to `first + size` of these; those beyond the last are filler."""
     mine = episodes[first : first + size]
     numbers, rows = mine.reshape(-1), size * episodes.shape[1]
@@ -157,8 +157,8 @@ class _Epochs:
   def __repr__(self) -> str:
     return f"episodes of {len(self._source.examples)} examples"
 
-  def __getitem__(self, number: int) -> Batch:
-    epoch, place = divmod(int(number), self.per_epoch)
+  def __getitem__(self, index: int) -> pipeline.Batch:
+    epoch, place = divmod(int(index), self.per_epoch)
     process, processes = self._part
     mine = self._size // processes
     episodes = self._plan(epoch)[place * self._size :][: self._size]

@@ -3,12 +3,27 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from compmod_jax.core.errors import UserError, check
+from compmod_jax.data.base import HasSplits
 
 
-def export(data: Any, folder: Path) -> dict[str, int]:
+class Parallel(HasSplits, Protocol):
+  """A data configuration of sentence pairs in two languages."""
+
+  @property
+  def source_language(self) -> str:
+    """Of the sources, such as `de`."""
+    ...
+
+  @property
+  def target_language(self) -> str:
+    """Of the translations."""
+    ...
+
+
+def export(data: Parallel, folder: Path) -> dict[str, int]:
   """Writes every split as `SPLIT.LANGUAGE`, one sentence a line, in UTF-8.
 
   Line breaks within a sentence become spaces, so that the two sides stay aligned.

@@ -7,12 +7,13 @@ order is one number.
 
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Protocol
 
 import numpy as np
 
 from compmod_jax.core import extras
 from compmod_jax.core.errors import UserError, check
+from compmod_jax.data.base import TrainIterator
 from compmod_jax.data.buckets import BatchConfig, auto_buckets, edges_for
 from compmod_jax.data.examples import Examples, Ragged, tokenise
 
@@ -164,8 +165,8 @@ class _Epochs:
   def __repr__(self) -> str:
     return f"batches of {len(self._examples)} examples"
 
-  def __getitem__(self, number: int) -> Batch:
-    epoch, place = divmod(int(number), self._per_epoch)
+  def __getitem__(self, index: int) -> Batch:
+    epoch, place = divmod(int(index), self._per_epoch)
     bucket, numbers = self._plan(epoch)[place]
     rows = rows_of(bucket, self._config, self._multiple)
     rows, first = _slice_rows(rows, self._process, self._processes)
@@ -195,7 +196,7 @@ def train_batches(
   multiple: int = 1,
   process: int = 0,
   processes: int = 1,
-) -> Any:
+) -> TrainIterator:
   """Endless shuffled batches; batch i belongs to epoch i // batches_per_epoch.
 
   Args:
@@ -234,18 +235,25 @@ def train_batches(
   return iterate(epochs, config.prefetch)
 
 
-def iterate(batches: Any, prefetch: int) -> Any:
+class Batches(Protocol):
+  """Batches at random access."""
+
+  def __len__(self) -> int: ...
+  def __getitem__(self, index: int) -> Batch: ...
+
+
+def iterate(batches: Batches, prefetch: int) -> TrainIterator:
   """A grain `DatasetIterator` over batches at random access, whose position is one number.
 
   Args:
-    batches: has `__len__` and `__getitem__`.
+    batches: by number.
     prefetch: batches that a thread prepares ahead; `close` ends it.
   """
   with extras.needed():
     import grain
 
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
-  return iter(grain.MapDataset.source(cast(Any, batches)).to_iter_dataset(options))
+  return iter(grain.MapDataset.source(batches).to_iter_dataset(options))
 
 
 def eval_batches(

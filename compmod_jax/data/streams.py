@@ -102,8 +102,8 @@ class _Epochs:
   def __repr__(self) -> str:
     return f"stretches of {len(self._stretches.targets)} tokens"
 
-  def __getitem__(self, number: int) -> Batch:
-    whole = self._stretches[int(number) % len(self._stretches)]
+  def __getitem__(self, index: int) -> Batch:
+    whole = self._stretches[int(index) % len(self._stretches)]
     return {name: value[self._mine] for name, value in whole.items()}
 
 

@@ -1,12 +1,12 @@
 """Beam search with as many finished as living hypotheses, traceable under `jit`."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.decoding.candidates import top_candidates, top_k
@@ -36,7 +36,7 @@ class _Finished(NamedTuple):
   tokens: Int[Array, "batch beams time"]
   scores: Float[Array, "batch beams"]  # descending; -inf: no hypothesis here
   lengths: Int[Array, "batch beams"]
-  records: Any
+  records: PyTree
 
 
 class _State(NamedTuple):
@@ -217,7 +217,7 @@ def _finish(
   ending: Array,
   parents: Array,
   last: Array,
-  records: Any,
+  records: PyTree,
 ) -> _Finished:
   """Merges hypotheses that end now with the finished.
 

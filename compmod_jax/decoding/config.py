@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -103,6 +103,29 @@ class DecodeConfig:
     lengths = jnp.asarray(source_lengths)
     limits = jnp.floor(lengths * self.max_ratio).astype(jnp.int32) + self.max_extra
     return jnp.where(lengths > 0, jnp.clip(limits, 1, max_length), 0)
+
+
+class GenerationOptions(TypedDict, total=False):
+  """Keywords of a call that continues texts: fields of `DecodeConfig` that it changes."""
+
+  method: Literal["beam", "greedy", "sample"]
+  beams: int
+  length_penalty: float
+  n_best: int
+  temperature: float
+  top_k: int
+  top_p: float
+  recode_layer: int | None
+  recode_size: float
+  recode_steps: int
+
+
+class DecodeOptions(GenerationOptions, total=False):
+  """The same of a call that translates or answers; further fields."""
+
+  max_ratio: float
+  max_extra: int
+  stop: Literal["filled", "bound"]
 
 
 def override(config: DecodeConfig, fields: Mapping[str, Any]) -> DecodeConfig:

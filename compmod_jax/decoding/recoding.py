@@ -37,7 +37,7 @@ class Searched(NamedTuple):
   """
 
   step: Step
-  cache: Any
+  cache: Cache
   kept: tuple[str, ...]
 
   def recorded(self, *more: str) -> Record | None:
@@ -48,7 +48,7 @@ class Searched(NamedTuple):
 
 def prepared(
   step: TappedStep,
-  cache: Any,
+  cache: Cache,
   taps: Taps,
   config: DecodeConfig,
   *,

@@ -1,13 +1,13 @@
 """Decoding without search: every hypothesis takes one token at a time, greedily or by chance."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from compmod_jax.core.errors import check
 from compmod_jax.decoding import candidates
@@ -34,7 +34,7 @@ class _State(NamedTuple):
   tokens: Int[Array, "batch beams time"]
   log_probs: Float[Array, "batch beams"]
   lengths: Int[Array, "batch beams"]
-  records: Any
+  records: PyTree
   cache: Cache
 
 

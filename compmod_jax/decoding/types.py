@@ -8,23 +8,24 @@ A cache is any pytree. Its leaves are of three kinds, told apart by shape alone:
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from compmod_jax.core.errors import check
 
-Cache = Any
+Cache: TypeAlias = PyTree
+"""State of a search, as the module's docstring says."""
 Step = Callable[[Cache, Array], tuple[Array, Cache]]
 """`step(cache, tokens int32 [batch, beams]) -> (logits [batch, beams, vocab], cache)`.
 
 The tokens are those chosen last (the start token at first); the position is the cache's business.
 The new cache has the old one's shapes and dtypes.
 """
-Record = Callable[[Cache], Any]
+Record = Callable[[Cache], PyTree]
 """`record(cache)` picks what is kept of each hypothesis: a pytree of `[batch, beams, ...]`."""
 
 
@@ -41,7 +42,7 @@ class Decoded(NamedTuple):
   """log probability in nats / length ** length_penalty; a length counts the end token."""
   lengths: Int[Array, "batch n_best"]
   """Tokens produced, end token included."""
-  records: Any = None
+  records: PyTree = None
   """`record(cache)` of each hypothesis as it was when its end token was chosen, or None."""
 
 
@@ -82,13 +83,13 @@ def first_tokens(bos: ArrayLike, batch: int, beams: int) -> Int[Array, "batch be
   return jnp.broadcast_to(jnp.asarray(bos, jnp.int32).reshape(-1, 1), (batch, beams))
 
 
-def start_records(cache: Cache, record: Record | None, batch: int, beams: int) -> Any:
+def start_records(cache: Cache, record: Record | None, batch: int, beams: int) -> PyTree:
   """Zeros of the shape of `rows_of_record`, to be overwritten as hypotheses finish."""
   shapes = jax.eval_shape(lambda c: rows_of_record(c, record, batch, beams), cache)
   return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
-def rows_of_record(cache: Cache, record: Record | None, batch: int, beams: int) -> Any:
+def rows_of_record(cache: Cache, record: Record | None, batch: int, beams: int) -> PyTree:
   """`record(cache)` with one row a hypothesis (shared leaves are broadcast); () without record."""
   if record is None:
     return ()

@@ -23,7 +23,7 @@ Implementations:
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,12 +105,29 @@ def _product(
   return _run(implementations, implementation, rows, kernels, sizes)
 
 
-def _product_forward(rows: Any, kernels: Any, sizes: Any, *static: Any) -> Any:
-  return _product(rows, kernels, sizes, *static), (rows, kernels, sizes)
+_Kept = tuple[jax.Array, jax.Array, jax.Array]  # for the backward pass: the three arguments
+
+
+def _product_forward(
+  rows: jax.Array,
+  kernels: jax.Array,
+  sizes: jax.Array,
+  axis: int,
+  transposed: bool,
+  implementation: Grouped,
+  block: int,
+) -> tuple[jax.Array, _Kept]:
+  kept = rows, kernels, sizes
+  return _product(rows, kernels, sizes, axis, transposed, implementation, block), kept
 
 
 def _product_backward(
-  axis: int, transposed: bool, implementation: Any, block: int, kept: Any, gradient: jax.Array
+  axis: int,
+  transposed: bool,
+  implementation: Grouped,
+  block: int,
+  kept: _Kept,
+  gradient: jax.Array,
 ) -> tuple[jax.Array, jax.Array, None]:
   rows, kernels, sizes = kept
   left, right = (gradient, rows) if transposed else (rows, gradient)
@@ -140,12 +157,19 @@ def _outer(
   return _run(implementations, implementation, left, right, sizes)
 
 
-def _outer_forward(left: Any, right: Any, sizes: Any, *static: Any) -> Any:
-  return _outer(left, right, sizes, *static), (left, right, sizes)
+def _outer_forward(
+  left: jax.Array,
+  right: jax.Array,
+  sizes: jax.Array,
+  axis: int,
+  implementation: Grouped,
+  block: int,
+) -> tuple[jax.Array, _Kept]:
+  return _outer(left, right, sizes, axis, implementation, block), (left, right, sizes)
 
 
 def _outer_backward(
-  axis: int, implementation: Any, block: int, kept: Any, gradient: jax.Array
+  axis: int, implementation: Grouped, block: int, kept: _Kept, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
   left, right, sizes = kept
   return (
@@ -158,7 +182,9 @@ def _outer_backward(
 _outer.defvjp(_outer_forward, _outer_backward)
 
 
-def _run(implementations: dict[str, Callable[..., jax.Array]], name: str, *args: Any) -> jax.Array:
+def _run(
+  implementations: dict[str, Callable[..., jax.Array]], name: str, *args: jax.Array
+) -> jax.Array:
   """Runs the named way, or that of the platform which the program is compiled for."""
   if name != "auto":
     errors.check_choice("implementation", name, ("auto", *implementations))
@@ -286,8 +312,8 @@ def _batched_product(
 def _batched_outer(left: jax.Array, right: jax.Array, sizes: jax.Array, *, axis: int) -> jax.Array:
   layout = _lay_out(sizes, left.shape[0])
   left_blocks = jnp.where(layout.filled[..., None], left[layout.row], 0)
-  exact: Any = {"preferred_element_type": jnp.float32}
-  made = jnp.einsum("bnd,bnf->bdf", left_blocks, right[layout.row], **exact)
+  right_blocks = right[layout.row]
+  made = jnp.einsum("bnd,bnf->bdf", left_blocks, right_blocks, preferred_element_type=jnp.float32)
   member = (layout.group[:, None] == jnp.arange(sizes.shape[0])[None]).astype(jnp.float32)
   summed = jnp.einsum("bg,bdf->gdf", member, made, precision=lax.Precision.HIGHEST)
   return jnp.moveaxis(summed.astype(left.dtype), 0, axis)

@@ -12,12 +12,12 @@ Source: Kolios 2023, equation 5.2.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from compmod_jax.core import sharding
 from compmod_jax.core.linear import over_rows
@@ -150,7 +150,7 @@ def sparse(
 
 
 # The matrices' other axes are gathered where they are split.
-_LOGICAL: Any = ExpertWeights._make(
+_LOGICAL: PyTree = ExpertWeights._make(
   [(None, "experts", None), ("experts", None), ("experts", None, None), ("experts", None)]
 )
 

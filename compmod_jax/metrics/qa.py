@@ -190,7 +190,7 @@ def _overlap(output: list[str], answer: list[str]) -> float:
   return 2 * common / (len(output) + len(answer))
 
 
-def _percent(values: Any) -> float:
+def _percent(values: Sequence[float] | np.ndarray) -> float:
   return 100 * float(np.mean(values))
 
 

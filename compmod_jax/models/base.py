@@ -5,7 +5,7 @@ A configuration declares the kinds of which it can build a module by the methods
 takes every model that has it. Masked and causal language modelling are objectives, not kinds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import EditMaker, Taps
+from compmod_jax.core.types import Params
 from compmod_jax.mechanisms.competition.losses import Routers
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput
@@ -23,13 +24,20 @@ C = TypeVar("C", bound="ModelConfig")
 
 @runtime_checkable
 class Module(Protocol):
-  """A Linen module, called through `init` and `apply`."""
+  """A Linen module with a configuration, called through `init` and `apply`."""
 
-  def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+  @property
+  def config(self) -> "ModelConfig":
+    """The model's configuration."""
+    ...
+
+  def init(
+    self, rngs: jax.Array | dict[str, jax.Array], *args: Any, **kwargs: Any
+  ) -> Mapping[str, Params]:
     """Fresh variables; `["params"]` are boxed with the logical names of their dimensions."""
     ...
 
-  def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
+  def apply(self, variables: Mapping[str, Params], *args: Any, **kwargs: Any) -> Any:
     """Calls the module, or the `method` that is named, with these variables."""
     ...
 
@@ -37,11 +45,6 @@ class Module(Protocol):
 @runtime_checkable
 class Seq2Seq(Module, Protocol):
   """From a source to the logits of a target, all at once or token by token."""
-
-  @property
-  def config(self) -> "ModelConfig":
-    """The model's configuration."""
-    ...
 
   def __call__(
     self,
@@ -85,11 +88,6 @@ class Seq2Seq(Module, Protocol):
 class Decoder(Module, Protocol):
   """From texts to the logits of every next token, all at once or token by token."""
 
-  @property
-  def config(self) -> "ModelConfig":
-    """The model's configuration."""
-    ...
-
   def __call__(
     self,
     text: Text,
@@ -119,11 +117,6 @@ class Decoder(Module, Protocol):
 @runtime_checkable
 class Encoder(Module, Protocol):
   """From texts, seen whole, to the logits of the tokens that belong at positions."""
-
-  @property
-  def config(self) -> "ModelConfig":
-    """The model's configuration."""
-    ...
 
   def __call__(
     self,
@@ -249,6 +242,11 @@ class ModelConfig:
 
   def unused_parameters(self, tasks: Sequence[str]) -> tuple[str, ...]:
     """Top-level names of the parameters that do not run where these tasks are asked for alone."""
+    return ()
+
+  @property
+  def auxiliary(self) -> tuple[str, ...]:
+    """Names of all auxiliary tokens, in the order of their ids."""
     return ()
 
   def auxiliary_ids(self, mode: str, task: str) -> list[int]:

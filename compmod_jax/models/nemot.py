@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
@@ -546,7 +547,7 @@ class Nemot(nn.Module):
       )
 
 
-def _zero_dense(width: int, dtype: Any) -> nn.Dense:
+def _zero_dense(width: int, dtype: DTypeLike | None) -> nn.Dense:
   """A projection that puts out zeros at first."""
   init = logical(nn.initializers.zeros, "embed", "norm")
   return nn.Dense(width, dtype=dtype, kernel_init=init)

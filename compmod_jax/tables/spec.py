@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from compmod_jax.tables.grid import Column
 from compmod_jax.training.experiment import Experiment
@@ -42,6 +41,6 @@ class Spec:
   factors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
-def with_model(experiment: Experiment, **changes: Any) -> Experiment:
+def with_model(experiment: Experiment, **changes: object) -> Experiment:
   """The experiment with changes of its model."""
   return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **changes))

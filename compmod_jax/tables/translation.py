@@ -26,7 +26,7 @@ SCALES = {
 _VARIANTS = {"tiny": "", "tatoeba": ":tatoeba", "paper": ":iwslt14"}
 
 
-def translation(scale: str, variant: str = "", **model: Any) -> Experiment:
+def translation(scale: str, variant: str = "", **model: object) -> Experiment:
   """The plain translation experiment of a scale.
 
   Args:

@@ -2,25 +2,30 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.core.errors import check
 from compmod_jax.core.intermediates import OFF, Edit, Taps
 from compmod_jax.core.sharding import fetch
+from compmod_jax.core.types import Params
 from compmod_jax.data.qa.batches import blocks_of, eval_batches
 from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.tokenized import QuestionTokenizer, tokenize_questions
 from compmod_jax.data.qa.unified import SEPARATOR, segments, task_token
 from compmod_jax.decoding import DecodeConfig, decode, recoding
+from compmod_jax.decoding.types import Cache, Decoded
 from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
 from compmod_jax.models.text import Text
 from compmod_jax.tasks.base import Batch, Sharing, Status, silent
+
+R = TypeVar("R")
 
 
 class Answer(NamedTuple):
@@ -67,7 +72,7 @@ class ReadsQuestions(Protocol):
     """What the decoder is given."""
     ...
 
-  def jit(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
+  def jit(self, function: Callable[..., R], **static: Hashable) -> Callable[..., R]:
     """See `TaskModel.jit`."""
     ...
 
@@ -97,7 +102,7 @@ class Answerer:
   def __call__(
     self,
     model: ReadsQuestions,
-    params: Any,
+    params: PyTree,
     questions: Sequence[Question],
     config: DecodeConfig | None = None,
     *,
@@ -105,13 +110,13 @@ class Answerer:
     rng: jax.Array | None = None,
     status: Status = silent,
     name: str = "questions",
-    search: Callable[..., Any] | None = None,
+    search: Callable[..., Decoded] | None = None,
   ) -> list[list[Answer]]:
     """The n best answers to every question, in the questions' order.
 
     Args:
       model: the model.
-      params: its parameters.
+      params: its parameters, as `search` takes them.
       questions: their gold answers are not looked at.
       config: how to search; `decode` if not given.
       sharing: how batches are laid over devices.
@@ -170,11 +175,11 @@ class Answerer:
       " trained on such questions.",
     )
 
-  def _answers(self, found: Any, row: int) -> list[Answer]:
+  def _answers(self, found: Decoded, row: int) -> list[Answer]:
     """The answers of one row of a decoded batch."""
     entropy, answers = (found.records or {}).get(recoding.ENTROPY), []
     for n, length in enumerate(found.lengths[row]):
-      tokens = found.tokens[row, n, :length]
+      tokens = np.asarray(found.tokens[row, n, :length])
       text = self.question_tokenizer.tokenizer.decode(tokens.tolist()).strip()
       own = None if entropy is None else entropy[row, n]
       answers.append(Answer(text, float(found.scores[row, n]), tokens, own))
@@ -183,14 +188,14 @@ class Answerer:
 
 def search_answers(
   model: ReadsQuestions,
-  params: Any,
+  params: Params,
   batch: Batch,
   rng: jax.Array,
   *,
   question_tokenizer: QuestionTokenizer,
   room: int,
   config: DecodeConfig,
-) -> Any:
+) -> Decoded:
   """The best answers to a batch of questions of one task, of at most `room` tokens."""
   ((task, rows),) = blocks_of(batch)
   apply = functools.partial(model.module.apply, {"params": params})
@@ -204,7 +209,7 @@ def search_answers(
   cache = apply(text, task, beams=config.width, length=room, taps=before, method="prefill", **first)
   taps = recoding.knowing_rows(taps, batch["index"] >= 0, config)
 
-  def step(cache: Any, tokens: jax.Array, taps: Taps) -> Any:
+  def step(cache: Cache, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Cache]:
     return apply(cache, tokens, task, taps=taps, method="step")
 
   stack = functools.partial(model.config.decoding_stack, task)

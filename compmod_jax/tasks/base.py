@@ -8,19 +8,31 @@ split is scored or an output is generated.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import (
+  TYPE_CHECKING,
+  Any,
+  Generic,
+  NamedTuple,
+  Protocol,
+  Self,
+  TypeAlias,
+  TypeVar,
+  runtime_checkable,
+)
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import OFF, Edit, Taps
 from compmod_jax.core.losses import Term
 from compmod_jax.core.sharding import fetch
+from compmod_jax.core.types import Params
 from compmod_jax.data.base import Batch, Dataset, TrainIterator
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.models.base import ModelConfig
+from compmod_jax.models.base import ModelConfig, Module
 
 __all__ = [
   "Batch",
@@ -43,11 +55,18 @@ __all__ = [
   "silent",
 ]
 
-Params = Any  # nested dictionaries of arrays
-Carry = Any  # recurrent state, leaves [rows, ...]; an empty tuple for models without
+Carry: TypeAlias = PyTree
+"""Recurrent state, leaves [rows, ...]; an empty tuple for models without."""
 Terms = dict[str, Term]
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
-Status = Callable[..., None]
+
+
+class Status(Protocol):
+  """Shows progress."""
+
+  def __call__(self, text: str, done: int | None = None, total: int | None = None) -> None:
+    """What is being done; how many of how many are done, where that is known."""
+    ...
 
 
 def silent(text: str, done: int | None = None, total: int | None = None) -> None:
@@ -90,7 +109,8 @@ class Context(NamedTuple):
     return self.rng if self.train else None
 
 
-M = TypeVar("M")
+M = TypeVar("M", bound=Module)
+R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,10 +126,9 @@ class TaskModel(abc.ABC, Generic[M]):
   edits: Mapping[str, Edit] = dataclasses.field(default_factory=dict, kw_only=True)
 
   @property
-  def config(self) -> Any:
-    """The configuration of the module; see `models.base.ModelConfig`."""
-    module: Any = self.module
-    return module.config
+  def config(self) -> ModelConfig:
+    """The configuration of the module."""
+    return self.module.config
 
   def edited(self, edits: Mapping[str, Edit]) -> Self:
     """The same model with activations changed at these sites besides those of `self.edits`."""
@@ -149,7 +168,7 @@ class TaskModel(abc.ABC, Generic[M]):
     """Top-level names of the parameters that do not run on a batch: a step leaves them alone."""
     return ()
 
-  def jit(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
+  def jit(self, function: Callable[..., R], **static: Hashable) -> Callable[..., R]:
     """`function(self, ..., **static)`, compiled once for this model and these static arguments."""
     key = (function, *sorted(static.items()))
     if key not in self._compiled:
@@ -172,12 +191,15 @@ class Loss(Protocol):
     ...
 
 
+N_in = TypeVar("N_in", bound=TaskModel[Any], contravariant=True)
+
+
 @runtime_checkable
-class Objective(Protocol):
+class Objective(Protocol[N_in]):
   """What training lowers; `tasks.objectives` has the ones that wrap another."""
 
   def __call__(
-    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: N_in, params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """Terms of the objective, the next carry, and additive metrics (sum, count).
 
@@ -312,9 +334,16 @@ def lower_is_better(metric: str) -> bool:
   return metric == "loss" or metric.endswith(("_loss", "perplexity"))
 
 
-D = TypeVar("D", bound=Dataset[Any])
-N = TypeVar("N", bound=TaskModel[Any])
-G = TypeVar("G", bound=Generator)
+if TYPE_CHECKING:  # a plain `Task` is one of which no more is known than the contracts
+  import typing_extensions
+
+  D = typing_extensions.TypeVar("D", bound=Dataset[Any], covariant=True, default=Dataset[Any])
+  N = typing_extensions.TypeVar("N", bound=TaskModel[Any], covariant=True, default=TaskModel[Any])
+  G = typing_extensions.TypeVar("G", bound=Generator, covariant=True, default=Any)
+else:
+  D = TypeVar("D", bound=Dataset[Any], covariant=True)
+  N = TypeVar("N", bound=TaskModel[Any], covariant=True)
+  G = TypeVar("G", bound=Generator, covariant=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -331,7 +360,7 @@ class Task(Generic[D, N, G]):
 
   dataset: D
   model: N
-  objective: Objective
+  objective: Objective[N]
   evaluators: tuple[Evaluator, ...]
   generator: G
 

@@ -20,6 +20,7 @@ from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.text_tokenizer import UNKNOWN, DocumentData, count_words, text_tokenizer
 from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
 from compmod_jax.decoding import DecodeConfig, recoding
+from compmod_jax.decoding.types import Cache
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
 from compmod_jax.models.nemot import LM
 from compmod_jax.models.text import Text
@@ -149,7 +150,7 @@ class CausalBlocks(TextBlocks[CausalLMConfig]):
     return {"tokens": jnp.full((1, 3), self.tokenizer.eos, jnp.int32), "index": jnp.arange(1)}
 
 
-def predicted(batch: Batch, pad: int) -> Any:
+def predicted(batch: Batch, pad: int) -> jax.Array:
   """Which tokens after the first are predicted: all but padding, and none of a row that is none."""
   return (batch["tokens"][:, 1:] != pad) & (batch["index"] >= 0)[:, None]
 
@@ -224,17 +225,14 @@ class CausalModel(TaskModel[Decoder]):
     self, params: Params, prompts: Prompts, config: DecodeConfig, length: int
   ) -> recoding.Searched:
     """What a search after prompts takes."""
-
-    def apply(*args: Any, **options: Any) -> Any:
-      return self.module.apply({"params": params}, *args, **options)
-
+    apply = functools.partial(self.module.apply, {"params": params})
     text, taps = self.text(prompts.tokens), OFF.editing(self.edits)
     before = taps.knowing(lambda site: self._holds(site, prompts.tokens))
     cache = apply(
       text, LM, beams=config.width, length=length, taps=before.apart(), method="prefill"
     )
 
-    def step(cache: Any, tokens: jax.Array, taps: Taps) -> Any:
+    def step(cache: Cache, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Cache]:
       return apply(cache, tokens, LM, taps=taps, method="step")
 
     rows = len(prompts.tokens)

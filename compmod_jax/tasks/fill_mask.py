@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import OFF
 from compmod_jax.core.losses import token_nll
 from compmod_jax.core.sharding import fetch
+from compmod_jax.core.types import Params
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.pipeline import eval_batches
@@ -64,7 +65,7 @@ class FillMask(NoSearch):
   def __call__(
     self,
     model: TaskModel[Encoder],
-    params: Any,
+    params: Params,
     texts: Sequence[str],
     *,
     top: int = 5,
@@ -147,7 +148,7 @@ class MaskedScorer:
   def __call__(
     self,
     model: TaskModel[Encoder],
-    params: Any,
+    params: Params,
     texts: Sequence[str],
     *,
     sharing: Sharing = Sharing(),
@@ -209,7 +210,7 @@ def batches_for(model: TaskModel[Encoder], tokens: int) -> BatchConfig:
 
 def _logits(
   model: TaskModel[Encoder],
-  params: Any,
+  params: Params,
   tokens: jax.Array,
   pad: int,
   positions: jax.Array | None = None,
@@ -221,7 +222,7 @@ def _logits(
 
 
 def _best_tokens(
-  model: TaskModel[Encoder], params: Any, batch: Batch, *, tokenizer: Tokenizer, top: int
+  model: TaskModel[Encoder], params: Params, batch: Batch, *, tokenizer: Tokenizer, top: int
 ) -> tuple[jax.Array, jax.Array]:
   """The best ordinary tokens of every position and their probabilities, [rows, time, top]."""
   ordinary = np.ones(tokenizer.vocab_size, bool)
@@ -233,7 +234,7 @@ def _best_tokens(
 
 
 def _pseudo_losses(
-  model: TaskModel[Encoder], params: Any, batch: Batch, *, tokenizer: Tokenizer
+  model: TaskModel[Encoder], params: Params, batch: Batch, *, tokenizer: Tokenizer
 ) -> jax.Array:
   """Loss of the one masked token of every row, in nats."""
   logits = _logits(model, params, batch["tokens"], tokenizer.pad, batch["place"][:, None])

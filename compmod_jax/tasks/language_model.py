@@ -22,6 +22,7 @@ from compmod_jax.data.text_tokenizer import UNKNOWN, DocumentData, count_words, 
 from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.decoding.recoding import Searched
+from compmod_jax.decoding.types import Cache
 from compmod_jax.mechanisms.recoding.anchors import anchor_loss
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.base import ModelConfig
@@ -176,6 +177,11 @@ class StreamModel(TaskModel[LstmLM]):
   noise_seed: int
   classifier: Mapping[str, Any] | None
 
+  @property
+  def config(self) -> LstmConfig:
+    """The configuration of the module."""
+    return self.module.config
+
   def init(self, rng: jax.Array) -> Params:
     """Fresh parameters, boxed with the logical names of their dimensions."""
     tokens = jnp.zeros((1, 2), jnp.int32)
@@ -208,8 +214,9 @@ class StreamModel(TaskModel[LstmLM]):
     *,
     train: bool,
     stretch: tuple[jax.Array, int] | None = None,
+    measure: bool = False,
+    logits: bool = False,
     taps: Taps = OFF,
-    **more: Any,
   ) -> Output:
     """What the model makes of a batch.
 
@@ -221,8 +228,9 @@ class StreamModel(TaskModel[LstmLM]):
       train: as in training: with dropout, and recoding as it is set for training.
       stretch: the place of the first token in a longer text, and how long that is: what is drawn
         at every position is what would be drawn there if the text were read at once.
+      measure: also measure the error and the losses after recoding.
+      logits: also return log-probabilities.
       taps: sites to read or change.
-      **more: for the model's call.
 
     Raises:
       UserError: the signal is weak supervision, and the batch has no labels.
@@ -239,7 +247,7 @@ class StreamModel(TaskModel[LstmLM]):
     if recoding.signal == "mc_dropout" and stretch is not None:
       keys = jax.random.key_data(jax.random.split(noise, longest))
       keys = jax.lax.dynamic_slice_in_dim(keys, start, shape[1])
-    out: Any = self.module.apply(
+    out = self.module.apply(
       {"params": params},
       jnp.asarray(batch["tokens"]),
       jnp.asarray(batch["targets"]),
@@ -255,9 +263,11 @@ class StreamModel(TaskModel[LstmLM]):
         jnp.asarray(batch["counted"]) > 0 if "counted" in batch else None,
         alike=rng is None,
       ),
+      measure=measure,
+      logits=logits,
       taps=taps.editing(self.edits),
-      **more,
     )
+    assert isinstance(out, Output)
     return out
 
   def prepare(
@@ -273,7 +283,7 @@ class StreamModel(TaskModel[LstmLM]):
     cache = self.prefill(params, tokens, lengths, last, beams=config.width, length=length)
     longest = tokens.shape[1] + length
 
-    def step(cache: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
+    def step(cache: Cache, tokens: jax.Array) -> tuple[jax.Array, Cache]:
       return self.step(params, cache, tokens, longest=longest)
 
     return Searched(step, cache, ())
@@ -305,10 +315,10 @@ class StreamModel(TaskModel[LstmLM]):
     """
     longest = tokens.shape[1] + length
 
-    def read(tokens: jax.Array, count: jax.Array, last: jax.Array) -> Any:
+    def read(tokens: jax.Array, count: jax.Array, last: jax.Array) -> Carry:
       targets = jnp.where(jnp.arange(len(tokens)) + 1 < count, jnp.roll(tokens, -1), last)
 
-      def advance(states: Any, given: tuple[jax.Array, ...]) -> tuple[Any, None]:
+      def advance(states: Carry, given: tuple[jax.Array, ...]) -> tuple[Carry, None]:
         place, token, target = given
         after = self._one(params, states, token, target, place, longest, taps).states
         return jax.tree.map(lambda a, b: jnp.where(place < count, a, b), after, states), None
@@ -366,18 +376,27 @@ class StreamModel(TaskModel[LstmLM]):
   def _one(
     self,
     params: Params,
-    states: Any,
+    states: Carry,
     token: jax.Array,
     target: jax.Array,
     place: jax.Array,
     longest: int,
     taps: Taps,
-    **more: Any,
+    *,
+    logits: bool = False,
   ) -> Output:
     """One token of one text."""
     batch = {"tokens": token.reshape(1, 1), "targets": target.reshape(1, 1)}
-    stretch = place, longest
-    return self.run(params, states, batch, None, train=False, stretch=stretch, taps=taps, **more)
+    return self.run(
+      params,
+      states,
+      batch,
+      None,
+      train=False,
+      stretch=(place, longest),
+      logits=logits,
+      taps=taps,
+    )
 
   def _labels(self, batch: Batch) -> jax.Array | None:
     errors.check(
@@ -498,7 +517,7 @@ class StreamPerplexity:
 class LanguageModel(Task[TextStreams[LanguageModelConfig], StreamModel, TextGenerator]):
   """A language modelling task; made by `LanguageModelConfig.build`."""
 
-  def recoding(self, **changes: Any) -> "LanguageModel":
+  def recoding(self, **changes: object) -> "LanguageModel":
     """The same task, whose recoding differs in some fields."""
     config = self.model.config
     config = dataclasses.replace(config, recoding=dataclasses.replace(config.recoding, **changes))

@@ -224,8 +224,8 @@ class MaskedModel(TaskModel[Encoder]):
   def logits(
     self,
     params: Params,
-    tokens: Any,
-    positions: Any,
+    tokens: jax.Array,
+    positions: jax.Array | None,
     taps: Taps = OFF,
     rng: jax.Array | None = None,
   ) -> jax.Array:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Taps
@@ -317,7 +318,7 @@ def counted(
   return answer, real
 
 
-def shares(answer: jax.Array, starts: Any, mean: str) -> jax.Array:
+def shares(answer: jax.Array, starts: ArrayLike, mean: str) -> jax.Array:
   """How much every token counts in the loss on answers, float [rows, time].
 
   Args:

@@ -11,6 +11,7 @@ import numpy as np
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.losses import token_nll
 from compmod_jax.core.sharding import fetch
+from compmod_jax.core.types import Params
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.pipeline import eval_batches
@@ -82,12 +83,12 @@ class Scorer:
   """
 
   tokenizer: Tokenizer
-  run: Callable[[Any, Any, Batch], dict[str, jax.Array]]
+  run: Callable[[Any, Params, Batch], dict[str, jax.Array]]
 
   def __call__(
     self,
     model: TaskModel[Any],
-    params: Any,
+    params: Params,
     texts: Sequence[str],
     *,
     labels: Sequence[float] | None = None,
@@ -179,7 +180,7 @@ def scored(
   return Scored(tokens, words, nll, error, error_after, nll_after, unknown)
 
 
-def _pair_losses(model: TaskModel[Any], params: Any, batch: Batch) -> jax.Array:
+def _pair_losses(model: TaskModel[Any], params: Params, batch: Batch) -> jax.Array:
   """Loss of every target token in nats, [batch, time]."""
   return token_nll(model.forward(params, batch), jnp.asarray(batch["target"]))
 
@@ -201,7 +202,7 @@ class PairScorer:
   def __call__(
     self,
     model: TaskModel[Any],
-    params: Any,
+    params: Params,
     pairs: Sequence[tuple[str, str]],
     *,
     sharing: Sharing = Sharing(),

@@ -1,8 +1,8 @@
 """Continues texts with a language model: batching, jitted search after a prompt, stop strings."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,12 @@ from jaxtyping import Array, Int
 
 from compmod_jax.core.errors import check
 from compmod_jax.core.sharding import fetch
+from compmod_jax.core.types import Params
 from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.decoding import DecodeConfig, decode, recoding, stop_table, stopping
 from compmod_jax.decoding.recoding import Searched
+from compmod_jax.decoding.types import Decoded
+from compmod_jax.models.base import ModelConfig
 from compmod_jax.tasks.base import Batch, NoSearch, Sharing, Status, silent
 from compmod_jax.tasks.scorer import Scorer
 
@@ -21,6 +24,8 @@ _SHORTEST = 8  # padded length of the shortest prompts
 _ROWS = 32  # most prompts of a batch
 _MOST = 4096  # tokens of a prompt, where the model has no positions: they are read one by one
 _LENGTH = 50  # most tokens of a continuation, unless another number is given
+
+R = TypeVar("R")
 
 
 class Generated(NamedTuple):
@@ -70,15 +75,17 @@ class ContinuesTexts(Protocol):
   """What generating texts needs of a model besides its configuration."""
 
   @property
-  def config(self) -> Any:
+  def config(self) -> ModelConfig:
     """The configuration of the module."""
     ...
 
-  def prepare(self, params: Any, prompts: Prompts, config: DecodeConfig, length: int) -> Searched:
+  def prepare(
+    self, params: Params, prompts: Prompts, config: DecodeConfig, length: int
+  ) -> Searched:
     """The step, the cache after the prompts, and what is recorded, for `length` steps."""
     ...
 
-  def jit(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
+  def jit(self, function: Callable[..., R], **static: Hashable) -> Callable[..., R]:
     """See `TaskModel.jit`."""
     ...
 
@@ -101,7 +108,7 @@ class TextGenerator(NoSearch):
   def __call__(
     self,
     model: ContinuesTexts,
-    params: Any,
+    params: Params,
     prompts: Sequence[str],
     config: DecodeConfig,
     *,
@@ -223,13 +230,13 @@ class TextGenerator(NoSearch):
     return batch
 
   def _continuations(
-    self, prompt: str, ids: list[int], found: Any, row: int, stop: Sequence[str]
+    self, prompt: str, ids: list[int], found: Decoded, row: int, stop: Sequence[str]
   ) -> list[Generated]:
     """The continuations of one row of a decoded batch."""
     entropy, result = (found.records or {}).get(recoding.ENTROPY), []
     before = self.tokenizer.decode(ids[1:])
     for n, length in enumerate(found.lengths[row]):
-      tokens = found.tokens[row, n, :length]
+      tokens = np.asarray(found.tokens[row, n, :length])
       whole = self.tokenizer.decode([*ids[1:], *tokens])
       text = whole[len(before) :]
       if not whole.startswith(before):  # the end of one character and its beginning
@@ -247,7 +254,7 @@ class TextGenerator(NoSearch):
 
 def _search(
   model: ContinuesTexts,
-  params: Any,
+  params: Params,
   batch: Batch,
   key: jax.Array,
   tables: tuple[jax.Array, ...],
@@ -255,7 +262,7 @@ def _search(
   tokenizer: Tokenizer,
   config: DecodeConfig,
   length: int,
-) -> Any:
+) -> Decoded:
   """The best continuations of a batch; see `decode`."""
   prompts = Prompts(batch["tokens"], batch["lengths"], batch["last"])
   one, rows = model.prepare(params, prompts, config, length), len(batch["index"])

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,13 @@ import numpy as np
 
 from compmod_jax.core.intermediates import OFF, Edit, Taps
 from compmod_jax.core.sharding import fetch
+from compmod_jax.core.types import Params
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig, decode, recoding
+from compmod_jax.decoding.types import Cache, Decoded
 from compmod_jax.models.base import Seq2Seq
 from compmod_jax.tasks.base import Batch, Sharing, Status, TaskModel, silent
 from compmod_jax.tasks.scorer import PairScorer
@@ -79,7 +81,7 @@ class Translator:
   def __call__(
     self,
     model: TaskModel[Seq2Seq],
-    params: Any,
+    params: Params,
     sentences: Sequence[str],
     config: DecodeConfig | None = None,
     *,
@@ -138,11 +140,11 @@ class Translator:
     examples = Examples(columns=columns, index=np.asarray(kept, np.int32))
     return eval_batches(examples, self.data.batch, multiple=multiple)
 
-  def _hypotheses(self, found: Any, row: int) -> list[Hypothesis]:
+  def _hypotheses(self, found: Decoded, row: int) -> list[Hypothesis]:
     """The hypotheses of one row of a decoded batch."""
     result = []
     for n, length in enumerate(found.lengths[row]):
-      tokens = found.tokens[row, n, :length]
+      tokens = np.asarray(found.tokens[row, n, :length])
       records = found.records or {}
       weights = records.get("routing", {})
       routing = {site: kept[row, n, :length] for site, kept in weights.items()}
@@ -154,7 +156,7 @@ class Translator:
 
 def _search(
   model: TaskModel[Seq2Seq],
-  params: Any,
+  params: Params,
   batch: Batch,
   rng: jax.Array,
   edits: dict[str, Edit],
@@ -163,11 +165,11 @@ def _search(
   config: DecodeConfig,
   longest: int,
   routing: bool,
-) -> Any:
+) -> Decoded:
   """The best translations of a batch, of at most `longest` tokens; see `decode`."""
   source, apply = batch["source"], functools.partial(model.module.apply, {"params": params})
   taps, real = OFF.editing(model.edits).editing(edits), source != PAD
-  cache: Any = apply(
+  cache: Cache = apply(
     source,
     beams=config.width,
     length=longest,
@@ -176,7 +178,7 @@ def _search(
     method="prefill",
   )
 
-  def step(cache: Any, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Any]:
+  def step(cache: Cache, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Cache]:
     return apply(cache, tokens, taps=taps, method="step")
 
   taps = recoding.knowing_rows(taps, real.any(axis=1), config)
@@ -198,11 +200,24 @@ def _search(
   )
 
 
-def mean_entropy(hypotheses: Sequence[Sequence[Any]]) -> dict[str, float]:
+class Output(Protocol):
+  """An output of decoding: a `Hypothesis`, an `Answer`, a `Generated`."""
+
+  @property
+  def tokens(self) -> np.ndarray:
+    """Token numbers."""
+    ...
+
+  @property
+  def entropy(self) -> np.ndarray | None:
+    """Of all its steps together, before and after recoding, if steps are recoded."""
+    ...
+
+
+def mean_entropy(hypotheses: Sequence[Sequence[Output]]) -> dict[str, float]:
   """Mean entropy of a step of the best outputs, `entropy_before` recoding and `entropy` after.
 
-  Outputs have `entropy` and `tokens`, as `Hypothesis` does. In nats; nothing where no step was
-  recoded.
+  In nats; nothing where no step was recoded.
   """
   sums, tokens = np.zeros(2), 0
   for best in (one[0] for one in hypotheses):

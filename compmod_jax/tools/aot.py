@@ -113,14 +113,14 @@ def batch_of(run: Run) -> dict[str, jax.ShapeDtypeStruct]:
   """The run's longest batch, laid over its mesh."""
   found = shapes.largest_batch(run.task, run.sharing.multiple)
 
-  def laid_out(leaf: Any) -> jax.ShapeDtypeStruct:
+  def laid_out(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     where = sharding.column_sharding(leaf.shape, run.mesh)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
 
   return jax.tree.map(laid_out, found)
 
 
-def costs(run: Run, topology: Topology, trainable: str, batch: Any) -> list[str]:
+def costs(run: Run, topology: Topology, trainable: str, batch: shapes.Shapes) -> list[str]:
   """Compiles a step and tells its cost; or why there is no program for it."""
   began = time.monotonic()
   traced = trace(run, trainable, batch)
@@ -138,12 +138,12 @@ def costs(run: Run, topology: Topology, trainable: str, batch: Any) -> list[str]
   return [*Cost.of(program, topology, alone, laid_out).lines(), "", f"compiled in {took:.0f} s"]
 
 
-def trace(run: Run, trainable: str, batch: Any) -> Any:
+def trace(run: Run, trainable: str, batch: shapes.Shapes) -> jax.stages.Traced:
   """The step as a program that is still to be compiled."""
   return run.jitted_step(trainable).trace(run.abstract_state(), batch)
 
 
-def trace_alone(run: Run, trainable: str) -> Any:
+def trace_alone(run: Run, trainable: str) -> jax.stages.Traced:
   """The same step on the same batch as one device would do it, which knows of no layout."""
   one = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
   alone = dataclasses.replace(run, mesh=one)

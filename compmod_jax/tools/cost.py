@@ -3,7 +3,8 @@
 import dataclasses
 import math
 from collections import Counter
-from typing import Any
+
+import jax
 
 from compmod_jax.tools import hlo
 from compmod_jax.tools.devices import Topology
@@ -48,7 +49,9 @@ class Cost:
   endless: int
 
   @classmethod
-  def of(cls, program: Any, topology: Topology, products: float, laid_out: float) -> "Cost":
+  def of(
+    cls, program: jax.stages.Compiled, topology: Topology, products: float, laid_out: float
+  ) -> "Cost":
     """The cost of a compiled program.
 
     Args:
@@ -57,7 +60,9 @@ class Cost:
       products: operations of the step in matrix products.
       laid_out: those of all chips together.
     """
-    module, found = hlo.Module.parse(program.as_text()), program.cost_analysis() or {}
+    text, found = program.as_text(), program.cost_analysis() or {}
+    assert text is not None
+    module = hlo.Module.parse(text)
     memory, estimate = program.memory_analysis(), found.get("optimal_seconds", 0.0)
     return cls(
       topology=topology,

@@ -14,6 +14,7 @@ from compmod_jax.data.text_tokenizer import FILE
 from compmod_jax.data.tokenizers import TokenizerConfig, Words
 from compmod_jax.data.tokenizers.vocabulary import CONTROLS
 from compmod_jax.tasks.base import Task
+from compmod_jax.tasks.configs import TaskConfig
 from compmod_jax.tasks.translation import SOURCE_FILE, TARGET_FILE
 from compmod_jax.tools import diagram, flops
 from compmod_jax.training.experiment import Experiment
@@ -119,7 +120,7 @@ def assemble(experiment: Experiment, cache: Path | None = None) -> tuple[Task, s
   return task, f"{note}: {reason}"
 
 
-def placeholders(config: Any) -> dict[str, bytes]:
+def placeholders(config: TaskConfig) -> dict[str, bytes]:
   """Files of a task with tokenizers of the configured sizes, whose words mean nothing."""
   source = getattr(config, "tokenizer_with_mask", config.tokenizer)
   target = getattr(config, "target_tokenizer", None) or source
@@ -134,7 +135,7 @@ def _words(config: TokenizerConfig) -> bytes:
   return Words(list(map(str, range(count))), special_tokens=config.special_tokens).to_bytes()
 
 
-def _offline(value: Any) -> Any:
+def _offline(value: object) -> Any:
   """Data, and what they consist of, without leave to download anything."""
   if isinstance(value, tuple):
     return tuple(map(_offline, value))

@@ -11,10 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
+from flax.linen.module import InterceptorContext
 from flax.traverse_util import flatten_dict
-from jaxtyping import PyTree
 
 from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.types import Params
 from compmod_jax.decoding.recoding import site_of
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.basic import FeedForward
@@ -29,6 +30,24 @@ from compmod_jax.tasks.base import Task
 
 Shapes = dict[str, tuple[int, ...]]
 """Path of a parameter, joined by "/" -> its shape."""
+
+
+@runtime_checkable
+class KnowsParts(Protocol):
+  """The configuration of a model of one module, which knows the module's parts."""
+
+  def parts(self, vocab: int) -> list[tuple[str, str, str]]:
+    """Name, pattern of its parameters' names, and what it is, of every part in order."""
+    ...
+
+
+@runtime_checkable
+class KnowsMarks(Protocol):
+  """The configuration of a model with mechanisms that have no parameters."""
+
+  def marks(self) -> dict[str, str]:
+    """Site -> what is done there."""
+    ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,16 +69,16 @@ class Part:
   mark: bool = False
 
 
-def shapes_of(params: PyTree) -> Shapes:
+def shapes_of(params: Params) -> Shapes:
   """Shapes of all parameters."""
-  leaves: dict[str, Any] = flatten_dict(params, sep="/")  # pyright: ignore[reportAssignmentType]
+  leaves: dict[str, Any] = flatten_dict(dict(params), sep="/")
   return {path: leaf.shape for path, leaf in leaves.items()}
 
 
-def parts_of(task: Task, params: PyTree) -> list[Part]:
+def parts_of(task: Task, params: Params) -> list[Part]:
   """All parts from input to output; those that the forward pass does not run come last."""
   config, shapes = task.model.config, shapes_of(params)
-  if hasattr(config, "parts"):  # a model of one module, whose configuration knows its parts
+  if isinstance(config, KnowsParts):
     return [
       Part(name, words, name.rpartition("/")[0], pattern, mark="recoding" in name)
       for name, pattern, words in config.parts(task.model.module.vocab)
@@ -76,14 +95,14 @@ def parts_of(task: Task, params: PyTree) -> list[Part]:
 class _Noted(Taps):
   """Taps that also tell of every site when it is passed."""
 
-  tell: Any = None
+  tell: Callable[[str], None] = dataclasses.field(kw_only=True)
 
   def __call__(self, name: str, value: jax.Array) -> jax.Array:
     self.tell(self.prefix + name)
     return super().__call__(name, value)
 
 
-def _traced(task: Task, params: PyTree, shapes: Shapes) -> list[Part]:
+def _traced(task: Task, params: Params, shapes: Shapes) -> list[Part]:
   """The parts that a forward pass runs, in its order."""
   parts: dict[str, Part] = {}
   marks, layers = _marks(task), [""]
@@ -103,7 +122,12 @@ def _traced(task: Task, params: PyTree, shapes: Shapes) -> list[Part]:
         words = ", ".join(filter(None, (words or type(it).__name__, marks.get(path))))
         parts[path] = Part(path, words, layers[-1], pattern=f"{re.escape(path)}/.*")
 
-  def called(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+  def called(
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    context: InterceptorContext,
+  ) -> Any:
     path, layer = "/".join(context.module.path), layers[-1]
     if path and context.method_name not in ("setup", "describe"):
       module(context.module, path, context.method_name)
@@ -127,12 +151,12 @@ def _within(path: str, parts: Iterable[str]) -> bool:
 def _marks(task: Task) -> dict[str, str]:
   """Site -> what a mechanism without parameters does there, also in decoding."""
   config, decode = task.model.config, task.generator.decode
-  marks = config.marks()
+  marks = config.marks() if isinstance(config, KnowsMarks) else {}
   if decode is not None and decode.recode_layer is not None:
     times = f", {decode.recode_steps} times" if decode.recode_steps > 1 else ""
     does = "recoded in decoding: goes down the gradient of the next token's entropy by a step of"
-    tasks = config.output_tasks() or ("",)
-    for side, layers in dict.fromkeys(map(config.decoding_stack, tasks)):
+    stacks = (config.decoding_stack(task) for task in config.output_tasks() or ("",))
+    for side, layers in dict.fromkeys(stacks):
       site = site_of(decode.recode_layer, layers, side)
       also = f"{marks[site]}; " if site in marks else ""
       marks[site] = f"{also}{does} {decode.recode_size:g}{times}"

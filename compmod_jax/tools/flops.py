@@ -1,17 +1,20 @@
 """What a model costs for every token, as XLA counts it."""
 
 import dataclasses
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from compmod_jax.core import errors, losses
+from compmod_jax.core.types import Params
 from compmod_jax.layers.block import StackConfig
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms import dispatch
-from compmod_jax.tasks.base import Context, Task
+from compmod_jax.tasks.base import Batch, Carry, Context, Task
 from compmod_jax.tools import shapes
 
 TOKENS = 4096
@@ -35,7 +38,7 @@ class Flops(NamedTuple):
   length: int
 
 
-def count(task: Task, params: PyTree) -> Flops:
+def count(task: Task, params: Params) -> Flops:
   """Counts the programs before XLA optimises them; nothing is compiled or run.
 
   Every operation on an element counts one, comparisons and random bits too, and a multiplication of
@@ -60,16 +63,12 @@ def count(task: Task, params: PyTree) -> Flops:
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
 
-  def loss(params: PyTree, carry: Any, batch: Any, key: jax.Array, train: bool) -> jax.Array:
+  def loss(params: Params, carry: Carry, batch: Batch, key: jax.Array, train: bool) -> jax.Array:
     context = Context(key, jnp.int32(0), train)
     return losses.objective(task.loss(params, carry, batch, context)[0])
 
-  def forward(*args: Any) -> jax.Array:
-    return loss(*args, train=False)
-
-  def training(*args: Any) -> Any:
-    return jax.value_and_grad(loss)(*args, train=True)
-
+  forward = functools.partial(loss, train=False)
+  training = functools.partial(jax.value_and_grad(loss), train=True)
   given = params, carry, batch, key
   found = [_counted(function, *given) / (rows * length) for function in (forward, training)]
   return Flops(found[0], found[1], rows, length)
@@ -97,7 +96,7 @@ def meaning(found: Flops, task: Task) -> str:
   return " ".join(parts)
 
 
-def _counted(function: Any, *args: Any) -> float:
+def _counted(function: Callable[..., PyTree], *args: PyTree) -> float:
   cost = jax.jit(function).lower(*args).cost_analysis() or {}
   errors.check("flops" in cost, "this backend does not count them")
   return cost["flops"]

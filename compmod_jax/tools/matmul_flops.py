@@ -5,11 +5,14 @@ and work on single elements, counts nothing. Loops count as often as they run.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.lax import DotDimensionNumbers
 
-def count(jaxpr: Any, platform: str = "tpu") -> float:
+
+def count(jaxpr: Jaxpr | ClosedJaxpr, platform: str = "tpu") -> float:
   """Operations of all devices together; a product of matrices [n, k] and [k, m] has 2 n k m.
 
   Args:
@@ -19,11 +22,11 @@ def count(jaxpr: Any, platform: str = "tpu") -> float:
   return float(sum(_operations(equation, platform) for equation in _open(jaxpr).eqns))
 
 
-def _open(jaxpr: Any) -> Any:
-  return getattr(jaxpr, "jaxpr", jaxpr)
+def _open(jaxpr: Jaxpr | ClosedJaxpr) -> Jaxpr:
+  return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
-def _operations(equation: Any, platform: str) -> float:
+def _operations(equation: JaxprEqn, platform: str) -> float:
   name, params = equation.primitive.name, equation.params
   if name == "dot_general":
     return _product(equation, params["dimension_numbers"])
@@ -33,24 +36,31 @@ def _operations(equation: Any, platform: str) -> float:
     # Where the groups lie along what is summed, each group has a result of its own.
     contracted = numbers.dot_dimension_numbers[0][0]
     grouped = set(numbers.lhs_ragged_dimensions) <= set(contracted)
-    return whole / equation.invars[2].aval.shape[-1] if grouped else whole
+    return whole / _array(equation.invars[2]).shape[-1] if grouped else whole
   if name == "conv_general_dilated":
-    kernel, numbers = equation.invars[1].aval, params["dimension_numbers"]
+    kernel, numbers = _array(equation.invars[1]), params["dimension_numbers"]
     taken = kernel.size // kernel.shape[numbers.rhs_spec[0]]
-    return 2 * equation.outvars[0].aval.size * taken
+    return 2 * _array(equation.outvars[0]).size * taken
   inner = [count(one, platform) for one in _programs(params)]
   if name == "cond":
     return _branch(inner, params.get("branches_platforms"), platform)
   return _times(name, params) * sum(inner)
 
 
-def _product(equation: Any, numbers: Any) -> float:
+def _product(equation: JaxprEqn, numbers: DotDimensionNumbers) -> float:
   (contracted, _), _ = numbers
-  left = equation.invars[0].aval.shape
-  return 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+  left = _array(equation.invars[0]).shape
+  return 2 * _array(equation.outvars[0]).size * math.prod(left[axis] for axis in contracted)
 
 
-def _branch(inner: list[float], platforms: Any, platform: str) -> float:
+def _array(variable: Var | Literal) -> Any:
+  """What is known of the array that a variable holds; JAX's type of it has no shape."""
+  return variable.aval
+
+
+def _branch(
+  inner: list[float], platforms: Sequence[Sequence[str] | None] | None, platform: str
+) -> float:
   """The branch of a platform, the last one of any other; of ordinary branches the largest."""
   if not platforms:
     return max(inner, default=0.0)
@@ -71,8 +81,8 @@ def _times(name: str, params: Mapping[str, Any]) -> int:
   return 1
 
 
-def _programs(params: Mapping[str, Any]) -> Iterator[Any]:
+def _programs(params: Mapping[str, Any]) -> Iterator[Jaxpr | ClosedJaxpr]:
   for value in params.values():
     for one in value if isinstance(value, tuple | list) else (value,):
-      if hasattr(_open(one), "eqns"):
+      if isinstance(one, Jaxpr | ClosedJaxpr):
         yield one

@@ -1,7 +1,6 @@
 """Shapes of training batches, known without any data."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -39,7 +38,7 @@ def batch_of(task: Task, rows: int, length: int, blocks: Mapping[str, int] | Non
   there = [name for name in example if name.startswith(BLOCK)]
   counts = dict.fromkeys(there, rows // max(1, len(there))) if blocks is None else blocks
 
-  def grown(name: str, leaf: Any) -> jax.ShapeDtypeStruct:
+  def grown(name: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     rest = (length if size == time else size for size in leaf.shape[1:])
     return jax.ShapeDtypeStruct((counts.get(name, rows), *rest), leaf.dtype)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.core import durable, extras
 from compmod_jax.core.errors import UserError
@@ -95,7 +96,7 @@ class Checkpointer:
     """The newest step of which there is a checkpoint, or None; says nothing of damage."""
     return max(self.steps(), default=None)
 
-  def save(self, step: int, state: Any, meta: Mapping[str, Any], force: bool = False) -> bool:
+  def save(self, step: int, state: PyTree, meta: Mapping[str, Any], force: bool = False) -> bool:
     """Writes a checkpoint and then removes those beyond `keep_last`.
 
     Args:
@@ -153,8 +154,8 @@ class Checkpointer:
       return record["step"], record["meta"]
 
   def restore(
-    self, abstract_state: Any, *, step: int | None = None
-  ) -> tuple[Any, dict[str, Any], int] | None:
+    self, abstract_state: PyTree, *, step: int | None = None
+  ) -> tuple[PyTree, dict[str, Any], int] | None:
     """Restores the newest good checkpoint, or that of `step`, onto any number of devices.
 
     Args:
@@ -290,6 +291,6 @@ class Checkpointer:
     return found
 
 
-def _sharding(leaf: Any) -> jax.sharding.Sharding:
+def _sharding(leaf: object) -> jax.sharding.Sharding:
   sharding = getattr(leaf, "sharding", None)
   return sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.core import durable
 from compmod_jax.core.errors import UserError
@@ -41,7 +42,7 @@ def free_name(directory: Path, step: int) -> str:
   return name
 
 
-def leaves_by_path(tree: Any) -> dict[str, Any]:
+def leaves_by_path(tree: PyTree) -> dict[str, Any]:
   """The leaves of a pytree by path, such as "opt_state/0/count"; containers of any kind."""
   flat = jax.tree_util.tree_flatten_with_path(tree)[0]
   leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}

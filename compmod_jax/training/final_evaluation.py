@@ -2,18 +2,20 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import jax
+from jax.sharding import Mesh
 
 from compmod_jax.analysis.report.results import Best, Ended, Results, Sample, SplitResult, table
 from compmod_jax.analysis.report.training import read_records, write_report
 from compmod_jax.analysis.routing import mean_weights
 from compmod_jax.checkpoints.model_folder import load_model_folder
 from compmod_jax.core.config import to_json
-from compmod_jax.tasks.base import Evaluation, Sharing, Task, lower_is_better
+from compmod_jax.core.types import Params
+from compmod_jax.tasks.base import Evaluation, Sharing, Status, Task, lower_is_better
 from compmod_jax.tools import describe
 from compmod_jax.training.distributed.multihost import Group
 from compmod_jax.training.history import TIME_UP, History
@@ -23,7 +25,7 @@ from compmod_jax.training.writer import Writer
 SAMPLES = 5
 
 
-def load_parameters(folder: Path, task: Task, mesh: Any) -> Any:
+def load_parameters(folder: Path, task: Task, mesh: Mesh) -> Params:
   """Parameters of a model folder, placed on the devices."""
   params, _, _ = load_model_folder(folder)
   return jax.device_put(params, parameter_shardings(task, mesh))
@@ -31,11 +33,11 @@ def load_parameters(folder: Path, task: Task, mesh: Any) -> Any:
 
 def evaluate_splits(
   task: Task,
-  params: Any,
+  params: Params,
   splits: tuple[str, ...],
   *,
   sharing: Sharing,
-  status: Callable[..., None],
+  status: Status,
 ) -> dict[str, Evaluation]:
   """Every split's scores and outputs."""
   return {

@@ -14,6 +14,7 @@ from compmod_jax.analysis.watch import HeadWatch
 from compmod_jax.checkpoints.model_folder import save_model_folder
 from compmod_jax.core import sharding
 from compmod_jax.core.config import to_json
+from compmod_jax.core.types import JSON
 from compmod_jax.tasks.base import lower_is_better
 from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.training.distributed.multihost import Group
@@ -84,11 +85,11 @@ class Hook:
       score: the one by which checkpoints are compared.
     """
 
-  def state(self) -> Any:
+  def state(self) -> JSON:
     """What checkpoints keep of it, as JSON can hold it; None for nothing."""
     return None
 
-  def restore(self, state: Any) -> None:
+  def restore(self, state: JSON) -> None:
     """Goes on from what `state` gave."""
 
 

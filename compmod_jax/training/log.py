@@ -15,6 +15,7 @@ from compmod_jax.mechanisms.competition.statistics import (
   least_tokens,
   since_last_assignment,
 )
+from compmod_jax.tasks.base import Batch
 from compmod_jax.tools.devices import PEAK_FLOPS
 from compmod_jax.training.run import Run
 from compmod_jax.training.writer import Writer
@@ -29,12 +30,12 @@ class Compilations:
     jax.monitoring.register_event_duration_secs_listener(self._duration)
     jax.monitoring.register_event_listener(self._event)
 
-  def _duration(self, event: str, duration_secs: float, **kwargs: Any) -> None:
+  def _duration(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
       self.count += 1
       self.seconds += duration_secs
 
-  def _event(self, event: str, **kwargs: Any) -> None:
+  def _event(self, event: str, **kwargs: str | int) -> None:
     if event == "/jax/compilation_cache/cache_hits":
       self.hits += 1
 
@@ -51,8 +52,8 @@ class Step(NamedTuple):
   """
 
   number: int
-  metrics: Any
-  batch: Any
+  metrics: Mapping[str, Any]
+  batch: Batch
   waited: float
   flops: float
 
@@ -67,8 +68,8 @@ class Read(NamedTuple):
   """
 
   number: int
-  metrics: Any
-  batch: Any
+  metrics: Mapping[str, Any]
+  batch: Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,22 @@ class Window:
     return cls(**{**data, "sums": sums})
 
 
+class Held(NamedTuple):
+  """The log after a completed step; see `Log.held`.
+
+  Attributes:
+    window: sums up to the last step that was read.
+    pending: steps that were not.
+    dead: as `Log.dead`.
+    since: as `Log.since`.
+  """
+
+  window: Window
+  pending: tuple[Step, ...]
+  dead: Mapping[str, list[int]]
+  since: Mapping[str, np.ndarray]
+
+
 class Log:
   """Adds up the steps' sums and counts and writes a line every `log_every` steps.
 
@@ -167,11 +184,11 @@ class Log:
       self._read()
     self.window, self.began = self._timed(), None
 
-  def held(self) -> Any:
+  def held(self) -> Held:
     """What `saved` needs, and no later step changes. Waits for nothing."""
-    return self._timed(), tuple(self.pending), self.dead, self.since
+    return Held(self._timed(), tuple(self.pending), self.dead, self.since)
 
-  def saved(self, held: Any) -> dict[str, Any]:
+  def saved(self, held: Held) -> dict[str, Any]:
     """What to keep in a checkpoint: the sums so far, and lines that are not written yet."""
     window, pending, dead, since = held
     lines = []

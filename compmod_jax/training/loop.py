@@ -2,12 +2,12 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
 
 import jax
 
 from compmod_jax.analysis.watch import HeadWatch
+from compmod_jax.tasks.base import Batch
 from compmod_jax.tools import describe
 from compmod_jax.training.distributed.multihost import Group
 from compmod_jax.training.hooks import (
@@ -58,7 +58,7 @@ class Loop:
     self.hooks = [*standard_hooks(run), *hooks]
     self.checkpoints = RunCheckpoints(run, writer, group)
     self.files = self.checkpoints.files
-    self.compiled: dict[Any, Any] = {}
+    self.compiled: dict[Hashable, tuple[jax.stages.Compiled, float]] = {}
     self.log = Log(run, writer)
     self.state, self.history = self.checkpoints.restore(self.log, self.hooks)
     phases = zip(self.experiment.phases, run.iterators, strict=True)
@@ -115,8 +115,11 @@ class Loop:
       self._publish()
     self._read(self.log.read)
 
-  def _compile(self, trainable: str, batch: Any) -> Any:
-    """The step's program for these shapes; compiled apart, so that the lock is free meanwhile."""
+  def _compile(self, trainable: str, batch: Batch) -> tuple[jax.stages.Compiled, float]:
+    """The step's program for these shapes, and its operations.
+
+    Compiled apart, so that the lock is free meanwhile.
+    """
     shapes = tuple((name, tuple(value.shape)) for name, value in sorted(batch.items()))
     key = (trainable, shapes)
     if key not in self.compiled:

@@ -4,9 +4,9 @@ import ctypes
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 from compmod_jax.core.errors import check
+from compmod_jax.core.types import Params
 
 # Names in glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
@@ -30,7 +30,7 @@ def keep_freed_memory() -> bool:
   return all(mallopt(name, value) == 1 for name, value in settings)
 
 
-def check_fits(params: Any, shardings: Any, *, copies: int) -> None:
+def check_fits(params: Params, shardings: Params, *, copies: int) -> None:
   """Refuses a model whose training state alone is larger than the memory.
 
   Activations come on top of it, so that what passes may still not fit.

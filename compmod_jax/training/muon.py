@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import optax
+from jax.tree_util import KeyPath
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 _SIZE = 0.2  # root mean square of Adam's steps
@@ -22,7 +23,7 @@ _SIZE = 0.2  # root mean square of Adam's steps
 _OTHERS = ("mix", "head", "vanilla_head")
 
 
-def matrices(params: Any) -> dict[str, MuonDimensionNumbers]:
+def matrices(params: optax.Params) -> dict[str, MuonDimensionNumbers]:
   """Name of every hidden matrix -> its axes of inputs and outputs; others lie along a batch."""
   found = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -33,7 +34,7 @@ def matrices(params: Any) -> dict[str, MuonDimensionNumbers]:
   return found
 
 
-def _name(path: Any) -> str:
+def _name(path: KeyPath) -> str:
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -45,26 +46,34 @@ def _axes(module: str, axes: int) -> tuple[tuple[int, ...], tuple[int, ...]] | N
   return {2: ((0,), (1,)), 3: ((0, 1), (2,)), 4: ((0,), (1, 3))}.get(axes)
 
 
-def orthogonal(adam: Any, b1: float) -> optax.GradientTransformationExtraArgs:
+def orthogonal(
+  adam: optax.GradientTransformation, b1: float
+) -> optax.GradientTransformationExtraArgs:
   """Adam with orthogonal steps for hidden matrices; the state is Adam's own.
 
   Args:
     adam: `optax.scale_by_adam`, or what has a state with its fields.
     b1: decay of its first moment.
   """
-  inner: Any = optax.with_extra_args_support(adam)
+  inner = optax.with_extra_args_support(adam)
 
-  def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+  def update(
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None = None,
+    **extra: object,
+  ) -> tuple[optax.Updates, optax.OptState]:
     found, after = inner.update(updates, state, params, **extra)
     numbers = matrices(updates)
-    ahead = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, after.mu, updates)
+    mean = optax.tree_utils.tree_get(after, "mu")
+    ahead = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, mean, updates)
     named = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(ahead)}
     chosen = {name: named[name] for name in numbers}
     # Without a memory of its own, it only orthogonalises.
     iteration: Any = scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=numbers)
     steps, _ = iteration.update(chosen, iteration.init(chosen))
 
-    def pick(path: Any, step: jax.Array) -> jax.Array:
+    def pick(path: KeyPath, step: jax.Array) -> jax.Array:
       name = _name(path)
       return _size(step.shape, numbers[name]) * steps[name] if name in numbers else step
 
@@ -73,9 +82,9 @@ def orthogonal(adam: Any, b1: float) -> optax.GradientTransformationExtraArgs:
   return optax.GradientTransformationExtraArgs(adam.init, update)
 
 
-def _size(shape: tuple[int, ...], numbers: Any) -> float:
+def _size(shape: tuple[int, ...], numbers: MuonDimensionNumbers) -> float:
   inputs, outputs = (
-    math.prod(shape[axis] for axis in axes)
+    math.prod(shape[axis] for axis in ((axes,) if isinstance(axes, int) else axes))
     for axes in (numbers.reduction_axis, numbers.output_axis)
   )
   return _SIZE * math.sqrt(max(inputs, outputs))

@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from compmod_jax.core import errors, losses, sharding
 from compmod_jax.core.intermediates import Taps
-from compmod_jax.tasks.base import Context, Task
+from compmod_jax.core.types import Params
+from compmod_jax.tasks.base import Batch, Context, Task
 from compmod_jax.training.hooks import Hook, Training
 from compmod_jax.training.log import Read
 from compmod_jax.training.step import TrainState
@@ -57,29 +59,29 @@ def _report(training: Training, read: Read) -> None:
   )
 
 
-def save_batch(workdir: Path, step: int, batch: Any, process: int = 0) -> Path:
+def save_batch(workdir: Path, step: int, batch: Batch, process: int = 0) -> Path:
   """Writes a batch as `nonfinite/step-N.npz` and returns the path; other processes their parts."""
   folder = workdir / "nonfinite"
   folder.mkdir(exist_ok=True)
   path = folder / f"step-{step:08d}{f'-process-{process}' if process else ''}.npz"
-  arrays: Any = {name: np.asarray(value) for name, value in batch.items()}
+  arrays: dict[str, Any] = {name: np.asarray(value) for name, value in batch.items()}
   np.savez(path, **arrays)
   return path
 
 
-def locate(task: Task[Any, Any, Any], state: TrainState, batch: Any, seed: int) -> str:
+def locate(task: Task, state: TrainState, batch: Batch, seed: int) -> str:
   """Where the first number that is not finite stands: a parameter, a site, or a gradient."""
   if bad := _bad_leaves(state.params):
     return f"Parameter {bad[0]} is not finite."
   sites: list[str] = []
 
-  def finite_sites(params: Any) -> list[jax.Array]:
+  def finite_sites(params: Params) -> list[jax.Array]:
     taps = Taps(capture=None)
     task.model.forward(params, task.dataset.flat(batch), taps=taps)
     sites[:] = taps.captured  # in the order in which they are computed
     return [jnp.isfinite(value).all() for value in taps.captured.values()]
 
-  def objective(params: Any) -> Any:
+  def objective(params: Params) -> jax.Array:
     context = Context(jax.random.key(seed), state.step, train=False)
     return losses.objective(task.loss(params, state.carry, batch, context)[0])
 
@@ -91,7 +93,7 @@ def locate(task: Task[Any, Any, Any], state: TrainState, batch: Any, seed: int) 
   return "With dropout off, everything is finite on this batch."
 
 
-def _bad_leaves(tree: Any) -> list[str]:
+def _bad_leaves(tree: PyTree) -> list[str]:
   finite = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree))(tree)
   return [
     jax.tree_util.keystr(path, simple=True, separator="/")

@@ -99,7 +99,7 @@ class Preemption:
     links = self._group.links
     return None if links is None or links.leaving else links
 
-  def hold(self, step: int, snapshot: Any) -> None:
+  def hold(self, step: int, snapshot: object) -> None:
     """Publishes what `save` shall be called with: the step just completed and what belongs to it.
 
     Nothing is copied. Blocks for ever once a signal is being served.

@@ -3,9 +3,12 @@
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from compmod_jax.core import extras
+
+if TYPE_CHECKING:
+  from rich.progress import Progress as Bar
 
 _INTERVAL = 5.0
 # name in metrics.jsonl -> (short name, format)
@@ -44,7 +47,7 @@ class Progress:
     self._phase = _Rate()
     self._phase_text: str | None = None
     self._shown: dict[str, float] = {}
-    self._bar: Any = None
+    self._bar: Bar | None = None
     self._tasks: dict[str, Any] = {}
     self._terminal = not quiet and self._stream.isatty()
 
@@ -174,7 +177,7 @@ def _all_numbers(values: Mapping[str, Any]) -> str:
   return "  ".join(parts)
 
 
-def _make_bar(stream: TextIO) -> Any:
+def _make_bar(stream: TextIO) -> "Bar":
   with extras.needed():
     from rich import progress
     from rich.console import Console

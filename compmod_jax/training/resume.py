@@ -14,7 +14,7 @@ from compmod_jax.training.distributed.multihost import Group
 from compmod_jax.training.experiment import Experiment
 from compmod_jax.training.history import NO_BETTER, TIME_UP, History
 from compmod_jax.training.hooks import Hook
-from compmod_jax.training.log import Log
+from compmod_jax.training.log import Held, Log
 from compmod_jax.training.run import Run, encode_files
 from compmod_jax.training.step import TrainState
 from compmod_jax.training.writer import Writer
@@ -27,13 +27,13 @@ class Moment(NamedTuple):
     state: arrays.
     history: where the run stands.
     positions: part of the data -> position of its iterator.
-    log: of `Log.held`.
+    log: lines that are not written yet, and what they need.
   """
 
   state: TrainState
   history: History
   positions: dict[str, Any]
-  log: Any
+  log: Held
 
 
 class RunCheckpoints:

@@ -53,7 +53,7 @@ class Start:
     """The trained model's tokenizer; none where it is for the configuration to name."""
     return None if self.foreign else self._ours[1]
 
-  def merged(self, fresh: Mapping[str, Any], config: Any) -> tuple[dict[str, Any], str]:
+  def merged(self, fresh: Mapping[str, Any], config: ModelConfig) -> tuple[dict[str, Any], str]:
     """Fresh parameters with all that the trained model has in their places, and a note on it.
 
     Args:
@@ -104,8 +104,8 @@ def merge(
   Raises:
     UserError: nothing fits.
   """
-  new: Any = flatten_dict(dict(fresh))
-  old: Any = flatten_dict(dict(given))
+  new: dict[tuple[str, ...], Any] = flatten_dict(dict(fresh))
+  old: dict[tuple[str, ...], Any] = flatten_dict(dict(given))
   made, left = {}, []
   for path, leaf in new.items():
     value = old.get(path, old.get(_as_source(path)))

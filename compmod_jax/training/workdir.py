@@ -121,7 +121,7 @@ def saved_experiment(workdir: Path) -> Experiment:
   return from_json(Experiment, read_config(workdir)["experiment"])
 
 
-def changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def changes(old: object, new: object, path: str = "") -> Iterator[tuple[str, Any, Any]]:
   """Where two nested configurations differ: (path such as `model.heads`, old, new)."""
   if isinstance(old, dict) and isinstance(new, dict):
     for key in (*old, *(key for key in new if key not in old)):
@@ -133,6 +133,6 @@ def changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]
     yield path, old, new
 
 
-def differences(old: Any, new: Any) -> list[str]:
+def differences(old: object, new: object) -> list[str]:
   """Where two nested configurations differ, a line each: `model.heads: 4 there, 8 here`."""
   return [f"{path}: {a!r} there, {b!r} here" for path, a, b in changes(old, new)]

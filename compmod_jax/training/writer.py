@@ -187,7 +187,7 @@ class _Events:
     parts = [make.Value(tag=name, simple_value=value) for name, value in values.items()]
     self._append(step=step, summary=make(value=parts))
 
-  def _append(self, **fields: Any) -> None:
+  def _append(self, **fields: object) -> None:
     def checked(data: bytes) -> bytes:
       return data + struct.pack("<I", self._checksum(data))
 
@@ -217,14 +217,14 @@ class _told:
       ) from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
   """A value as JSON can hold it."""
   if isinstance(value, Mapping):
     return {str(key): _plain(inner) for key, inner in value.items()}
   if isinstance(value, str | bool | int) or value is None:
     return value
-  if hasattr(value, "tolist"):  # numpy and jax, scalars too
-    value = value.tolist()
+  if to_list := getattr(value, "tolist", None):  # numpy and jax, scalars too
+    value = to_list()
   if isinstance(value, list | tuple):
     return [_plain(inner) for inner in value]
   if isinstance(value, float):

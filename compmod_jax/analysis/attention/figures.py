@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 
 from compmod_jax.analysis.attention.measure import (
@@ -17,13 +19,15 @@ from compmod_jax.analysis.attention.measure import (
 from compmod_jax.analysis.report import style
 from compmod_jax.core import errors
 
+R = TypeVar("R")
+
 _CELL = 0.2  # inches of a token in a heat map
 _LEAST, _MOST = 1.6, 5.0  # inches of a heat map
 _WIDEST = 12.0  # inches of a figure
 
 
 def attention_pictures(
-  model: CapturingModel, text: Any, modules: Sequence[str] | None = None
+  model: CapturingModel[R], text: R, modules: Sequence[str] | None = None
 ) -> dict[str, Figure]:
   """Where the heads of attention modules look while the model reads a text.
 
@@ -80,7 +84,7 @@ def attention_figure(weights: Weights) -> Figure:
   return figure
 
 
-def _heat(axes: Axes, weights: Weights, head: int) -> Any:
+def _heat(axes: Axes, weights: Weights, head: int) -> QuadMesh:
   """One head's attention."""
   mesh = axes.pcolormesh(weights.attention[head], cmap="Blues", vmin=0, vmax=1, linewidth=0)
   title = f"head {head}"
@@ -97,7 +101,7 @@ def _heat(axes: Axes, weights: Weights, head: int) -> Any:
   return mesh
 
 
-def _beside(axes: Axes, values: np.ndarray, top: float) -> Any:
+def _beside(axes: Axes, values: np.ndarray, top: float) -> QuadMesh:
   """The router's weight of a head at every query, at the right of its panel."""
   axes = axes.inset_axes((1.04, 0.0, 0.07, 1.0))
   mesh = axes.pcolormesh(values[:, None], cmap="Oranges", vmin=0, vmax=top, linewidth=0)
@@ -109,7 +113,7 @@ def _beside(axes: Axes, values: np.ndarray, top: float) -> Any:
   return mesh
 
 
-def _scale(bar: Any, name: str) -> None:
+def _scale(bar: Colorbar, name: str) -> None:
   bar.set_label(name, color=style.MUTED, fontsize=style.BODY)
   bar.ax.tick_params(colors=style.MUTED, labelsize=style.SMALL)
   bar.outline.set_visible(False)

@@ -3,9 +3,12 @@
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
+
+R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
 
 _SITE, _ROUTER = "attention", "router/weights"
 
@@ -22,8 +25,8 @@ class CapturedTexts(Protocol):
     ...
 
 
-class CapturingModel(Protocol):
-  """What is read here of a trained model, such as `compmod_jax.load` returns."""
+class CapturingModel(Protocol[R_contra]):
+  """What is read here of a trained model, such as `compmod_jax.load` returns, that reads `R`."""
 
   @property
   def folder(self) -> Path | None:
@@ -34,12 +37,12 @@ class CapturingModel(Protocol):
     """Names of all activations."""
     ...
 
-  def capture(self, sentences: Sequence[Any], sites: Sequence[str], /) -> CapturedTexts:
+  def capture(self, sentences: Sequence[R_contra], sites: Sequence[str], /) -> CapturedTexts:
     """Activations while the model reads texts."""
     ...
 
 
-def attention_modules(model: CapturingModel) -> list[str]:
+def attention_modules(model: CapturingModel[R]) -> list[str]:
   """Names of a model's attention modules in its order, such as `decoder/layer_0/cross`."""
   ends = f"/{_SITE}"
   return [site.removesuffix(ends) for site in model.sites() if site.endswith(ends)]
@@ -65,7 +68,7 @@ class Weights:
   keys: list[str]
 
 
-def read_attention(model: CapturingModel, text: Any, modules: Sequence[str]) -> dict[str, Weights]:
+def read_attention(model: CapturingModel[R], text: R, modules: Sequence[str]) -> dict[str, Weights]:
   """What attention modules do while a model reads a text; module -> its weights."""
   known = set(model.sites())
   sites = [f"{module}/{name}" for module in modules for name in (_SITE, _ROUTER)]

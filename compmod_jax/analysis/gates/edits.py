@@ -2,26 +2,30 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from compmod_jax.analysis.gates.reading import GatedTask
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import Edit, Taps
 from compmod_jax.core.losses import token_nll
+from compmod_jax.core.types import Params
 from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.dataset import GENERAL, MULTIPLE_CHOICE
 from compmod_jax.data.qa.question import Question
+from compmod_jax.data.qa.tokenized import QuestionTokenizer
+from compmod_jax.decoding import DecodeConfig, Decoded
 from compmod_jax.models.nemot import GATE, NemotConfig
 from compmod_jax.tasks.answerer import search_answers
-from compmod_jax.tasks.base import Batch, Sharing
-from compmod_jax.tasks.causal_lm import CausalLM
-from compmod_jax.tasks.question_answering import Answering
+from compmod_jax.tasks.base import Batch, Sharing, Task
+from compmod_jax.tasks.causal_lm import CausalLM, CausalModel
+from compmod_jax.tasks.question_answering import Answering, QuestionModel
+
+M = TypeVar("M", bound=CausalModel | QuestionModel)
 
 TOKEN, TOKEN_AND_SET = "task token swapped", "token and output set swapped"
 FROZEN, REMOVED = "frozen at its mean", "removed"
@@ -55,7 +59,7 @@ class Variant(NamedTuple):
   run_as: Mapping[str, str]
 
 
-def gated_task(task: Any) -> tuple[GatedTask, NemotConfig]:
+def gated_task(task: Task) -> tuple[GatedTask, NemotConfig]:
   """The task, and the configuration of its model.
 
   Raises:
@@ -63,11 +67,11 @@ def gated_task(task: Any) -> tuple[GatedTask, NemotConfig]:
       modelling.
   """
   config = task.model.config
-  errors.check(
-    config.gate_site() is not None,
-    "The model has no gate; this analysis needs a NemotConfig whose gate is on. Choose another"
-    f" workdir. ({task.describe()})",
-  )
+  if not isinstance(config, NemotConfig) or config.gate_site() is None:
+    raise errors.UserError(
+      "The model has no gate; this analysis needs a NemotConfig whose gate is on. Choose another"
+      f" workdir. ({task.describe()})"
+    )
   if not isinstance(task, Answering | CausalLM):
     raise errors.UserError(
       f"The task is a {type(task).__name__}; gates are read in question answering and in language"
@@ -125,7 +129,7 @@ def _logarithmic(site: str) -> bool:
   return site.endswith("/logits")
 
 
-def changed(model: Any, change: Change) -> Any:
+def changed(model: M, change: Change) -> M:
   """The model of a task behind other auxiliary tokens and with other gates."""
   return dataclasses.replace(model.edited(edits_of(change)), swapped=change.ids)
 
@@ -168,7 +172,9 @@ class Runner:
       batch = relabelled(batch, variant.run_as)
     return self._forward(self.subject.params, self.subject.place(batch), variant.change)
 
-  def _run(self, params: PyTree, batch: Batch, change: Change) -> tuple[jax.Array, Any]:
+  def _run(
+    self, params: Params, batch: Batch, change: Change
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
     taps = Taps(capture=frozenset(self.widths))
     logits = changed(self.task.model, change).forward(params, batch, taps=taps)
     gates = {s: jnp.exp(g) if _logarithmic(s) else g for s, g in taps.captured.items()}
@@ -203,10 +209,27 @@ def variants(
   return found
 
 
-def _search_changed(model: Any, params: PyTree, batch: Batch, rng: jax.Array, **static: Any) -> Any:
+def _search_changed(
+  model: QuestionModel,
+  params: tuple[Params, Change],
+  batch: Batch,
+  rng: jax.Array,
+  *,
+  question_tokenizer: QuestionTokenizer,
+  room: int,
+  config: DecodeConfig,
+) -> Decoded:
   """As `search_answers`; `params` are a pair of the model's own and a `Change`."""
   own, change = params
-  return search_answers(changed(model, change), own, batch, rng, **static)
+  return search_answers(
+    changed(model, change),
+    own,
+    batch,
+    rng,
+    question_tokenizer=question_tokenizer,
+    room=room,
+    config=config,
+  )
 
 
 def answers(

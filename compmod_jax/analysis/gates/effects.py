@@ -1,7 +1,7 @@
 """What losses and answers of a modulated model are with other auxiliary tokens or other gates."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -152,7 +152,9 @@ def measure_losses(runner: Runner, variants: Sequence[Variant]) -> Losses:
 
 
 @jax.jit
-def _moved(before: Any, after: Any, counted: jax.Array) -> Any:
+def _moved(
+  before: Mapping[str, jax.Array], after: Mapping[str, jax.Array], counted: jax.Array
+) -> dict[str, jax.Array]:
   """Mean absolute change over channels, summed over the positions that count."""
 
   def of_site(one: jax.Array, other: jax.Array) -> jax.Array:

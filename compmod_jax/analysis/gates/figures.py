@@ -240,8 +240,7 @@ def _map(title: str, one: Map, gate: np.ndarray, order: np.ndarray) -> Figure:
   names = [kind for kind in (*KINDS, *TEXT_KINDS) if kind in kinds]
   figure = style.canvas(style.WIDTH, 0.8 + 2.9 * lines)
   grid = figure.add_gridspec(2 * lines, 1, height_ratios=[2, 3] * lines)
-  image: Any = None
-  drawn = []
+  images, drawn = [], []
   for line in range(lines):
     part = slice(line * each, (line + 1) * each)
     above, below = (figure.add_subplot(grid[2 * line + row]) for row in (0, 1))
@@ -250,6 +249,7 @@ def _map(title: str, one: Map, gate: np.ndarray, order: np.ndarray) -> Figure:
     image = below.imshow(
       gate[part].T, aspect="auto", interpolation="nearest", cmap=_COLOURS, vmin=0, vmax=1
     )
+    images.append(image)
     style.label(below, "", "", "channel")
     below.set_yticks([])
     below.grid(False)
@@ -258,7 +258,7 @@ def _map(title: str, one: Map, gate: np.ndarray, order: np.ndarray) -> Figure:
       text.set(color=_kind_colour(kind), fontsize=style.SMALL - 1)
     for axes in (above, below):
       axes.set_xlim(-0.5, each - 0.5)
-  bar = figure.colorbar(image, ax=drawn, fraction=0.02, pad=0.01, aspect=30)
+  bar = figure.colorbar(images[-1], ax=drawn, fraction=0.02, pad=0.01, aspect=30)
   bar.set_label("gate", color=style.MUTED, fontsize=style.BODY)
   bar.ax.tick_params(colors=style.MUTED, labelsize=style.SMALL)
   bar.ax.spines["outline"].set_visible(False)

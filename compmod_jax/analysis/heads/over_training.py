@@ -121,9 +121,7 @@ def _grid(records: Records, place: str, rows: Mapping[str, str], title: str) -> 
   )
   height = 0.9 + 1.25 * len(layers) * len(rows)
   figure = style.canvas(style.WIDTH, height)
-  axes: Any = figure.subplots(
-    len(layers) * len(rows), columns, squeeze=False, sharex=True, sharey="row"
-  )
+  axes = figure.subplots(len(layers) * len(rows), columns, squeeze=False, sharex=True, sharey="row")
   steps = np.array([step for step, _ in measured])
   for number, (layer, name) in enumerate((layer, name) for layer in layers for name in rows):
     # [evaluations, positions, units]; None where no sentence was so long becomes NaN.

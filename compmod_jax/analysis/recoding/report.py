@@ -210,7 +210,7 @@ def _histogram(readings: Sequence[Reading]) -> Figure:
 
 def _later_picture(later: Mapping[str, Sequence[Later]], unit: str) -> Figure:
   figure = style.canvas(style.WIDTH, 2.6)
-  first: Any = None
+  first: Axes | None = None
   for number, (field, what) in enumerate(_AWAY.items()):
     axes = first = figure.add_subplot(1, 2, number + 1, sharex=first)
     for place, (name, found) in enumerate(later.items()):

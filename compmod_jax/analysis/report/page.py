@@ -140,7 +140,7 @@ def write(
   return Written(folder / "report.html", folder / "result.json", tables, pictures)
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, **values: object) -> str:
   """One of this package's templates, filled in; text is escaped, `Markup` is not."""
   with extras.needed():
     import jinja2
@@ -179,7 +179,7 @@ def differences(one: str, other: str) -> tuple[Runs, Runs]:
   return left, right
 
 
-def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def flat(value: object, path: str = "") -> Iterator[tuple[str, str]]:
   """The leaves of nested mappings, as (dotted path, text)."""
   if isinstance(value, Mapping):
     for key, inner in value.items():
@@ -238,7 +238,7 @@ def _ordered(table: Table) -> Sequence[Sequence[Any]]:
   return sorted(table.rows, key=rank)
 
 
-def cell(value: Any, decimals: int = 3) -> str:
+def cell(value: str | float | np.integer | None, decimals: int = 3) -> str:
   """A value as a table shows it; a dash for what is not known."""
   if isinstance(value, str):
     return value

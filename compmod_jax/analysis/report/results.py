@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired, Required, TypedDict
+from typing import Any, ClassVar, Literal, NotRequired, Protocol, Required, TypedDict
 
 from compmod_jax.core.errors import check, check_choice
 
@@ -253,7 +253,7 @@ def flattened(row: SplitResult) -> dict[str, Any]:
   return scores | (scores.pop("parts", None) or {})
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
   """The same value as strict JSON has it: numbers that are not finite become `None`."""
   if isinstance(value, Mapping):
     return {str(key): plain(inner) for key, inner in value.items()}
@@ -279,7 +279,13 @@ def check_schema(results: Mapping[str, Any]) -> None:
     _check_fields("results.ended", results["ended"], Ended)
 
 
-def _check_fields(where: str, value: Mapping[str, Any], schema: Any) -> None:
+class _Schema(Protocol):
+  """A class of dictionaries (TypedDict)."""
+
+  __required_keys__: ClassVar[frozenset[str]]
+
+
+def _check_fields(where: str, value: Mapping[str, Any], schema: type[_Schema]) -> None:
   missing = sorted(schema.__required_keys__ - set(value))
   check(not missing, f"{where} lacks {', '.join(missing)}; add what the schema requires.")
   for key in value:

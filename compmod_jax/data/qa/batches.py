@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from compmod_jax.core.errors import check
+from compmod_jax.data.base import TrainIterator
 from compmod_jax.data.buckets import auto_buckets
 from compmod_jax.data.examples import Ragged
 from compmod_jax.data.pipeline import iterate
@@ -57,8 +58,8 @@ class _Epochs:
   def __repr__(self) -> str:
     return f"batches of {len(self._tokenized)} questions"
 
-  def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-    epoch, place = divmod(int(number), self._mixture.per_epoch)
+  def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    epoch, place = divmod(int(index), self._mixture.per_epoch)
     with self._lock:
       if epoch not in self._plans:
         self._plans = {epoch: self._mixture.plan(epoch)}
@@ -79,7 +80,7 @@ def train_batches(
   process: int = 0,
   processes: int = 1,
   prefetch: int = 16,
-) -> Any:
+) -> TrainIterator:
   """Endless batches; batch i belongs to epoch i // mixture.per_epoch.
 
   Args:

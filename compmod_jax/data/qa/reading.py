@@ -56,8 +56,10 @@ class Reading:
     elif len(options) > MAX_OPTIONS:
       self.leave_out(row.place + at, MANY_OPTIONS)
     else:
-      fields = {"options": tuple(map(squeeze, options)), "label": label}
-      yield from self.question(row, "multiple_choice", question, passage, info, at, **fields)
+      squeezed = tuple(map(squeeze, options))
+      yield from self.question(
+        row, "multiple_choice", question, passage, info, at, options=squeezed, label=label
+      )
 
   def written(
     self,
@@ -88,7 +90,10 @@ class Reading:
     passage: str,
     info: dict[str, Any] | None,
     at: str,
-    **fields: Any,
+    *,
+    options: tuple[str, ...] = (),
+    answers: tuple[str, ...] = (),
+    label: int = 0,
   ) -> Iterator[tuple[str, Question]]:
     """(place, question), or nothing if its text is blank; runs of white space are one space.
 
@@ -100,7 +105,10 @@ class Reading:
       self.leave_out(place, "the question is empty")
       return
     try:
-      yield place, Question(format, text, self._squeezed(passage), info=info or {}, **fields)
+      yield (
+        place,
+        Question(format, text, self._squeezed(passage), options, answers, label, info or {}),
+      )
     except UserError as error:
       raise DataError(f"{place}: {error} Mend the file.") from error
 

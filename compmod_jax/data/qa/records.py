@@ -12,7 +12,7 @@ from compmod_jax.core.untrusted import parse_json
 from compmod_jax.data.base import DataError
 from compmod_jax.data.qa.files import beside, read_text
 
-_REQUIRED: Any = object()
+_REQUIRED = object()
 
 
 class Row:
@@ -23,10 +23,11 @@ class Row:
   remedy.
   """
 
-  def __init__(self, source: Path | str, at: str, fields: Any):
-    self.source, self.at, self.fields = source, at, fields
+  def __init__(self, source: Path | str, at: str, fields: object):
+    self.source, self.at = source, at
     if not isinstance(fields, dict):
       raise self.error(f"there is {short(fields)}; it must be an object with fields")
+    self.fields: dict[str, Any] = fields
 
   @property
   def place(self) -> str:
@@ -41,7 +42,9 @@ class Row:
     """Whether there is a field of this name that is not null."""
     return self.fields.get(name) is not None
 
-  def get(self, name: str, rule: str, kinds: Any, default: Any = _REQUIRED) -> Any:
+  def get(
+    self, name: str, rule: str, kinds: type | tuple[type, ...], default: object = _REQUIRED
+  ) -> Any:
     """A field of one of the types `kinds`; `rule` says what it must be."""
     value = self.fields.get(name)
     if value is None:
@@ -54,19 +57,19 @@ class Row:
       raise self.error(f"field {name!r} is {short(value)}; it must be {rule}")
     return value
 
-  def text(self, name: str, default: Any = _REQUIRED) -> str:
+  def text(self, name: str, default: object = _REQUIRED) -> str:
     """A field that holds text."""
     return self.get(name, "text", str, default)
 
-  def number(self, name: str, default: Any = _REQUIRED) -> int:
+  def number(self, name: str, default: object = _REQUIRED) -> int:
     """A field that holds a whole number."""
     return self.get(name, "a whole number", int, default)
 
-  def flag(self, name: str, default: Any = _REQUIRED) -> bool:
+  def flag(self, name: str, default: object = _REQUIRED) -> bool:
     """A field that holds true or false."""
     return self.get(name, "true or false", bool, default)
 
-  def texts(self, name: str, default: Any = _REQUIRED) -> tuple[str, ...]:
+  def texts(self, name: str, default: object = _REQUIRED) -> tuple[str, ...]:
     """A field that holds a list of texts."""
     values = self.get(name, "a list of texts", (list, tuple), default)
     if not all(isinstance(value, str) for value in values):
@@ -77,7 +80,7 @@ class Row:
     """A field that holds an object."""
     return Row(self.source, self._below(name), self.get(name, "an object with fields", dict))
 
-  def rows(self, name: str, default: Any = _REQUIRED) -> list["Row"]:
+  def rows(self, name: str, default: object = _REQUIRED) -> list["Row"]:
     """A field that holds a list of objects."""
     values = self.get(name, "a list of objects", list, default)
     at = self._below(name)

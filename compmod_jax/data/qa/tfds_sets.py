@@ -130,7 +130,7 @@ class TfdsQA:
     return self.name.partition("/")[0].partition(":")[0]
 
 
-def _plain(value: Any, place: str) -> Any:
+def _plain(value: object, place: str) -> Any:
   """A record as JSON would hold it: text, numbers, lists and objects."""
   if isinstance(value, bytes):
     try:

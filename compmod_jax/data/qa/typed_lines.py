@@ -1,11 +1,10 @@
 """Questions as they are typed on a line: without their answers."""
 
 import re
-from typing import Any
 
 from compmod_jax.core.errors import UserError, check, short
 from compmod_jax.core.untrusted import parse_json
-from compmod_jax.data.qa.question import FORMATS, Question
+from compmod_jax.data.qa.question import FORMATS, Format, Question
 
 _LABEL = re.compile(r"\((\d+)\)")
 
@@ -39,7 +38,7 @@ def typed_question(line: str) -> Question:
 
 def _from_json(line: str) -> Question:
   try:
-    fields: Any = parse_json(line)
+    fields = parse_json(line)
   except ValueError as error:
     raise UserError(f"the line is no JSON object ({error}); mend it.") from error
   texts = {name: fields.get(name) or "" for name in ("passage", "question", "format")}
@@ -48,12 +47,12 @@ def _from_json(line: str) -> Question:
     isinstance(options, list) and all(isinstance(t, str) for t in (*texts.values(), *options)),
     "passage, question, format and options must be text, options a list of it; mend the line.",
   )
-  format = texts["format"] or "abstractive"
+  format: Format = fields.get("format") or "abstractive"
   check(format in FORMATS, f"format is {short(format)}; give one of {', '.join(FORMATS)}.")
   return _question(texts["passage"], texts["question"], tuple(options), format)
 
 
-def _question(passage: str, question: str, options: tuple[str, ...], format: Any) -> Question:
+def _question(passage: str, question: str, options: tuple[str, ...], format: Format) -> Question:
   if options:
     return Question("multiple_choice", question, passage, options, label=1)
   return Question(format, question, passage, answers=("yes",))

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.core.untrusted import parse_json
@@ -318,7 +318,7 @@ class TfdsDocuments:
     return Documents(read, repr((self, split, str(records.dataset_info.full_name), len(records))))
 
 
-def _decoded(value: Any, name: str, number: int) -> str:
+def _decoded(value: str | bytes, name: str, number: int) -> str:
   try:
     return value if isinstance(value, str) else bytes(value).decode("utf-8")
   except UnicodeDecodeError as error:

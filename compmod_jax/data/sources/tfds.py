@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, overload
 
 from compmod_jax.core import extras
 from compmod_jax.core.errors import UserError, check, check_choice
@@ -132,10 +132,17 @@ def _register_text_sets() -> None:
           importlib.import_module(f"{package.__name__}.{module.name}")
 
 
+class Records(Protocol):
+  """Examples of a prepared set at random access."""
+
+  def __len__(self) -> int: ...
+  def __getitems__(self, numbers: Sequence[int], /) -> Sequence[Mapping[str, Any]]: ...
+
+
 class _Rows:
   """Decoded sentences of a record source; keeps the last block, which both sides ask for."""
 
-  def __init__(self, records: Any, languages: tuple[str, str], where: Any):
+  def __init__(self, records: Records, languages: tuple[str, str], where: Callable[[int], str]):
     self._records, self._languages, self._where = records, languages, where
     self._last: tuple[range, tuple[list[str], list[str]]] = (range(0), ([], []))
 

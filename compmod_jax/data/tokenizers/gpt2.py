@@ -58,7 +58,7 @@ class Gpt2Tokenizer(Tokenizer):
     )
     vocab = {piece: number for number, piece in enumerate(self._pieces_of_gpt2)}
     pairs = [tuple(merge.split(" ")) for merge in self._merges]
-    self._tokenizer: Any = package.ByteLevelBPETokenizer(vocab, pairs)
+    self._tokenizer = package.ByteLevelBPETokenizer(vocab, pairs)
     self._tokenizer.add_special_tokens(list(self.special_tokens))
     self._first_added = len(vocab)
     self.eos = vocab[END]

@@ -37,7 +37,7 @@ class HuggingFaceTokenizer(Tokenizer):
     self.state, self.names = state, dict(names)
     kind = model_type(state)
     with as_value_error("it is no tokenizer"):
-      self._tokenizer: Any = tokenizers_package().Tokenizer.from_str(state)
+      self._tokenizer = tokenizers_package().Tokenizer.from_str(state)
     self._tokenizer.no_padding()
     self._tokenizer.no_truncation()
     known = self._tokenizer.get_vocab_size()

@@ -281,7 +281,7 @@ class SentencePiece(Tokenizer):
     check_choice("kind", kind, ("bpe", "unigram"))
     self.kind, self.special_tokens, self.lowercase = kind, special_tokens, lowercase
     self._proto = model
-    self._processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
+    self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     found = tuple(self._processor.id_to_piece(i) for i in range(len(CONTROLS)))
     check(found == CONTROLS, f"the first ids are {found}, not {CONTROLS}")
 

@@ -10,16 +10,21 @@ Source: Ulmer 2019, equation 4.1.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PyTree
 
 from compmod_jax.core.errors import check
 
-Signal = Callable[[Any], Float[Array, " batch"]]
+Activations = TypeVar("Activations")
+"""Any tree of arrays [batch, ...]."""
+Signal = Callable[[Activations], Float[Array, " batch"]]
+StepSize: TypeAlias = PyTree
+"""A number, one for each example [batch], or a tree of those like the activations."""
 
 
 class Recoded(NamedTuple):
@@ -31,21 +36,25 @@ class Recoded(NamedTuple):
     gradients: of the signal at the activations given, summed over the batch, like them.
   """
 
-  activations: Any
+  activations: PyTree
   error: jax.Array
-  gradients: Any
+  gradients: PyTree
 
 
 def recode(
-  signal: Signal, activations: Any, step_size: Any, *, steps: int = 1, through: bool = False
+  signal: Signal[Activations],
+  activations: Activations,
+  step_size: StepSize,
+  *,
+  steps: int = 1,
+  through: bool = False,
 ) -> Recoded:
   """Lowers an error signal by gradient steps on activations.
 
   Args:
     signal: from activations to an error for each example.
     activations: any tree of arrays [batch, ...].
-    step_size: alpha: a number, one for each example [batch], or a tree of those like the
-      activations. The gradient of a training loss reaches it.
+    step_size: alpha; see `StepSize`. The gradient of a training loss reaches it.
     steps: gradient steps, each at the activations that the one before gave.
     through: the gradient of a training loss also passes through the recoding gradient (second
       order); else that counts as constant.
@@ -54,7 +63,7 @@ def recode(
     UserError: `steps` is below 1.
   """
   check(steps >= 1, f"steps is {steps}; recoding takes at least 1.")
-  first: tuple[jax.Array, Any] | None = None
+  first: tuple[jax.Array, Activations] | None = None
   for _ in range(steps):
     error, gradients = _error_and_gradients(signal, activations)
     if not through:
@@ -65,8 +74,10 @@ def recode(
   return Recoded(activations, *first)
 
 
-def _error_and_gradients(signal: Signal, activations: Any) -> tuple[jax.Array, Any]:
-  def total(activations: Any) -> tuple[jax.Array, jax.Array]:
+def _error_and_gradients(
+  signal: Signal[Activations], activations: Activations
+) -> tuple[jax.Array, Activations]:
+  def total(activations: Activations) -> tuple[jax.Array, jax.Array]:
     error = signal(activations)
     return jnp.sum(error), error
 
@@ -74,7 +85,7 @@ def _error_and_gradients(signal: Signal, activations: Any) -> tuple[jax.Array, A
   return error, gradients
 
 
-def descend(activations: Any, gradients: Any, step_size: Any) -> Any:
+def descend(activations: Activations, gradients: Activations, step_size: StepSize) -> Activations:
   """Activations less step sizes times gradients; step sizes as in `recode`."""
   sizes = _like(step_size, activations)
   return jax.tree.map(
@@ -86,8 +97,13 @@ def descend(activations: Any, gradients: Any, step_size: Any) -> Any:
 
 
 def descend_safely(
-  signal: Signal, activations: Any, gradients: Any, step_size: Any, *, halvings: int = 20
-) -> tuple[Any, Float[Array, " batch"]]:
+  signal: Signal[Activations],
+  activations: Activations,
+  gradients: Activations,
+  step_size: StepSize,
+  *,
+  halvings: int = 20,
+) -> tuple[Activations, Float[Array, " batch"]]:
   r"""Gradient steps that never raise the error: each example's step is halved until it does not.
 
   With a step of :math:`1/L`, L the Lipschitz constant of the signal's gradient, the first try does
@@ -112,7 +128,9 @@ def descend_safely(
     # Not a number is no descent either.
     return ~(signal(descend(start, slopes, tried)) <= before)
 
-  def halve(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+  def halve(
+    state: tuple[int | jax.Array, jax.Array, jax.Array],
+  ) -> tuple[int | jax.Array, jax.Array, jax.Array]:
     number, share, rising = state
     share = jnp.where(rising, share / 2, share)
     return number + 1, share, rises(share)
@@ -127,7 +145,13 @@ def descend_safely(
   return descend(activations, gradients, sizes), share
 
 
-def smoothness(signal: Signal, activations: Any, gradients: Any, *, reach: float = 1e-2) -> Any:
+def smoothness(
+  signal: Signal[Activations],
+  activations: Activations,
+  gradients: Activations,
+  *,
+  reach: float = 1e-2,
+) -> Float[Array, " batch"]:
   r"""An estimate of the Lipschitz constant of the signal's gradient, along the gradient.
 
   .. math:: L \approx \frac{\|\nabla\delta(h - \epsilon g) - g\|}{\epsilon \|g\|}
@@ -147,7 +171,7 @@ def smoothness(signal: Signal, activations: Any, gradients: Any, *, reach: float
   return jnp.where(_norm(gradients) > 0, change / jnp.maximum(size * _norm(gradients), 1e-30), 0.0)
 
 
-def _norm(tree: Any) -> Float[Array, " batch"]:
+def _norm(tree: PyTree) -> Float[Array, " batch"]:
   """Euclidean norm of each example's activations."""
   squares = [
     jnp.sum(jnp.square(leaf).reshape(leaf.shape[0], -1), axis=1) for leaf in jax.tree.leaves(tree)
@@ -155,17 +179,17 @@ def _norm(tree: Any) -> Float[Array, " batch"]:
   return jnp.sqrt(sum(squares[1:], squares[0]))
 
 
-def _like(step_size: Any, activations: Any) -> Any:
+def _like(step_size: StepSize, activations: PyTree) -> PyTree:
   """A step size for every leaf."""
   one = jax.tree.structure(step_size).num_leaves == 1 and not _is_tree(step_size)
   return jax.tree.map(lambda _: step_size, activations) if one else step_size
 
 
-def _is_tree(value: Any) -> bool:
+def _is_tree(value: PyTree) -> bool:
   return jax.tree.structure(value) != jax.tree.structure(0.0)
 
 
-def _spread(size: Any, value: jax.Array) -> jax.Array:
+def _spread(size: ArrayLike, value: jax.Array) -> jax.Array:
   """A step size with the dimensions of an activation."""
   size = jnp.asarray(size)
   return size.reshape(size.shape + (1,) * (value.ndim - size.ndim)) if size.ndim else size

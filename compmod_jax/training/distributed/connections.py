@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from compmod_jax.core.types import JSON
+
 _LONGEST = 1 << 20  # bytes of a line
 
 
@@ -49,7 +51,7 @@ class Links:
     """How many processes there are."""
     return len(self.hosts)
 
-  def post(self, key: str, value: Any = None) -> None:
+  def post(self, key: str, value: JSON = None) -> None:
     """Tells all processes something that JSON can hold; each key once."""
     self._hear({"key": key, "from": self.process, "value": value})
 
@@ -70,7 +72,7 @@ class Links:
         raise LookupError(self.lost or f"{self.name(process)} did not answer in {timeout} seconds")
       return self._said[place]
 
-  def gather(self, key: str, value: Any = None, timeout: float | None = None) -> list[Any]:
+  def gather(self, key: str, value: JSON = None, timeout: float | None = None) -> list[Any]:
     """What every process gives, by its number; all must call it, the n-th time together.
 
     Raises:
@@ -142,7 +144,7 @@ class Line:
     self._socket, self._rest = connection, b""
     self._lock = threading.Lock()
 
-  def send(self, message: Any) -> None:
+  def send(self, message: JSON) -> None:
     """Sends an object."""
     with self._lock:
       self._socket.sendall(json.dumps(message).encode() + b"\n")

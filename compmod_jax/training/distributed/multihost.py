@@ -23,6 +23,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 import tyro
 
 from compmod_jax.core import errors
+from compmod_jax.core.types import JSON
 from compmod_jax.training.distributed.connections import Links
 from compmod_jax.training.distributed.rendezvous import is_local, rendezvous
 
@@ -86,7 +87,7 @@ class Group:
     """What process 0 makes of it, JSON, in all of them; so is the `UserError` that it raises."""
     if self.links is None:
       return make()
-    answer: Any = {}
+    answer: dict[str, Any] = {}
     if self.primary:
       try:
         answer = {"value": make()}
@@ -110,7 +111,7 @@ class Group:
 
 
 @contextlib.contextmanager
-def joined(options: Multihost, *, about: Any = None) -> Iterator[Group]:
+def joined(options: Multihost, *, about: JSON = None) -> Iterator[Group]:
   """Joins the other processes; at the end waits until all have come there.
 
   Args:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compmod_jax.core.errors import UserError
+from compmod_jax.core.types import JSON
 from compmod_jax.training.distributed.connections import Line, Links
 
 
@@ -20,7 +21,7 @@ def rendezvous(
   process: int,
   processes: int,
   *,
-  about: Any,
+  about: JSON,
   timeout: float,
   silence: int,
   on_loss: Callable[[str], None],

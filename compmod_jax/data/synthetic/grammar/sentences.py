@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from compmod_jax.data.synthetic.grammar.clauses import (
   COMMA,
@@ -73,9 +72,9 @@ def render(sentence: Tokens) -> tuple[str, tuple[str, ...]]:
   return text[0].upper() + text[1:], tuple(tags)
 
 
-def _statement(composer: Composer, **limits: Any) -> tuple[Tokens, Tokens, Clause]:
+def _statement(composer: Composer) -> tuple[Tokens, Tokens, Clause]:
   """A main clause; some put a time or a place first, in both languages."""
-  clause = composer.clause(**limits)
+  clause = composer.clause()
   chance = composer.random()
   if chance < 0.25 and "perfect" not in clause.tense and not clause.time[0]:
     time = composer.time(clause.tense)

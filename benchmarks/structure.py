@@ -7,7 +7,7 @@ Traces: Python functions of the project that a training step (as JAX traces it),
 generated answer and a recoded evaluation pass, files in which they stand, and calls from one file
 to another. Read from the source: circles of imports (at module level; with imports inside functions
 and under TYPE_CHECKING), such deferred imports, annotations `: Any`, `isinstance` of models in
-tasks, members of the task, parameters named `taps`, lines by folder.
+tasks, members of the task, parameters named `taps` or `intermediates`, lines by folder.
 
 A traced function is counted once, however often it is called; comprehensions and lambdas belong to
 the function around them. A move is a pair of files of which a function of the first called one of
@@ -214,7 +214,9 @@ def source_figures(root: Path) -> dict[str, Any]:
     "annotations Any": sum(_annotations_any(tree) for _, tree in trees.values()),
     "isinstance of models in tasks": _isinstance_of_models(trees),
     "members of Task": _members(trees, "Task"),
-    "parameters named taps": sum(_parameters(tree, "taps") for _, tree in trees.values()),
+    "parameters named taps or intermediates": sum(
+      _parameters(tree, name) for _, tree in trees.values() for name in ("taps", "intermediates")
+    ),
     "lines": _lines(root),
   }
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from compmod_jax.core import errors, extras
-from compmod_jax.core.intermediates import Edit, Taps, run
+from compmod_jax.core.intermediates import Edit, Intermediates, run
 from compmod_jax.core.types import Params
 from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.models.base import Module
@@ -124,9 +124,9 @@ class TrainedModel(abc.ABC, Generic[R]):
     names: list[str] = []
 
     def trace(params: Params) -> None:
-      taps = Taps(capture=None)
-      self.task.model.forward(params, self.task.dataset.example(), taps=taps)
-      names.extend(taps.captured)
+      intermediates = Intermediates(capture=None)
+      self.task.model.forward(params, self.task.dataset.example(), intermediates=intermediates)
+      names.extend(intermediates.captured)
 
     jax.eval_shape(trace, self.params)
     return names

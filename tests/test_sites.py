@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import OFF, Taps, after, run, zero_units
+from compmod_jax.core.intermediates import OFF, Intermediates, after, run, zero_units
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
 
@@ -111,14 +111,16 @@ def test_the_attention_site_is_what_each_query_gives_to_each_key():
 
 
 def test_taps_that_ask_for_nothing_add_no_operation():
-  def program(taps: Taps, config: TransformerConfig = CONFIG) -> str:
+  def program(intermediates: Intermediates, config: TransformerConfig = CONFIG) -> str:
     return str(
-      jax.make_jaxpr(lambda v: model(config).apply(v, SOURCE, TARGET, taps=taps))(variables())
+      jax.make_jaxpr(lambda v: model(config).apply(v, SOURCE, TARGET, intermediates=intermediates))(
+        variables()
+      )
     )
 
-  assert program(OFF) == program(Taps())
+  assert program(OFF) == program(Intermediates())
   remat = dataclasses.replace(CONFIG, remat=True)
-  assert program(OFF, remat) == program(Taps(), remat)
+  assert program(OFF, remat) == program(Intermediates(), remat)
 
 
 def test_capturing_adds_results_but_no_operation():
@@ -305,10 +307,10 @@ def test_an_edit_that_changes_the_shape_is_an_error():
 def test_an_edit_of_one_position_gets_that_column_of_the_mask():
   valid = jnp.asarray([[True, True, False], [True, False, False]])
   edits = {"x": lambda value, mask: jnp.where(mask[..., None], value, -1.0), "y": jnp.zeros_like}
-  taps = Taps(edits=edits).knowing(lambda site: valid)
+  intermediates = Intermediates(edits=edits).knowing(lambda site: valid)
   value = jnp.ones((2, 1, 4))
-  found = jax.jit(lambda t: taps.at(t)("x", value))(1)
+  found = jax.jit(lambda t: intermediates.at(t)("x", value))(1)
   np.testing.assert_array_equal(found[:, 0, 0], [1.0, -1.0])
-  np.testing.assert_array_equal(taps.at(0)("x", value), value)
-  assert not taps.at(2)("y", value).any()
+  np.testing.assert_array_equal(intermediates.at(0)("x", value), value)
+  assert not intermediates.at(2)("y", value).any()
   assert OFF.at(1) is OFF

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.sharding import fetch
 from compmod_jax.mechanisms.competition.statistics import weights_by_position
 from compmod_jax.tasks.base import Batch, Sharing, Task
@@ -64,9 +64,9 @@ def added(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[st
 
 
 def _sums(task: Task, params: PyTree, batch: Batch, *, positions: int) -> dict[str, Any]:
-  taps = Taps(capture=frozenset(task.model.routing_sites()))
-  task.model.forward(params, batch, taps=taps)
+  intermediates = Intermediates(capture=frozenset(task.model.routing_sites()))
+  task.model.forward(params, batch, intermediates=intermediates)
   return {
     site: weights_by_position(weights, task.model.valid_mask(site, batch), positions)
-    for site, weights in taps.captured.items()
+    for site, weights in intermediates.captured.items()
   }

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from compmod_jax.analysis.reading import Reader
 from compmod_jax.analysis.subject import Subject
-from compmod_jax.core.intermediates import Edit, Taps
+from compmod_jax.core.intermediates import Edit, Intermediates
 from compmod_jax.core.losses import cross_entropy
 from compmod_jax.tasks.base import Batch
 
@@ -31,7 +31,9 @@ def sentence_losses(subject: Subject, reader: Reader) -> Losses:
 
   @jax.jit
   def of_batch(params: PyTree, batch: Batch, edits: Mapping[str, Edit]) -> jax.Array:
-    logits = subject.task.model.forward(params, batch, taps=Taps(edits=dict(edits)))
+    logits = subject.task.model.forward(
+      params, batch, intermediates=Intermediates(edits=dict(edits))
+    )
     labels, counted = reader.targets(batch)
 
     def of_row(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> jax.Array:

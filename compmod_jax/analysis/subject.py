@@ -11,7 +11,7 @@ import numpy as np
 
 from compmod_jax.analysis.report.style import site_order, site_title
 from compmod_jax.core.errors import check
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.types import Params
 from compmod_jax.tasks.base import Sharing, Status, Task, silent
 
@@ -125,9 +125,9 @@ class Subject:
     shapes: dict[str, tuple[int, ...]] = {}
 
     def trace(params: Params, batch: Mapping[str, jax.Array]) -> None:
-      taps = Taps(capture=None)
-      self.task.model.forward(params, batch, taps=taps)
-      shapes.update({name: value.shape for name, value in taps.captured.items()})
+      intermediates = Intermediates(capture=None)
+      self.task.model.forward(params, batch, intermediates=intermediates)
+      shapes.update({name: value.shape for name, value in intermediates.captured.items()})
 
     jax.eval_shape(trace, self.params, self.task.dataset.example())
     return modules_of(shapes)

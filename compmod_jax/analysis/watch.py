@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from compmod_jax.analysis.routing import added
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.sharding import fetch
 from compmod_jax.mechanisms.competition.statistics import weights_by_position
 from compmod_jax.tasks.base import Batch, Sharing, Task
@@ -44,10 +44,16 @@ class HeadWatch:
     self._routed = {
       site.removesuffix("/router/weights"): site for site in task.model.routing_sites()
     }
-    taps = Taps()
+    intermediates = Intermediates()
     shapes = jax.eval_shape(task.model.init, jax.random.key(0))
-    jax.eval_shape(lambda: task.model.forward(_zeros(shapes), task.dataset.example(), taps=taps))
-    self._modules = sorted(s.removesuffix("/heads") for s in taps.seen if s.endswith("/heads"))
+    jax.eval_shape(
+      lambda: task.model.forward(
+        _zeros(shapes), task.dataset.example(), intermediates=intermediates
+      )
+    )
+    self._modules = sorted(
+      s.removesuffix("/heads") for s in intermediates.seen if s.endswith("/heads")
+    )
     self._sums = jax.jit(self._measure)
 
   @property
@@ -80,13 +86,13 @@ class HeadWatch:
     sites = {f"{module}/heads": (module, "norm") for module in self._modules}
     sites |= {f"{module}/heads_scaled": (module, "norm_scaled") for module in scaled}
     sites |= {site: (module, "weight") for module, site in self._routed.items()}
-    taps = Taps(capture=frozenset(sites))
-    self._task.model.forward(params, batch, taps=taps)
+    intermediates = Intermediates(capture=frozenset(sites))
+    self._task.model.forward(params, batch, intermediates=intermediates)
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
     for site, (module, name) in sites.items():
-      if site not in taps.captured:
+      if site not in intermediates.captured:
         continue  # the batch does not run through it
-      values = taps.captured[site]
+      values = intermediates.captured[site]
       if name != "weight":
         values = jnp.sqrt(jnp.sum(jnp.square(values.astype(jnp.float32)), axis=-1))
       first, rows = self._task.model.start_tokens(module), self._task.model.valid_mask(site, batch)

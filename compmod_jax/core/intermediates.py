@@ -1,12 +1,12 @@
 """Named activations: read them, or replace them, while a model runs.
 
 Every activation that an analysis needs has a stable name, the path of its module and a word, for
-example `encoder/layer_0/self/weights`. A model hands each one to a `Taps`:
+example `encoder/layer_0/self/weights`. A model hands each one to an `Intermediates`:
 
-    weights = taps("weights", weights)
+    weights = intermediates("weights", weights)
 
-`OFF`, the default, returns what it is given, so that a model without taps compiles to exactly the
-program it would be without this file.
+`OFF`, the default, returns what it is given, so that a model that nobody looks into compiles to
+exactly the program it would be without this file.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ edits by the names of their sites."""
 
 
 @dataclasses.dataclass(eq=False)
-class Taps:
+class Intermediates:
   """What to read and what to change during one call of a model.
 
   Attributes:
@@ -48,11 +48,11 @@ class Taps:
   seen: set[str] = dataclasses.field(default_factory=set)
   off: bool = False
 
-  def scope(self, name: str) -> "Taps":
-    """The same taps as seen from the submodule `name`."""
+  def scope(self, name: str) -> "Intermediates":
+    """The same intermediates as seen from the submodule `name`."""
     return self if self.off else dataclasses.replace(self, prefix=f"{self.prefix}{name}/")
 
-  def apart(self) -> "Taps":
+  def apart(self) -> "Intermediates":
     """The same requests with an empty record, for a function that is traced on its own."""
     return self if self.off else dataclasses.replace(self, captured={}, seen=set())
 
@@ -62,20 +62,20 @@ class Taps:
       self.captured.update(captured)
       self.seen.update(seen)
 
-  def also(self, names: Iterable[str]) -> "Taps":
+  def also(self, names: Iterable[str]) -> "Intermediates":
     """The same requests and some more captures (full names), with an empty record."""
     capture = None if self.capture is None else self.capture | frozenset(names)
-    return Taps(capture=capture, edits=self.edits, prefix=self.prefix)
+    return Intermediates(capture=capture, edits=self.edits, prefix=self.prefix)
 
-  def editing(self, edits: Mapping[str, Edit]) -> "Taps":
+  def editing(self, edits: Mapping[str, Edit]) -> "Intermediates":
     """The same requests and record with further edits; those that are here already prevail."""
     if not edits:
       return self
     if self.off:
-      return Taps(edits=edits)
+      return Intermediates(edits=edits)
     return dataclasses.replace(self, edits={**edits, **self.edits})
 
-  def knowing(self, valid: Callable[[str], jax.Array]) -> "Taps":
+  def knowing(self, valid: Callable[[str], jax.Array]) -> "Intermediates":
     """The same requests and record, with the valid mask given to the edits that take it.
 
     Args:
@@ -89,7 +89,7 @@ class Taps:
     }
     return dataclasses.replace(self, edits=bound)
 
-  def at(self, position: jax.Array | int) -> "Taps":
+  def at(self, position: jax.Array | int) -> "Intermediates":
     """The same requests and record for one position of a sequence, [batch, 1, ...].
 
     Models that step through time hand sites over so; edits that were given the valid mask of the
@@ -139,7 +139,9 @@ class Taps:
       errors.check_choice("site", name, self.seen)
 
 
-OFF = Taps(off=True)
+OFF = Intermediates(off=True)
+# The name in configurations and mechanisms of users until version 0.3.
+Taps = Intermediates
 
 
 def run(
@@ -152,8 +154,8 @@ def run(
   """Calls a function with what to read and to change, returns its result and the captured sites.
 
   Args:
-    function: takes `taps`, for example a bound `model.apply`; or if `ctx` is given, a context that
-      holds them, such as the `apply` of a layer.
+    function: takes `intermediates`, for example a bound `model.apply`; or if `ctx` is given, a
+      context that holds them, such as the `apply` of a layer.
     *args: passed on.
     capture: full site names to return; `None` for every site.
     edits: full site name -> function of the activation.
@@ -163,14 +165,14 @@ def run(
     UserError: a name that the model does not have, or an edit that changes the shape.
   """
   wanted = None if capture is None else frozenset(capture)
-  taps = Taps(capture=wanted, edits=dict(edits or {}))
+  intermediates = Intermediates(capture=wanted, edits=dict(edits or {}))
   if "ctx" in kwargs:
-    kwargs["ctx"] = dataclasses.replace(kwargs["ctx"], intermediates=taps)
+    kwargs["ctx"] = dataclasses.replace(kwargs["ctx"], intermediates=intermediates)
   else:
-    kwargs["taps"] = taps
+    kwargs["intermediates"] = intermediates
   result = function(*args, **kwargs)
-  taps.check_all_met()
-  return result, taps.captured
+  intermediates.check_all_met()
+  return result, intermediates.captured
 
 
 def after(function: Callable[..., Any], site: str) -> Callable[..., Any]:
@@ -184,7 +186,7 @@ def after(function: Callable[..., Any], site: str) -> Callable[..., Any]:
       gradient = jax.grad(lambda a: loss(rest(a, variables, source, target)))(activation)
 
   Args:
-    function: takes `taps`, for example a bound `model.apply`.
+    function: takes `intermediates`, for example a bound `model.apply`.
     site: full name of the site.
 
   Returns:

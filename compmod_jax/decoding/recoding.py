@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from compmod_jax.core.errors import check
-from compmod_jax.core.intermediates import Edit, Taps
+from compmod_jax.core.intermediates import Edit, Intermediates
 from compmod_jax.decoding.config import DecodeConfig
 from compmod_jax.decoding.types import Cache, Record, Step
 from compmod_jax.mechanisms.recoding.descent import recode
 from compmod_jax.mechanisms.recoding.signals import predictive_entropy
 
-# From a cache, tokens and taps to logits and the next cache.
-TappedStep = Callable[[Cache, Array, Taps], tuple[Array, Cache]]
+# From a cache, tokens and intermediates to logits and the next cache.
+ReadableStep = Callable[[Cache, Array, Intermediates], tuple[Array, Cache]]
 
 ENTROPY = "entropy"
 
@@ -47,9 +47,9 @@ class Searched(NamedTuple):
 
 
 def prepared(
-  step: TappedStep,
+  step: ReadableStep,
   cache: Cache,
-  taps: Taps,
+  intermediates: Intermediates,
   config: DecodeConfig,
   *,
   batch: int,
@@ -60,7 +60,7 @@ def prepared(
   Args:
     step: of the model.
     cache: before the first step.
-    taps: the edits under which the model runs.
+    intermediates: the edits under which the model runs.
     config: how to search.
     batch: examples.
     stack: gives the name of the stack whose layer is recoded, and how many layers it has.
@@ -69,16 +69,20 @@ def prepared(
     UserError: there is no such layer.
   """
   if config.recode_layer is None:
-    return Searched(lambda cache, tokens: step(cache, tokens, taps.apart()), cache, ())
+    return Searched(lambda cache, tokens: step(cache, tokens, intermediates.apart()), cache, ())
   side, layers = stack()
   site = site_of(config.recode_layer, layers, side)
   cache = start(cache, batch, config.width)
-  return Searched(recoding_step(step, taps, site, config), cache, (ENTROPY,))
+  return Searched(recoding_step(step, intermediates, site, config), cache, (ENTROPY,))
 
 
-def knowing_rows(taps: Taps, rows: Bool[Array, " batch"], config: DecodeConfig) -> Taps:
-  """The taps of a step, whose time axis holds the hypotheses of an example: real, or filler."""
-  return taps.knowing(lambda site: jnp.broadcast_to(rows[:, None], (len(rows), config.width)))
+def knowing_rows(
+  intermediates: Intermediates, rows: Bool[Array, " batch"], config: DecodeConfig
+) -> Intermediates:
+  """Those of a step, whose time axis holds the hypotheses of an example: real, or filler."""
+  return intermediates.knowing(
+    lambda site: jnp.broadcast_to(rows[:, None], (len(rows), config.width))
+  )
 
 
 def site_of(layer: int, layers: int, side: str = "decoder") -> str:
@@ -100,12 +104,14 @@ def start(cache: Mapping[str, Any], batch: int, beams: int) -> dict[str, Any]:
   return {**cache, ENTROPY: jnp.zeros((batch, beams, 2))}
 
 
-def recoding_step(step: TappedStep, taps: Taps, site: str, config: DecodeConfig) -> Step:
+def recoding_step(
+  step: ReadableStep, intermediates: Intermediates, site: str, config: DecodeConfig
+) -> Step:
   """A step that recodes the activation at a site before it goes on.
 
   Args:
     step: of the model.
-    taps: the edits under which the model runs.
+    intermediates: the edits under which the model runs.
     site: what is recoded, [batch, beams, embed].
     config: size and number of the gradient steps.
   """
@@ -114,12 +120,12 @@ def recoding_step(step: TappedStep, taps: Taps, site: str, config: DecodeConfig)
     own = {name: value for name, value in cache.items() if name != ENTROPY}
 
     def with_activation(edit: Edit) -> tuple[Array, Cache]:
-      before = taps.edits.get(site)
+      before = intermediates.edits.get(site)
       # The user's own edit of this site comes first.
       both = edit if before is None else (lambda value: edit(before(value)))
-      return step(own, tokens, Taps(edits={**taps.edits, site: both}))
+      return step(own, tokens, Intermediates(edits={**intermediates.edits, site: both}))
 
-    captured = Taps(capture=frozenset([site]), edits=taps.edits)
+    captured = Intermediates(capture=frozenset([site]), edits=intermediates.edits)
     step(own, tokens, captured)
     activation = captured.captured[site]
 

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from compmod_jax.core import sharding
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical, platform_of
 from compmod_jax.kernels.routing import scaled_projection
@@ -45,7 +45,7 @@ def attend(
   *,
   bias: Float[Array, "#batch #heads #time #keys"] | None = None,
   dropout: Callable[[jax.Array], jax.Array] | None = None,
-  intermediates: Taps = OFF,
+  intermediates: Intermediates = OFF,
 ) -> Float[Array, "batch time heads head_dim"]:
   r"""Attention, :math:`\mathrm{softmax}(Q K^T / \sqrt{D_h}) V`, in each head.
 
@@ -295,7 +295,7 @@ class Attention(nn.Module):
     heads = intermediates("heads", heads)
     if config is None:
       return self.output(intermediates("heads_scaled", heads)), state
-    options = {"deterministic": ctx.deterministic, "taps": intermediates.scope("router")}
+    options = {"deterministic": ctx.deterministic, "intermediates": intermediates.scope("router")}
     if fused:
       first = hidden[0] if hidden else self.router.hidden_of(inputs)
       weights = self.router.weights_of(first, **options)

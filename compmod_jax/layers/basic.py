@@ -13,7 +13,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, UInt16, UInt32
 
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 
@@ -129,7 +129,7 @@ class FeedForward(nn.Module):
     inputs: Float[Array, "batch time embed"],
     *,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch time embed"]:
     """The network at every position."""
     init = nn.initializers.xavier_uniform()
@@ -137,7 +137,7 @@ class FeedForward(nn.Module):
       self.hidden_dim, dtype=self.dtype, kernel_init=logical(init, "embed", "mlp"), name="up"
     )
     hidden = over_rows(up, inputs)
-    hidden = taps("hidden", ACTIVATIONS[self.activation](hidden))
+    hidden = intermediates("hidden", ACTIVATIONS[self.activation](hidden))
     hidden = Dropout(self.dropout)(hidden, deterministic=deterministic)
     down = nn.Dense(
       self.dim, dtype=self.dtype, kernel_init=logical(init, "mlp", "embed"), name="down"

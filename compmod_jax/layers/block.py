@@ -384,7 +384,7 @@ class Block(nn.Module):
     update = self.ffn(
       self.ffn_residual.before(x),
       deterministic=ctx.deterministic,
-      taps=ctx.intermediates.scope("ffn"),
+      intermediates=ctx.intermediates.scope("ffn"),
     )
     if gates.ffn is not None:
       update = modulate(update, gates.ffn)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 
 Dense = Bool[Array, "#batch #heads #queries #keys"]
 
@@ -153,7 +153,7 @@ class Context:
   newest: Newest | None = None
   places: Places | None = None
   deterministic: bool = True
-  intermediates: Taps = OFF
+  intermediates: Intermediates = OFF
 
   def scope(self, name: str) -> "Context":
     """The same context inside the submodule `name`."""

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
 from compmod_jax.core.config import completed
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.sharding import logical
 from compmod_jax.kernels.grouped import Grouped
 from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout
@@ -122,12 +122,14 @@ class Experts(nn.Module):
     inputs: Float[Array, "batch time embed"],
     *,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch time embed"]:
     """The weighted sum of the experts' outputs at every position."""
     config, count = self.config.competition, self.config.count
     router = Router(count, config, self.dtype, name="router")
-    selection = router(inputs, deterministic=deterministic, taps=taps.scope("router"))
+    selection = router(
+      inputs, deterministic=deterministic, intermediates=intermediates.scope("router")
+    )
     shares = selection.weights * count if config.rescale else selection.weights
     shape, names = (inputs.shape[-1], count, self.hidden_dim), ("embed", "experts", "expert_mlp")
     up = _Matrices(shape, names, name="up")()
@@ -136,8 +138,8 @@ class Experts(nn.Module):
     weights = ExpertWeights(*(leaf.astype(self.dtype) for leaf in (*up, *down)))
     inputs = inputs.astype(self.dtype)
     drop = functools.partial(Dropout(self.dropout), deterministic=deterministic)
-    if self._runs_all(inputs.shape[0] * inputs.shape[1], taps):
-      return self._all(inputs, shares, weights, drop, taps)
+    if self._runs_all(inputs.shape[0] * inputs.shape[1], intermediates):
+      return self._all(inputs, shares, weights, drop, intermediates)
     factors = None
     if self.dropout > 0 and not deterministic:
       places = (*inputs.shape[:2], config.kept(count), self.hidden_dim)
@@ -153,11 +155,13 @@ class Experts(nn.Module):
       implementation=cast(Grouped, self.config.implementation),
     )
 
-  def _runs_all(self, tokens: int, taps: Taps) -> bool:
+  def _runs_all(self, tokens: int, intermediates: Intermediates) -> bool:
     """Whether all experts run, because they must or because that is less work."""
     config, count = self.config, self.config.count
     keep = config.competition.kept(count)
-    if taps.wants("hidden", "experts", "experts_scaled") or taps.changes("router/weights"):
+    if intermediates.wants("hidden", "experts", "experts_scaled") or intermediates.changes(
+      "router/weights"
+    ):
       return True
     if config.implementation == "auto":
       return not dispatch.worthwhile(tokens, count, keep)
@@ -169,19 +173,19 @@ class Experts(nn.Module):
     shares: jax.Array,
     weights: ExpertWeights,
     drop: Callable[[jax.Array], jax.Array],
-    taps: Taps,
+    intermediates: Intermediates,
   ) -> jax.Array:
     """The weighted sum over all experts, in one product unless each one's part is asked for."""
     hidden = dispatch.side_by_side(inputs, weights, ACTIVATIONS[self.activation])
-    if taps.wants("hidden"):
+    if intermediates.wants("hidden"):
       split = (*hidden.shape[:2], self.config.count, self.hidden_dim)
-      hidden = taps("hidden", hidden.reshape(split)).reshape(hidden.shape)
+      hidden = intermediates("hidden", hidden.reshape(split)).reshape(hidden.shape)
     hidden = drop(hidden)
-    if not taps.wants("experts", "experts_scaled"):
+    if not intermediates.wants("experts", "experts_scaled"):
       return dispatch.dense(hidden, shares, weights)
-    outputs = taps("experts", dispatch.outputs(hidden, weights))
+    outputs = intermediates("experts", dispatch.outputs(hidden, weights))
     scaled = outputs * shares[..., None].astype(outputs.dtype)
-    return jnp.sum(taps("experts_scaled", scaled), axis=2)
+    return jnp.sum(intermediates("experts_scaled", scaled), axis=2)
 
 
 class _Matrices(nn.Module):

@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 
 KVCache = dict[str, Any]
 
@@ -81,7 +81,7 @@ def attend_cached(
   *,
   bias: Float[Array, "batch heads #beams keys"] | None = None,
   filled: Array | None = None,
-  intermediates: Taps = OFF,
+  intermediates: Intermediates = OFF,
 ) -> Float[Array, "batch beams heads head_dim"]:
   r"""Attention, :math:`\mathrm{softmax}(q K^T / \sqrt{D_h}) V`, each head by itself.
 
@@ -126,7 +126,12 @@ def _attend_first(
 
 
 def _attend(
-  query: Array, key: Array, value: Array, mask: Array, bias: Array | None, intermediates: Taps
+  query: Array,
+  key: Array,
+  value: Array,
+  mask: Array,
+  bias: Array | None,
+  intermediates: Intermediates,
 ) -> Array:
   scores = _product(jnp.swapaxes(query, 1, 2), key) / jnp.sqrt(jnp.float32(query.shape[-1]))
   scores = scores if bias is None else scores + bias

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import copies_of_rows, rows_of_copies
 from compmod_jax.layers import deferred_scan
 from compmod_jax.layers.deferred_scan import Product
@@ -95,7 +95,7 @@ def scan(
   xs: Inputs,
   *,
   measure: bool = False,
-  taps: Taps = OFF,
+  intermediates: Intermediates = OFF,
 ) -> tuple[States, dict[str, Any]]:
   """Runs the stack over a sequence, recoding at every step.
 
@@ -118,21 +118,21 @@ def scan(
       read, if any; `active`, factors on the step sizes, if any; `valid`, 1 where there is a real
       token, for edits that ask; the signal's.
     measure: also return the error after recoding.
-    taps: sites to read or change.
+    intermediates: sites to read or change.
 
   Returns:
     The states after the last step, recoded; and of every step, [time, batch, ...]: `top`, the top
     layer's hidden state before recoding, `recoded`, the same after it, `error`, the signal before,
     `sizes`, the step sizes of every layer, what the signal keeps, and if measured `error_after`.
   """
-  edited = any(map(taps.changes, _sites(len(states))))
+  edited = any(map(intermediates.changes, _sites(len(states))))
   defined = signal is not None and (config.by_definition or edited)
 
   def body(product: Product, others: Any, states: States, x: Inputs) -> tuple[States, Any]:
-    inner = taps.apart()
+    inner = intermediates.apart()
     if "valid" in x:
       inner = inner.knowing(lambda site: x["valid"][:, None] > 0)
-    step = forward(product, others, states, x, taps=inner)
+    step = forward(product, others, states, x, intermediates=inner)
     recoded, out = step.after, dict[str, Any]()
     if signal is not None:
       how = _Recoding(signal, sizes, config, product, others, edited)
@@ -152,7 +152,7 @@ def scan(
   scan = deferred_scan.plain if defined else deferred_scan.scan
   last, out = scan(body, weights, others, states, xs)
   captured = {name: value[:, :, 0].swapaxes(0, 1) for name, value in out.pop("captured").items()}
-  taps.merge(captured, seen)
+  intermediates.merge(captured, seen)
   return last, out
 
 
@@ -161,12 +161,12 @@ def _sites(layers: int) -> list[str]:
   return [f"layer_{number}/{kind}" for number in range(layers) for kind in ("hidden", "cell")]
 
 
-def _passed(taps: Taps, number: int, after: str, state: State) -> State:
+def _passed(intermediates: Intermediates, number: int, after: str, state: State) -> State:
   """A layer's state, past its sites."""
-  if taps is OFF:
+  if intermediates is OFF:
     return state
-  hidden = taps(f"layer_{number}/hidden{after}", state.h[:, None])[:, 0]
-  return State(hidden, taps(f"layer_{number}/cell{after}", state.c[:, None])[:, 0])
+  hidden = intermediates(f"layer_{number}/hidden{after}", state.h[:, None])[:, 0]
+  return State(hidden, intermediates(f"layer_{number}/cell{after}", state.c[:, None])[:, 0])
 
 
 def _closed(
@@ -183,13 +183,13 @@ def _closed(
 
 
 def _by_definition(
-  how: _Recoding, states: States, x: Inputs, step: _Step, taps: Taps
+  how: _Recoding, states: States, x: Inputs, step: _Step, intermediates: Intermediates
 ) -> tuple[States, dict[str, Any]]:
   """Recoding as it is defined: `jax.grad` with respect to what is added to every state."""
-  edits = taps.apart()
+  edits = intermediates.apart()
 
   def error(added: States) -> jax.Array:
-    top = forward(how.product, how.others, states, x, added, taps=edits).after[-1].h
+    top = forward(how.product, how.others, states, x, added, intermediates=edits).after[-1].h
     return how.signal.error(how.product, how.others, top, x)
 
   top = step.after[-1].h
@@ -215,7 +215,7 @@ def forward(
   x: Inputs,
   added: States | None = None,
   *,
-  taps: Taps = OFF,
+  intermediates: Intermediates = OFF,
 ) -> _Step:
   """A step of all layers; `added` to each state before anything reads it."""
   found, after, below = list[Gates](), list[State](), None
@@ -232,7 +232,7 @@ def forward(
       opened = gates(activations)
       new = advance(opened, state.c, added[number])
     found.append(opened)
-    after.append(_passed(taps, number, "", new))
+    after.append(_passed(intermediates, number, "", new))
     below = after[-1].h
     if f"between_{number + 1}" in x:
       below = below * x[f"between_{number + 1}"]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import EditMaker, Taps
+from compmod_jax.core.intermediates import EditMaker, Intermediates
 from compmod_jax.core.types import Params
 from compmod_jax.mechanisms.competition.losses import Routers
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
@@ -52,7 +52,7 @@ class Seq2Seq(Module, Protocol):
     target: Int[Array, "batch target_time"],
     *,
     deterministic: bool = True,
-    taps: Taps = ...,
+    intermediates: Intermediates = ...,
   ) -> Float[Array, "batch target_time vocab"]:
     """Logits of the token that follows each target position; `target` begins with a start token."""
     ...
@@ -64,7 +64,7 @@ class Seq2Seq(Module, Protocol):
     beams: int,
     length: int,
     routing: bool = False,
-    taps: Taps = ...,
+    intermediates: Intermediates = ...,
   ) -> dict[str, Any]:
     """The cache with which decoding starts: leaves [batch, beams or 1, ...] and a position.
 
@@ -73,12 +73,16 @@ class Seq2Seq(Module, Protocol):
       beams: hypotheses an example.
       length: most steps.
       routing: keep the router weights of every step under `routing`.
-      taps: sites to read or change.
+      intermediates: sites to read or change.
     """
     ...
 
   def step(
-    self, cache: dict[str, Any], tokens: Int[Array, "batch beams"], *, taps: Taps = ...
+    self,
+    cache: dict[str, Any],
+    tokens: Int[Array, "batch beams"],
+    *,
+    intermediates: Intermediates = ...,
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
     ...
@@ -96,19 +100,24 @@ class Decoder(Module, Protocol):
     causal: bool = True,
     vanilla_logits: bool = False,
     deterministic: bool = True,
-    taps: Taps = ...,
+    intermediates: Intermediates = ...,
   ) -> TextOutput:
     """Logits at every position; see `Nemot.__call__`."""
     ...
 
   def prefill(
-    self, text: Text, task: str, *, beams: int, length: int, taps: Taps = ...
+    self, text: Text, task: str, *, beams: int, length: int, intermediates: Intermediates = ...
   ) -> dict[str, Any]:
     """The cache with which decoding after prompts starts."""
     ...
 
   def step(
-    self, cache: dict[str, Any], tokens: Int[Array, "batch beams"], task: str, *, taps: Taps = ...
+    self,
+    cache: dict[str, Any],
+    tokens: Int[Array, "batch beams"],
+    task: str,
+    *,
+    intermediates: Intermediates = ...,
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
     ...
@@ -124,7 +133,7 @@ class Encoder(Module, Protocol):
     *,
     positions: Int[Array, "batch predicted"] | None = None,
     deterministic: bool = True,
-    taps: Taps = ...,
+    intermediates: Intermediates = ...,
   ) -> Float[Array, "batch predicted vocab"]:
     """Logits at these positions; at all, in their order, if none are given."""
     ...

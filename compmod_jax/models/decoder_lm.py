@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Activation, Dropout, layer_norm
@@ -125,7 +125,7 @@ class DecoderLM(nn.Module):
     causal: bool = True,
     vanilla_logits: bool = False,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> TextOutput:
     """Logits at every position; see `Nemot`.
 
@@ -135,7 +135,7 @@ class DecoderLM(nn.Module):
       causal: decoder mode; else every token sees the whole text.
       vanilla_logits: of no importance: there is one head.
       deterministic: no dropout.
-      taps: sites to read or change.
+      intermediates: sites to read or change.
 
     Raises:
       UserError: texts that are too long.
@@ -146,18 +146,18 @@ class DecoderLM(nn.Module):
       text.segments,
       causal=causal,
       deterministic=deterministic,
-      intermediates=taps,
+      intermediates=intermediates,
     )
     return TextOutput(self._logits(run, embed(text, self.embedding, self.positions)))
 
   def prefill(
-    self, text: Text, task: str = "", *, beams: int, length: int, taps: Taps = OFF
+    self, text: Text, task: str = "", *, beams: int, length: int, intermediates: Intermediates = OFF
   ) -> dict[str, Any]:
     """The cache with which decoding after prompts starts; see `Nemot.prefill`."""
     longest = self.config.max_length
     check_text(text, [(task, len(text.tokens))], longest=longest, steps=length)
     state = initial_state(text, self.pad, [(self.decoder, 0)], beams=beams, length=length)
-    run = TextPass(text.tokens != self.pad, text.segments, state=state, intermediates=taps)
+    run = TextPass(text.tokens != self.pad, text.segments, state=state, intermediates=intermediates)
     run(self.decoder, embed(text, self.embedding, self.positions))
     return state
 
@@ -167,14 +167,14 @@ class DecoderLM(nn.Module):
     tokens: Int[Array, "batch beams"],
     task: str = "",
     *,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
     state = advanced(cache, tokens)
     place = state["lengths"] + state["position"]
     x = self.positions.add_at(self.embedding(tokens), place)
     real = state["prompt"][:, 0, 0]
-    run = TextPass(real, state=state, newest=True, intermediates=taps)
+    run = TextPass(real, state=state, newest=True, intermediates=intermediates)
     return self._logits(run, x), {**state, "position": state["position"] + 1}
 
   def routing_sites(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, layer_norm
@@ -127,7 +127,7 @@ class Encoder(nn.Module):
     *,
     positions: Int[Array, "batch predicted"] | None = None,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch predicted vocab"]:
     """Logits of the tokens that belong at positions.
 
@@ -135,15 +135,19 @@ class Encoder(nn.Module):
       tokens: padded at the end.
       positions: numbers of the positions that are predicted; all, in their order, if not given.
       deterministic: no dropout.
-      taps: sites to read or change.
+      intermediates: sites to read or change.
     """
-    hidden = self.encode(tokens, deterministic=deterministic, taps=taps)
+    hidden = self.encode(tokens, deterministic=deterministic, intermediates=intermediates)
     if positions is not None:
       hidden = jnp.take_along_axis(hidden, positions[..., None], axis=1)
-    return taps("logits", self.head(hidden, self.embedding))
+    return intermediates("logits", self.head(hidden, self.embedding))
 
   def encode(
-    self, tokens: Int[Array, "batch time"], *, deterministic: bool = True, taps: Taps = OFF
+    self,
+    tokens: Int[Array, "batch time"],
+    *,
+    deterministic: bool = True,
+    intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch time embed"]:
     """The last layer's output."""
     c, length = self.config, tokens.shape[1]
@@ -157,7 +161,7 @@ class Encoder(nn.Module):
       mask=AttentionMask(valid=tokens != self.pad),
       places=None if c.positions in ADDED else Places(places, places, length),
       deterministic=deterministic,
-      intermediates=taps.scope("encoder"),
+      intermediates=intermediates.scope("encoder"),
     )
     x = self.embedding_norm(self.positions.add(self.embedding(tokens)))
     x = self.drop(x, deterministic=deterministic)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.errors import UserError, check
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import copies_of_rows, over_rows, rows_of_copies
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers import lm_head, lstm, recoded_lstm
@@ -245,7 +245,7 @@ class LstmLM(nn.Module):
     given: Given = Given(),
     measure: bool = False,
     logits: bool = False,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Output:
     """Reads a stretch of text and predicts the target of every position.
 
@@ -258,17 +258,19 @@ class LstmLM(nn.Module):
       given: what recoding needs besides the text.
       measure: also measure the error and the losses after recoding.
       logits: also return log-probabilities.
-      taps: sites to read or change.
+      intermediates: sites to read or change.
     """
     recoding = self.config.recoding if recode else RecodingConfig()
     x, train = self._embedded(recoding, tokens, rng, given), rng is not None
     factors = self._factors(recoding, rng, given, (tokens.shape[1], len(tokens)))
     targets = targets.T
-    if not recoding.active and taps is OFF:
+    if not recoding.active and intermediates is OFF:
       last, hidden = self._by_layer(x, states, factors)
       out, nll = {}, None
     else:
-      last, out = self._by_step(recoding, x, targets, states, factors, given, measure, taps)
+      last, out = self._by_step(
+        recoding, x, targets, states, factors, given, measure, intermediates
+      )
       hidden = out["top"] if recoding.supervised or not recoding.active else out["recoded"]
       hidden = hidden * factors["out"] if "out" in factors else hidden
       nll = self._known(out, hidden, targets)
@@ -308,7 +310,7 @@ class LstmLM(nn.Module):
     return over_rows(lambda rows: rows @ self.inputs[number] + self.biases[number][None], x)
 
   def _by_step(
-    self, recoding, x, targets, states, factors, given, measure, taps
+    self, recoding, x, targets, states, factors, given, measure, intermediates
   ) -> tuple[tuple[State, ...], dict[str, Any]]:
     """Step by step, all layers together."""
     copies, batch = self.config.recoding.copies, targets.shape[1]
@@ -318,7 +320,7 @@ class LstmLM(nn.Module):
     xs = {"first": first, "target": targets, **factors}
     if given.active is not None:
       xs["active"] = jnp.tile(given.active.T, (1, copies))
-    if taps is not OFF:
+    if intermediates is not OFF:
       valid = jnp.ones(targets.T.shape) if given.valid is None else given.valid
       xs["valid"] = jnp.tile(valid.T, (1, copies)).astype(jnp.float32)
     if given.labels is not None:
@@ -340,7 +342,7 @@ class LstmLM(nn.Module):
       jax.tree.map(rows_of_copies, states),
       xs,
       measure=measure,
-      taps=taps,
+      intermediates=intermediates,
     )
     return jax.tree.map(lambda leaf: copies_of_rows(leaf, batch), last), out
 

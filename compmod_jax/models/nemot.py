@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Activation, Dropout, layer_norm
@@ -345,7 +345,7 @@ class Nemot(nn.Module):
     vanilla_logits: bool = False,
     vanilla_positions: Int[Array, "batch places"] | None = None,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> TextOutput:
     """Logits at positions: in decoder mode those of the token that follows.
 
@@ -357,7 +357,7 @@ class Nemot(nn.Module):
       vanilla_logits: also those of the vanilla set's own head.
       vanilla_positions: the same as `positions`, for these.
       deterministic: no dropout.
-      taps: sites to read or change.
+      intermediates: sites to read or change.
 
     Raises:
       UserError: blocks that do not make up the batch, unknown tasks, texts that are too long, or
@@ -369,7 +369,7 @@ class Nemot(nn.Module):
       text.segments,
       causal=causal,
       deterministic=deterministic,
-      intermediates=taps,
+      intermediates=intermediates,
     )
     x, plain, gates = self._modulated(run, self._embed(text), text, text.tags)
     parts, start = [], 0
@@ -377,7 +377,7 @@ class Nemot(nn.Module):
       rows = slice(start, start + count)
       parts.append(self._task_logits(run, task, x[rows], gates, rows, positions))
       start += count
-    logits = taps("logits", jnp.concatenate(parts))
+    logits = intermediates("logits", jnp.concatenate(parts))
     if not vanilla_logits:
       return TextOutput(logits)
     return TextOutput(logits, _product(self.vanilla_head, _at(plain, vanilla_positions)))
@@ -390,7 +390,7 @@ class Nemot(nn.Module):
     beams: int,
     length: int,
     first_tag: Int[Array, " batch"] | None = None,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> dict[str, Any]:
     """The cache with which decoding after prompts starts; see `text_pass.State`.
 
@@ -401,7 +401,7 @@ class Nemot(nn.Module):
       length: most steps.
       first_tag: number of the part of speech of that last token, as in `Text.tags`; those that
         follow, answers, have none. Needed where the model highlights.
-      taps: sites to read or change.
+      intermediates: sites to read or change.
 
     Raises:
       UserError: as when the model is called; or prompt and steps together are too long.
@@ -417,13 +417,18 @@ class Nemot(nn.Module):
     state = initial_state(text, self.pad, stacks, beams=beams, length=length)
     if first_tag is not None:
       state["first_tag"] = first_tag[:, None]
-    run = TextPass(text.tokens != self.pad, text.segments, state=state, intermediates=taps)
+    run = TextPass(text.tokens != self.pad, text.segments, state=state, intermediates=intermediates)
     x, _, gates = self._modulated(run, self._embed(text), text, text.tags)
     run(self.output[task], x, gates=gates.get(OUTPUT))
     return state
 
   def step(
-    self, cache: dict[str, Any], tokens: Int[Array, "batch beams"], task: str, *, taps: Taps = OFF
+    self,
+    cache: dict[str, Any],
+    tokens: Int[Array, "batch beams"],
+    task: str,
+    *,
+    intermediates: Intermediates = OFF,
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
     state = advanced(cache, tokens)
@@ -435,9 +440,9 @@ class Nemot(nn.Module):
     if self.config.highlighting == "embedding":
       x = self.highlight(x, cast(jax.Array, tags))
     real = state["prompt"][:, 0, 0]
-    run = TextPass(real, state=state, newest=True, intermediates=taps)
+    run = TextPass(real, state=state, newest=True, intermediates=intermediates)
     x, _, gates = self._modulated(run, x, None, tags)
-    logits = taps("logits", self._task_logits(run, task, x, gates, slice(None)))
+    logits = intermediates("logits", self._task_logits(run, task, x, gates, slice(None)))
     return logits, {**state, "position": state["position"] + 1}
 
   def routing_sites(self) -> tuple[str, ...]:
@@ -497,19 +502,19 @@ class Nemot(nn.Module):
     self, run: TextPass, x: jax.Array, text: Text | None
   ) -> tuple[jax.Array, dict[str, dict[int, Gates]]]:
     """The gate of the vanilla set's output, and set -> layer -> gates of later modules."""
-    c, before, taps = self.config, self.config.before, run.intermediates
+    c, before, intermediates = self.config, self.config.before, run.intermediates
     if text is not None:
       x = jnp.concatenate([self.auxiliary_embedding(cast(jax.Array, text.auxiliary)), x], axis=1)
     stream = run(self.modulatory, x, before=before)
     stream = stream[:, before:] if text is not None else stream
     whole = self.gate_projection(stream) if c.gate_start == "half" else stream
-    gate = taps("gate", nn.sigmoid(whole.astype(jnp.float32)))
+    gate = intermediates("gate", nn.sigmoid(whole.astype(jnp.float32)))
     gates: dict[str, dict[int, Gates]] = {}
     for place, project in self.place_projections.items():
       layer, kind = place.split("/")
       side, number = layer.rsplit("_", 1)
       squash = nn.log_sigmoid if kind == "logits" else nn.sigmoid
-      value = taps(f"gates/{place}", squash(project(stream).astype(jnp.float32)))
+      value = intermediates(f"gates/{place}", squash(project(stream).astype(jnp.float32)))
       held = gates.setdefault(side, {})
       held[int(number)] = held.get(int(number), Gates())._replace(**{kind: value})
     return gate, gates
@@ -574,7 +579,7 @@ class EncoderMode(Nemot):
     *,
     positions: Int[Array, "batch predicted"] | None = None,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch predicted vocab"]:
     """Logits of the tokens that belong at positions; see `Encoder.__call__`."""
     ids = jnp.asarray(self.config.auxiliary_ids("enc", LM), jnp.int32)
@@ -585,6 +590,6 @@ class EncoderMode(Nemot):
       causal=False,
       positions=positions,
       deterministic=deterministic,
-      taps=taps,
+      intermediates=intermediates,
     )
     return out.logits

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.errors import check, check_choice
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.additive_attention import AdditiveAttention
@@ -227,7 +227,7 @@ class Seq2SeqLstm(nn.Module):
     target: Int[Array, "batch target_time"],
     *,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch target_time vocab"]:
     """Logits of the token that follows each target position.
 
@@ -235,15 +235,15 @@ class Seq2SeqLstm(nn.Module):
       source: source tokens, padded.
       target: target tokens shifted right (the first is the start token), padded.
       deterministic: no dropout.
-      taps: sites to read or change.
+      intermediates: sites to read or change.
     """
-    memory = self.encode(source, deterministic=deterministic, taps=taps)
+    memory = self.encode(source, deterministic=deterministic, intermediates=intermediates)
     given = self._given(memory, deterministic)
     embedded = self.drop(self.decoder_embedding(target), deterministic=deterministic)
     state = self._initial_state(memory, given, 1)
 
     def step(module: "Seq2SeqLstm", state: Any, x: Any) -> tuple[Any, tuple[jax.Array, Any]]:
-      inner = taps.apart()
+      inner = intermediates.apart()
       here = inner.at(state["position"])
       embedded, tokens = (leaf[:, None] for leaf in x)
       read, state = module._step(state, embedded, tokens, given, here)
@@ -255,18 +255,20 @@ class Seq2SeqLstm(nn.Module):
       step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1
     )
     _, (read, captured) = scan(self, state, (embedded, target))
-    taps.merge({name: _through_time(name, value) for name, value in captured.items()}, seen)
-    return taps("logits", self.output_embedding.logits(read))
+    intermediates.merge(
+      {name: _through_time(name, value) for name, value in captured.items()}, seen
+    )
+    return intermediates("logits", self.output_embedding.logits(read))
 
   def encode(
     self,
     source: Int[Array, "batch source_time"],
     *,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Memory:
     """The source as the decoder reads it."""
-    taps, valid = taps.scope("encoder"), source != self.pad
+    intermediates, valid = intermediates.scope("encoder"), source != self.pad
     x, turned = self.encoder_embedding(source), _turned(valid)
     for i, (ahead, back) in enumerate(
       zip(self.encoder_forward, self.encoder_backward, strict=True)
@@ -275,8 +277,8 @@ class Seq2SeqLstm(nn.Module):
       one, _ = ahead.unroll(x, zeros)
       other, _ = back.unroll(_take(x, turned), zeros)
       x = jnp.concatenate([one, _take(other, turned)], axis=-1)
-      x = taps.scope(f"layer_{i}")("output", x)
-    x = taps("output", x)
+      x = intermediates.scope(f"layer_{i}")("output", x)
+    x = intermediates("output", x)
     return Memory(x, self.cross.keys(x), valid)
 
   def prefill(
@@ -286,7 +288,7 @@ class Seq2SeqLstm(nn.Module):
     beams: int,
     length: int,
     routing: bool = False,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> dict[str, Any]:
     """The cache with which decoding starts: leaves [batch, beams or 1, ...] and a position.
 
@@ -295,26 +297,32 @@ class Seq2SeqLstm(nn.Module):
       beams: hypotheses an example.
       length: most steps.
       routing: nothing is routed here.
-      taps: sites of the encoder to read or change.
+      intermediates: sites of the encoder to read or change.
     """
     check(
       length <= self.config.max_length,
       f"length is {length} but model.max_length is {self.config.max_length}. Decode fewer steps or"
       " raise model.max_length.",
     )
-    memory = self.encode(source, taps=taps)
+    memory = self.encode(source, intermediates=intermediates)
     state = self._initial_state(memory, self._given(memory, True), beams)
     shared = jax.tree.map(lambda leaf: leaf[:, None], memory)
     return {"decoder": state, "memory": shared, "routing": {}}
 
   def step(
-    self, cache: dict[str, Any], tokens: Int[Array, "batch beams"], *, taps: Taps = OFF
+    self,
+    cache: dict[str, Any],
+    tokens: Int[Array, "batch beams"],
+    *,
+    intermediates: Intermediates = OFF,
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
     memory = jax.tree.map(lambda leaf: leaf[:, 0], cache["memory"])
     embedded = self.decoder_embedding(tokens)
-    read, state = self._step(cache["decoder"], embedded, tokens, self._given(memory, True), taps)
-    return taps("logits", self.output_embedding.logits(read)), {**cache, "decoder": state}
+    read, state = self._step(
+      cache["decoder"], embedded, tokens, self._given(memory, True), intermediates
+    )
+    return intermediates("logits", self.output_embedding.logits(read)), {**cache, "decoder": state}
 
   def _given(self, memory: Memory, deterministic: bool) -> Given:
     """What all steps of a pass have in common."""
@@ -347,11 +355,11 @@ class Seq2SeqLstm(nn.Module):
     embedded: Float[Array, "batch beams embed"],
     tokens: Int[Array, "batch beams"],
     given: Given,
-    taps: Taps,
+    intermediates: Intermediates,
   ) -> tuple[Float[Array, "batch beams read"], dict[str, Any]]:
     """One more token of every hypothesis: what the output layer reads, and the next state."""
     before, memory = state["layers"], given.memory
-    ctx = Context(intermediates=taps.scope("decoder"))
+    ctx = Context(intermediates=intermediates.scope("decoder"))
     if given.waits:
       started = state["position"] > 0  # nothing was predicted before the start token
       before = self._recoded(state["before"], state["read"], before, tokens, started, given, ctx)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.layers.context import AttentionMask, Context, Newest, Places
 from compmod_jax.layers.convolution import neighbours
 from compmod_jax.layers.kv_cache import ancestor_mask
@@ -47,7 +47,7 @@ class TextPass:
   state: State | None = None
   newest: bool = False
   deterministic: bool = True
-  intermediates: Taps = dataclasses.field(kw_only=True)
+  intermediates: Intermediates = dataclasses.field(kw_only=True)
 
   def __call__(
     self,

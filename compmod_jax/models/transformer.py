@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.layers.basic import Dropout, layer_norm
 from compmod_jax.layers.block import Block, Norm, StackConfig, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, Places
@@ -133,7 +133,7 @@ class Transformer(nn.Module):
     target: Int[Array, "batch target_time"],
     *,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch target_time vocab"]:
     """Logits of the token that follows each target position.
 
@@ -141,24 +141,26 @@ class Transformer(nn.Module):
       source: source tokens, padded.
       target: target tokens shifted right (the first is the start token), padded.
       deterministic: no dropout.
-      taps: sites to read or change.
+      intermediates: sites to read or change.
     """
-    memory = self.encode(source, deterministic=deterministic, taps=taps)
-    return self.decode(memory, source, target, deterministic=deterministic, taps=taps)
+    memory = self.encode(source, deterministic=deterministic, intermediates=intermediates)
+    return self.decode(
+      memory, source, target, deterministic=deterministic, intermediates=intermediates
+    )
 
   def encode(
     self,
     source: Int[Array, "batch source_time"],
     *,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch source_time embed"]:
     """The encoder's output."""
     ctx = Context(
       mask=AttentionMask(valid=source != self.pad),
       places=self._places(source.shape[1]),
       deterministic=deterministic,
-      intermediates=taps.scope("encoder"),
+      intermediates=intermediates.scope("encoder"),
     )
     x = self.encoder_positions.add(self.encoder_embedding(source))
     x = self.drop(x, deterministic=deterministic)
@@ -174,7 +176,7 @@ class Transformer(nn.Module):
     target: Int[Array, "batch target_time"],
     *,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch target_time vocab"]:
     """Logits from the encoder's output; `source` tells which of it is padding."""
     ctx = Context(
@@ -182,7 +184,7 @@ class Transformer(nn.Module):
       memory_mask=(source != self.pad)[:, None, None, :],
       places=self._places(target.shape[1]),
       deterministic=deterministic,
-      intermediates=taps,
+      intermediates=intermediates,
     )
     x = self.decoder_positions.add(self.decoder_embedding(target))
     return self._decode(self.drop(x, deterministic=deterministic), None, memory, ctx)[0]
@@ -218,7 +220,7 @@ class Transformer(nn.Module):
     beams: int,
     length: int,
     routing: bool = False,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> dict[str, Any]:
     """The cache with which decoding starts: leaves [batch, beams or 1, ...] and a position.
 
@@ -227,14 +229,14 @@ class Transformer(nn.Module):
       beams: hypotheses an example.
       length: most steps.
       routing: also keep every routed module's weights of every step, [batch, beams, length, units].
-      taps: sites of the encoder to read or change.
+      intermediates: sites of the encoder to read or change.
     """
     errors.check(
       length <= self.config.max_length,
       f"length is {length} but model.max_length is {self.config.max_length}; every step needs a"
       " position. Decode fewer steps or raise model.max_length.",
     )
-    memory = self.encode(source, taps=taps)
+    memory = self.encode(source, intermediates=intermediates)
     batch = source.shape[0]
     return {
       "position": jnp.int32(0),
@@ -248,11 +250,15 @@ class Transformer(nn.Module):
     }
 
   def step(
-    self, cache: dict[str, Any], tokens: Int[Array, "batch beams"], *, taps: Taps = OFF
+    self,
+    cache: dict[str, Any],
+    tokens: Int[Array, "batch beams"],
+    *,
+    intermediates: Intermediates = OFF,
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
     position, routing = cache["position"], cache["routing"]
-    record = taps.also(routing) if routing else taps
+    record = intermediates.also(routing) if routing else intermediates
     batch, beams = tokens.shape
     mine = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
     ancestry = jax.lax.dynamic_update_slice(cache["ancestry"], mine, (0, 0, position))
@@ -266,7 +272,9 @@ class Transformer(nn.Module):
     x = self.decoder_positions.add_at(self.decoder_embedding(tokens), place)
     logits, layers = self._decode(x, cache["layers"], None, ctx)
     if routing:
-      taps.merge({k: v for k, v in record.captured.items() if taps.wants(k)}, record.seen)
+      intermediates.merge(
+        {k: v for k, v in record.captured.items() if intermediates.wants(k)}, record.seen
+      )
       routing = {
         site: jax.lax.dynamic_update_slice(
           kept, record.captured[site][:, :, None], (0, 0, position, 0)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from compmod_jax.core.errors import check
-from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.intermediates import OFF, Edit, Intermediates
 from compmod_jax.core.sharding import fetch
 from compmod_jax.core.types import Params
 from compmod_jax.data.qa.batches import blocks_of, eval_batches
@@ -199,21 +199,25 @@ def search_answers(
   """The best answers to a batch of questions of one task, of at most `room` tokens."""
   ((task, rows),) = blocks_of(batch)
   apply = functools.partial(model.module.apply, {"params": params})
-  text, taps = model.text(batch, batch["tokens"]), OFF.editing(model.edits)
+  text, intermediates = model.text(batch, batch["tokens"]), OFF.editing(model.edits)
   first: dict[str, Any] = (
     {} if text.tags is None else {"first_tag": jnp.full(rows, PARTS_OF_SPEECH.index("special"))}
   )
   tokens, tokenizer = batch["tokens"], question_tokenizer.tokenizer
   real = tokens != tokenizer.pad
-  before = taps.knowing(lambda site: valid_at(model.config, site, real)).apart()
-  cache = apply(text, task, beams=config.width, length=room, taps=before, method="prefill", **first)
-  taps = recoding.knowing_rows(taps, batch["index"] >= 0, config)
+  before = intermediates.knowing(lambda site: valid_at(model.config, site, real)).apart()
+  cache = apply(
+    text, task, beams=config.width, length=room, intermediates=before, method="prefill", **first
+  )
+  intermediates = recoding.knowing_rows(intermediates, batch["index"] >= 0, config)
 
-  def step(cache: Cache, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Cache]:
-    return apply(cache, tokens, task, taps=taps, method="step")
+  def step(
+    cache: Cache, tokens: jax.Array, intermediates: Intermediates
+  ) -> tuple[jax.Array, Cache]:
+    return apply(cache, tokens, task, intermediates=intermediates, method="step")
 
   stack = functools.partial(model.config.decoding_stack, task)
-  one = recoding.prepared(step, cache, taps, config, batch=rows, stack=stack)
+  one = recoding.prepared(step, cache, intermediates, config, batch=rows, stack=stack)
   return decode(
     one.step,
     one.cache,

@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.intermediates import OFF, Edit, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.core.sharding import fetch
 from compmod_jax.core.types import Params
@@ -94,14 +94,14 @@ class Context(NamedTuple):
     step: number of updates made so far.
     train: whether dropout and the like are on.
     progress: 0 at the first step of the run and 1 at the last.
-    taps: intermediates of the forward pass that are read or changed.
+    intermediates: intermediates of the forward pass that are read or changed.
   """
 
   rng: jax.Array
   step: jax.Array
   train: bool
   progress: jax.Array | float = 0.0
-  taps: Taps = OFF
+  intermediates: Intermediates = OFF
 
   @property
   def dropout_rng(self) -> jax.Array | None:
@@ -144,7 +144,12 @@ class TaskModel(abc.ABC, Generic[M]):
 
   @abc.abstractmethod
   def forward(
-    self, params: Params, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+    self,
+    params: Params,
+    batch: Batch,
+    *,
+    intermediates: Intermediates = OFF,
+    rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits on a batch, [batch, time, vocab]; with dropout if a key is given."""
 
@@ -203,7 +208,8 @@ class Objective(Protocol[N_in]):
   ) -> tuple[Terms, Carry, Metrics]:
     """Terms of the objective, the next carry, and additive metrics (sum, count).
 
-    The forward pass takes `context.taps`, through which a wrapper reads and changes intermediates.
+    The forward pass takes `context.intermediates`, through which a wrapper reads and changes
+    activations.
     """
     ...
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term, cross_entropy, token_nll
 from compmod_jax.data import pipeline
 from compmod_jax.data.blocks import TextBlocks, check_blocks
@@ -188,13 +188,22 @@ class CausalModel(TaskModel[Decoder]):
     return Text(tokens, auxiliary, segments)
 
   def forward(
-    self, params: Params, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+    self,
+    params: Params,
+    batch: Batch,
+    *,
+    intermediates: Intermediates = OFF,
+    rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits of every token after the first of a block; with dropout if a key is given."""
-    return self.logits(params, jnp.asarray(batch["tokens"])[:, :-1], taps, rng)
+    return self.logits(params, jnp.asarray(batch["tokens"])[:, :-1], intermediates, rng)
 
   def logits(
-    self, params: Params, tokens: jax.Array, taps: Taps = OFF, rng: jax.Array | None = None
+    self,
+    params: Params,
+    tokens: jax.Array,
+    intermediates: Intermediates = OFF,
+    rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits of the token after each, [batch, time, vocab]."""
     out = self.module.apply(
@@ -202,7 +211,9 @@ class CausalModel(TaskModel[Decoder]):
       self.text(tokens),
       [(LM, len(tokens))],
       deterministic=rng is None,
-      taps=taps.editing(self.edits).knowing(lambda site: self._holds(site, tokens)),
+      intermediates=intermediates.editing(self.edits).knowing(
+        lambda site: self._holds(site, tokens)
+      ),
       rngs=None if rng is None else {"dropout": rng},
     )
     return out.logits
@@ -226,19 +237,21 @@ class CausalModel(TaskModel[Decoder]):
   ) -> recoding.Searched:
     """What a search after prompts takes."""
     apply = functools.partial(self.module.apply, {"params": params})
-    text, taps = self.text(prompts.tokens), OFF.editing(self.edits)
-    before = taps.knowing(lambda site: self._holds(site, prompts.tokens))
+    text, intermediates = self.text(prompts.tokens), OFF.editing(self.edits)
+    before = intermediates.knowing(lambda site: self._holds(site, prompts.tokens))
     cache = apply(
-      text, LM, beams=config.width, length=length, taps=before.apart(), method="prefill"
+      text, LM, beams=config.width, length=length, intermediates=before.apart(), method="prefill"
     )
 
-    def step(cache: Cache, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Cache]:
-      return apply(cache, tokens, LM, taps=taps, method="step")
+    def step(
+      cache: Cache, tokens: jax.Array, intermediates: Intermediates
+    ) -> tuple[jax.Array, Cache]:
+      return apply(cache, tokens, LM, intermediates=intermediates, method="step")
 
     rows = len(prompts.tokens)
-    taps = recoding.knowing_rows(taps, jnp.ones(rows, bool), config)
+    intermediates = recoding.knowing_rows(intermediates, jnp.ones(rows, bool), config)
     stack = functools.partial(self.config.decoding_stack, LM)
-    return recoding.prepared(step, cache, taps, config, batch=rows, stack=stack)
+    return recoding.prepared(step, cache, intermediates, config, batch=rows, stack=stack)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +266,9 @@ class NextTokenLoss:
     self, model: CausalModel, params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    logits = model.forward(params, batch, taps=context.taps, rng=context.dropout_rng)
+    logits = model.forward(
+      params, batch, intermediates=context.intermediates, rng=context.dropout_rng
+    )
     losses = cross_entropy(logits, batch["tokens"][:, 1:], predicted(batch, model.pad))
     metrics = {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
     return {"cross_entropy": Term(losses.nll, losses.count)}, carry, metrics

@@ -216,9 +216,11 @@ def _logits(
   positions: jax.Array | None = None,
 ) -> jax.Array:
   real, config = tokens != pad, model.config
-  taps = OFF.editing(model.edits).apart()
-  taps = taps.knowing(lambda site: valid_at(config, site, real, positions))
-  return model.module.apply({"params": params}, tokens, positions=positions, taps=taps)
+  intermediates = OFF.editing(model.edits).apart()
+  intermediates = intermediates.knowing(lambda site: valid_at(config, site, real, positions))
+  return model.module.apply(
+    {"params": params}, tokens, positions=positions, intermediates=intermediates
+  )
 
 
 def _best_tokens(

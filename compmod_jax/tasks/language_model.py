@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.core.sharding import fetch
 from compmod_jax.core.untrusted import MIB, parse_json, read_bounded
@@ -193,11 +193,18 @@ class StreamModel(TaskModel[LstmLM]):
     return self.module.initial_states(self.rows)
 
   def forward(
-    self, params: Params, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+    self,
+    params: Params,
+    batch: Batch,
+    *,
+    intermediates: Intermediates = OFF,
+    rng: jax.Array | None = None,
   ) -> jax.Array:
     """Log-probabilities at every position, [batch, time, vocab], from states of zeros."""
     states = self.module.initial_states(len(batch["tokens"]))
-    out = self.run(params, states, batch, rng, train=rng is not None, taps=taps, logits=True)
+    out = self.run(
+      params, states, batch, rng, train=rng is not None, intermediates=intermediates, logits=True
+    )
     assert out.logits is not None
     return out.logits
 
@@ -216,7 +223,7 @@ class StreamModel(TaskModel[LstmLM]):
     stretch: tuple[jax.Array, int] | None = None,
     measure: bool = False,
     logits: bool = False,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Output:
     """What the model makes of a batch.
 
@@ -230,7 +237,7 @@ class StreamModel(TaskModel[LstmLM]):
         at every position is what would be drawn there if the text were read at once.
       measure: also measure the error and the losses after recoding.
       logits: also return log-probabilities.
-      taps: sites to read or change.
+      intermediates: sites to read or change.
 
     Raises:
       UserError: the signal is weak supervision, and the batch has no labels.
@@ -265,7 +272,7 @@ class StreamModel(TaskModel[LstmLM]):
       ),
       measure=measure,
       logits=logits,
-      taps=taps.editing(self.edits),
+      intermediates=intermediates.editing(self.edits),
     )
     assert isinstance(out, Output)
     return out
@@ -297,7 +304,7 @@ class StreamModel(TaskModel[LstmLM]):
     *,
     beams: int,
     length: int,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> dict[str, Any]:
     """The cache with which decoding after prompts starts: leaves [batch, beams, ...].
 
@@ -311,7 +318,7 @@ class StreamModel(TaskModel[LstmLM]):
       last: last tokens of the prompts, the first of `step`.
       beams: hypotheses an example.
       length: most steps.
-      taps: sites to change.
+      intermediates: sites to change.
     """
     longest = tokens.shape[1] + length
 
@@ -320,7 +327,7 @@ class StreamModel(TaskModel[LstmLM]):
 
       def advance(states: Carry, given: tuple[jax.Array, ...]) -> tuple[Carry, None]:
         place, token, target = given
-        after = self._one(params, states, token, target, place, longest, taps).states
+        after = self._one(params, states, token, target, place, longest, intermediates).states
         return jax.tree.map(lambda a, b: jnp.where(place < count, a, b), after, states), None
 
       xs = (jnp.arange(len(tokens)), tokens, targets)
@@ -342,7 +349,7 @@ class StreamModel(TaskModel[LstmLM]):
     tokens: Int[Array, "batch beams"],
     *,
     longest: int,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Log-probabilities after one more token of every beam, and the cache that includes it.
 
@@ -351,7 +358,7 @@ class StreamModel(TaskModel[LstmLM]):
       cache: of `prefill`, or of the step before.
       tokens: what every beam reads.
       longest: positions of prompts and steps together.
-      taps: sites to change.
+      intermediates: sites to change.
     """
     recoding = self.config.recoding
     # The most probable token, which `argmax` looks at, is known at once.
@@ -361,10 +368,10 @@ class StreamModel(TaskModel[LstmLM]):
       states, place, waiting = own["states"], own["place"], own["waiting"]
       if waits:
         some = jnp.maximum(waiting, 0)
-        after = self._one(params, states, some, token, place, longest, taps).states
+        after = self._one(params, states, some, token, place, longest, intermediates).states
         states = jax.tree.map(lambda a, b: jnp.where(waiting >= 0, a, b), after, states)
         place, waiting = place + (waiting >= 0), token
-      out = self._one(params, states, token, token, place, longest, taps, logits=True)
+      out = self._one(params, states, token, token, place, longest, intermediates, logits=True)
       assert out.logits is not None
       if not waits:
         states, place = out.states, place + 1
@@ -381,7 +388,7 @@ class StreamModel(TaskModel[LstmLM]):
     target: jax.Array,
     place: jax.Array,
     longest: int,
-    taps: Taps,
+    intermediates: Intermediates,
     *,
     logits: bool = False,
   ) -> Output:
@@ -395,7 +402,7 @@ class StreamModel(TaskModel[LstmLM]):
       train=False,
       stretch=(place, longest),
       logits=logits,
-      taps=taps,
+      intermediates=intermediates,
     )
 
   def _labels(self, batch: Batch) -> jax.Array | None:
@@ -446,7 +453,9 @@ class StreamLoss:
     states = jax.tree.map(
       lambda leaf: jnp.where(fresh.reshape(-1, *(1,) * (leaf.ndim - 1)), 0, leaf), carry
     )
-    out = model.run(params, states, batch, context.rng, train=context.train, taps=context.taps)
+    out = model.run(
+      params, states, batch, context.rng, train=context.train, intermediates=context.intermediates
+    )
     counted = batch["counted"] > 0
     nll, count = jnp.sum(jnp.where(counted, out.nll, 0)), jnp.sum(counted).astype(jnp.float32)
     terms = {"cross_entropy": Term(nll, count)}

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term, cross_entropy
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data import pipeline
@@ -216,17 +216,22 @@ class MaskedModel(TaskModel[Encoder]):
     return self.module.init(rng, jnp.ones((1, 2), jnp.int32))["params"]
 
   def forward(
-    self, params: Params, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+    self,
+    params: Params,
+    batch: Batch,
+    *,
+    intermediates: Intermediates = OFF,
+    rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits at every position, [batch, time, vocab]; with dropout if a key is given."""
-    return self.logits(params, batch["tokens"], None, taps, rng)
+    return self.logits(params, batch["tokens"], None, intermediates, rng)
 
   def logits(
     self,
     params: Params,
     tokens: jax.Array,
     positions: jax.Array | None,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
     rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits at positions, [batch, predicted, vocab]; at all if none are given."""
@@ -235,7 +240,7 @@ class MaskedModel(TaskModel[Encoder]):
       tokens,
       positions=positions,
       deterministic=rng is None,
-      taps=taps.editing(self.edits).knowing(
+      intermediates=intermediates.editing(self.edits).knowing(
         lambda site: self._holds(site, tokens, positions=positions)
       ),
       rngs=None if rng is None else {"dropout": rng},
@@ -280,8 +285,8 @@ class MaskedTokenLoss:
     """See `Objective`."""
     key = jax.random.fold_in(context.rng, _STREAM)
     masked = self.mask(key, batch["tokens"], batch["index"])
-    taps, rng = context.taps, context.dropout_rng
-    logits = model.logits(params, masked.tokens, masked.positions, taps, rng)
+    intermediates, rng = context.intermediates, context.dropout_rng
+    logits = model.logits(params, masked.tokens, masked.positions, intermediates, rng)
     losses = cross_entropy(logits, masked.targets, masked.predict)
     metrics = {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
     return {"cross_entropy": Term(losses.nll, losses.count)}, carry, metrics

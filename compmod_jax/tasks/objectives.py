@@ -1,6 +1,6 @@
 """Objectives that wrap others: what mechanisms add to a loss, mixtures, and meta-learning.
 
-What mechanisms add hands the objective inside it a context whose `taps` read or change
+What mechanisms add hands the objective inside it a context whose `intermediates` read or change
 intermediates of the one forward pass, and adds terms and metrics of what was read. `Mixture` and
 `Meta` run objectives several times; they stand outside the others.
 """
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import objective as weighted_sum
 from compmod_jax.core.parameters import chosen
 from compmod_jax.core.sharding import fetch
@@ -76,7 +76,7 @@ class WithTrainingEdits:
     if context.train:
       for make in model.running_config(batch).training_edits():
         edits = make(rng=context.rng, progress=context.progress)
-        context = context._replace(taps=context.taps.editing(edits))
+        context = context._replace(intermediates=context.intermediates.editing(edits))
     return self.objective(model, params, carry, batch, context)
 
 
@@ -99,12 +99,14 @@ class WithRouterLosses:
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     routers = model.running_config(batch).routers()
-    outside = context.taps
-    taps = outside.also(losses.captured_sites(routers))
-    terms, carry, found = self.objective(model, params, carry, batch, context._replace(taps=taps))
-    outside.merge(taps.captured, taps.seen)
+    outside = context.intermediates
+    intermediates = outside.also(losses.captured_sites(routers))
+    terms, carry, found = self.objective(
+      model, params, carry, batch, context._replace(intermediates=intermediates)
+    )
+    outside.merge(intermediates.captured, intermediates.seen)
     valid = functools.partial(model.valid_mask, batch=batch)
-    return losses.terms(routers, taps.captured, valid) | terms, carry, found
+    return losses.terms(routers, intermediates.captured, valid) | terms, carry, found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +129,15 @@ class WithRouterStatistics:
     self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    outside = context.taps
-    taps = outside.also(routers_captured(self.sites))
-    terms, carry, found = self.objective(model, params, carry, batch, context._replace(taps=taps))
-    outside.merge(taps.captured, taps.seen)
-    ran = [site for site in self.sites if site in taps.captured]
+    outside = context.intermediates
+    intermediates = outside.also(routers_captured(self.sites))
+    terms, carry, found = self.objective(
+      model, params, carry, batch, context._replace(intermediates=intermediates)
+    )
+    outside.merge(intermediates.captured, intermediates.seen)
+    ran = [site for site in self.sites if site in intermediates.captured]
     valid = functools.partial(model.valid_mask, batch=batch)
-    return terms, carry, routers_statistics(ran, taps.captured, valid) | found
+    return terms, carry, routers_statistics(ran, intermediates.captured, valid) | found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,11 +160,13 @@ class WithGateStatistics:
     self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    outside = context.taps
-    taps = outside.also([self.site])
-    terms, carry, found = self.objective(model, params, carry, batch, context._replace(taps=taps))
-    outside.merge(taps.captured, taps.seen)
-    gate = jax.lax.stop_gradient(taps.captured[self.site])
+    outside = context.intermediates
+    intermediates = outside.also([self.site])
+    terms, carry, found = self.objective(
+      model, params, carry, batch, context._replace(intermediates=intermediates)
+    )
+    outside.merge(intermediates.captured, intermediates.seen)
+    gate = jax.lax.stop_gradient(intermediates.captured[self.site])
     statistics = gate_statistics(gate, model.valid_mask(self.site, batch))
     return terms, carry, found | {f"gate/{name}": value for name, value in statistics.items()}
 
@@ -226,7 +232,7 @@ class Mixture:
       inner = context
       if number:
         rng = jax.random.fold_in(context.rng, number)
-        inner = context._replace(rng=rng, taps=_unread(context.taps))
+        inner = context._replace(rng=rng, intermediates=_unread(context.intermediates))
       found, new, measured = share.objective(model, params, carry, batch, inner)
       terms |= {
         f"{name}/{term}": value.replace(weight=share.weight * value.weight)
@@ -237,9 +243,9 @@ class Mixture:
     return terms, after, metrics
 
 
-def _unread(taps: Taps) -> Taps:
+def _unread(intermediates: Intermediates) -> Intermediates:
   """The same changes of intermediates, of which nothing is recorded."""
-  return Taps(edits=taps.edits) if taps.edits else OFF
+  return Intermediates(edits=intermediates.edits) if intermediates.edits else OFF
 
 
 # Keeps the random numbers of the inner loop apart from those of the query.
@@ -360,18 +366,18 @@ class Meta:
     if not self.steps or not self.rate:
       query = flat(jax.vmap(self.split)(dict(batch))[1])
       return self.objective(model, params, carry, query, context)
-    outside = context.taps
+    outside = context.intermediates
     seen: set[str] = set()
 
     def episode(number: jax.Array, batch: Batch) -> Any:
-      taps = outside.apart()
+      intermediates = outside.apart()
       rng = jax.random.fold_in(context.rng, number)
-      inner = context._replace(rng=rng, taps=taps)
+      inner = context._replace(rng=rng, intermediates=intermediates)
       support, query = self.split(batch)
       *_, last = self.adapted(model, params, support, inner)
       terms, _, metrics = self.objective(model, last.params, carry, query, inner)
-      seen.update(taps.seen)
-      return terms, metrics | last.support, taps.captured
+      seen.update(intermediates.seen)
+      return terms, metrics | last.support, intermediates.captured
 
     numbers = jnp.arange(len(next(iter(batch.values()))))
     terms, metrics, captured = jax.vmap(episode)(numbers, dict(batch))
@@ -388,7 +394,7 @@ class Meta:
     """
     mask = jax.tree.leaves(chosen(params, self.parameters, "meta.parameters"))
     leaves, tree = jax.tree.flatten(params)
-    taps = _unread(context.taps)
+    intermediates = _unread(context.intermediates)
 
     def whole(moving: list[jax.Array]) -> Params:
       new = iter(moving)
@@ -396,7 +402,7 @@ class Meta:
 
     def loss(moving: list[jax.Array], number: int) -> tuple[jax.Array, Terms]:
       rng = jax.random.fold_in(jax.random.fold_in(context.rng, _INNER), number)
-      inner = context._replace(rng=rng, taps=taps)
+      inner = context._replace(rng=rng, intermediates=intermediates)
       terms, _, _ = self.objective(model, whole(moving), (), support, inner)
       return weighted_sum(terms), terms
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term, cross_entropy, token_nll
 from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.dataset import MULTIPLE_CHOICE, QuestionSets
@@ -242,7 +242,7 @@ class QuestionModel(TaskModel[Decoder]):
     self,
     params: Params,
     batch: Batch,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
     rng: jax.Array | None = None,
     vanilla_positions: jax.Array | None = None,
   ) -> TextOutput:
@@ -256,15 +256,22 @@ class QuestionModel(TaskModel[Decoder]):
       blocks_of(batch),
       **vanilla,
       deterministic=rng is None,
-      taps=taps.editing(self.edits).knowing(lambda site: self.valid_mask(site, batch)),
+      intermediates=intermediates.editing(self.edits).knowing(
+        lambda site: self.valid_mask(site, batch)
+      ),
       rngs=None if rng is None else {"dropout": rng},
     )
 
   def forward(
-    self, params: Params, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+    self,
+    params: Params,
+    batch: Batch,
+    *,
+    intermediates: Intermediates = OFF,
+    rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits of every token after the first of a text; with dropout if a key is given."""
-    return self.run(params, batch, taps, rng).logits
+    return self.run(params, batch, intermediates, rng).logits
 
   def valid_mask(self, site: str, batch: Batch) -> jax.Array:
     """Positions that hold real tokens, auxiliary ones where a site has them; a set's own rows."""
@@ -376,7 +383,7 @@ class AnswerLosses:
     labels, (answer, whole) = jnp.asarray(batch["tokens"])[:, 1:], model.counted(batch)
     if "vanilla" in wanted:
       places = places_of(answer, self.dataset.longest_answer)
-    out = model.run(params, batch, context.taps, context.dropout_rng, places)
+    out = model.run(params, batch, context.intermediates, context.dropout_rng, places)
     nll = token_nll(out.logits, labels)
     share = shares(answer, batch["answer"], self.config.answer_mean)
     losses = {"answer": (nll, share), "sequence": (nll, whole.astype(jnp.float32))}

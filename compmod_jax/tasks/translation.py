@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term, cross_entropy
 from compmod_jax.data import pipeline
 from compmod_jax.data.base import Dataset, Splits, TrainIterator
@@ -265,7 +265,12 @@ class PairModel(TaskModel[Seq2Seq]):
     return self.module.init(rng, tokens, tokens)["params"]
 
   def forward(
-    self, params: Params, batch: Batch, *, taps: Taps = OFF, rng: jax.Array | None = None
+    self,
+    params: Params,
+    batch: Batch,
+    *,
+    intermediates: Intermediates = OFF,
+    rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits of every target token, [batch, time, vocab]; with dropout if a key is given."""
     return self.module.apply(
@@ -273,7 +278,9 @@ class PairModel(TaskModel[Seq2Seq]):
       batch["source"],
       shift_right(batch["target"], BOS),
       deterministic=rng is None,
-      taps=taps.editing(self.edits).knowing(lambda site: self.valid_mask(site, batch)),
+      intermediates=intermediates.editing(self.edits).knowing(
+        lambda site: self.valid_mask(site, batch)
+      ),
       rngs=None if rng is None else {"dropout": rng},
     )
 
@@ -304,7 +311,9 @@ class SmoothedCrossEntropy:
     self, model: PairModel, params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    logits = model.forward(params, batch, taps=context.taps, rng=context.dropout_rng)
+    logits = model.forward(
+      params, batch, intermediates=context.intermediates, rng=context.dropout_rng
+    )
     target, smoothing = batch["target"], self.label_smoothing
     losses = cross_entropy(logits, target, target != PAD, label_smoothing=smoothing)
     metrics = {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}

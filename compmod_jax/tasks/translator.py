@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax.core.intermediates import OFF, Edit, Taps
+from compmod_jax.core.intermediates import OFF, Edit, Intermediates
 from compmod_jax.core.sharding import fetch
 from compmod_jax.core.types import Params
 from compmod_jax.data.buckets import BatchConfig
@@ -168,22 +168,24 @@ def _search(
 ) -> Decoded:
   """The best translations of a batch, of at most `longest` tokens; see `decode`."""
   source, apply = batch["source"], functools.partial(model.module.apply, {"params": params})
-  taps, real = OFF.editing(model.edits).editing(edits), source != PAD
+  intermediates, real = OFF.editing(model.edits).editing(edits), source != PAD
   cache: Cache = apply(
     source,
     beams=config.width,
     length=longest,
     routing=routing,
-    taps=taps.knowing(lambda site: real).apart(),
+    intermediates=intermediates.knowing(lambda site: real).apart(),
     method="prefill",
   )
 
-  def step(cache: Cache, tokens: jax.Array, taps: Taps) -> tuple[jax.Array, Cache]:
-    return apply(cache, tokens, taps=taps, method="step")
+  def step(
+    cache: Cache, tokens: jax.Array, intermediates: Intermediates
+  ) -> tuple[jax.Array, Cache]:
+    return apply(cache, tokens, intermediates=intermediates, method="step")
 
-  taps = recoding.knowing_rows(taps, real.any(axis=1), config)
+  intermediates = recoding.knowing_rows(intermediates, real.any(axis=1), config)
   stack = functools.partial(model.config.decoding_stack, "")
-  one = recoding.prepared(step, cache, taps, config, batch=len(source), stack=stack)
+  one = recoding.prepared(step, cache, intermediates, config, batch=len(source), stack=stack)
   return decode(
     one.step,
     one.cache,

@@ -14,7 +14,7 @@ import jax
 from flax.linen.module import InterceptorContext
 from flax.traverse_util import flatten_dict
 
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.types import Params
 from compmod_jax.decoding.recoding import site_of
 from compmod_jax.layers.attention import Attention
@@ -92,8 +92,8 @@ def parts_of(task: Task, params: Params) -> list[Part]:
 
 
 @dataclasses.dataclass
-class _Noted(Taps):
-  """Taps that also tell of every site when it is passed."""
+class _Noted(Intermediates):
+  """Intermediates that also tell of every site when it is passed."""
 
   tell: Callable[[str], None] = dataclasses.field(kw_only=True)
 
@@ -139,7 +139,9 @@ def _traced(task: Task, params: Params, shapes: Shapes) -> list[Part]:
 
   batch = jax.eval_shape(task.dataset.example)
   with nn.intercept_methods(called):
-    jax.eval_shape(lambda p, b: task.model.forward(p, b, taps=_Noted(tell=site)), params, batch)
+    jax.eval_shape(
+      lambda p, b: task.model.forward(p, b, intermediates=_Noted(tell=site)), params, batch
+    )
   return list(parts.values())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from compmod_jax.core import errors, losses, sharding
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.types import Params
 from compmod_jax.tasks.base import Batch, Context, Task
 from compmod_jax.training.hooks import Hook, Training
@@ -76,10 +76,10 @@ def locate(task: Task, state: TrainState, batch: Batch, seed: int) -> str:
   sites: list[str] = []
 
   def finite_sites(params: Params) -> list[jax.Array]:
-    taps = Taps(capture=None)
-    task.model.forward(params, task.dataset.flat(batch), taps=taps)
-    sites[:] = taps.captured  # in the order in which they are computed
-    return [jnp.isfinite(value).all() for value in taps.captured.values()]
+    intermediates = Intermediates(capture=None)
+    task.model.forward(params, task.dataset.flat(batch), intermediates=intermediates)
+    sites[:] = intermediates.captured  # in the order in which they are computed
+    return [jnp.isfinite(value).all() for value in intermediates.captured.values()]
 
   def objective(params: Params) -> jax.Array:
     context = Context(jax.random.key(seed), state.step, train=False)

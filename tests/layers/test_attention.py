@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.core.intermediates import Taps, run, zero_units
+from compmod_jax.core.intermediates import Intermediates, run, zero_units
 from compmod_jax.layers.attention import Attention, IntoHeads, OutOfHeads, attend
 from compmod_jax.layers.context import AttentionMask, Context, Newest
 from compmod_jax.layers.kv_cache import ancestor_mask
@@ -105,9 +105,11 @@ both = pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_attention_is_the_softmax_of_scaled_products(cross, fused):
   query, keys = numbers(BATCH, TIME, HEADS, 2), KEYS if cross else TIME
   key, value = numbers(2, BATCH, keys, HEADS, 2, seed=3)
-  taps = Taps(capture=frozenset() if fused else None)
+  intermediates = Intermediates(capture=frozenset() if fused else None)
   mask = AttentionMask(explicit=VISIBLE) if cross else AttentionMask(causal=True)
-  found = jax.jit(lambda q, k, v: attend(q, k, v, mask, intermediates=taps))(query, key, value)
+  found = jax.jit(lambda q, k, v: attend(q, k, v, mask, intermediates=intermediates))(
+    query, key, value
+  )
   expected, probabilities = explicit(query, key, value, visibility(cross))
   np.testing.assert_allclose(found, expected, atol=1e-6)
   assert probabilities.shape == (BATCH, HEADS, TIME, keys)
@@ -194,7 +196,7 @@ def test_a_query_that_sees_nothing_leaves_values_and_gradients_finite(sites):
   mask = VISIBLE.at[1].set(False)
 
   def total(params):
-    ctx = Context(memory_mask=mask, intermediates=Taps(capture=sites))
+    ctx = Context(memory_mask=mask, intermediates=Intermediates(capture=sites))
     out, _ = module(True, SMALL).apply(params, INPUTS, None, MEMORIES, ctx=ctx)
     return jnp.sum(out**2), out
 

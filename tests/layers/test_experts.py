@@ -182,8 +182,8 @@ def test_one_expert_is_the_plain_network_bit_for_bit(train, rule):
 
 def test_even_weights_times_their_number_are_the_plain_network_of_the_same_total_width():
   layer, plain = experts(competition(rescale=True)), FeedForward(DIM, COUNT * MLP)
-  even = intermediates.Taps(edits={"router/scores": jnp.zeros_like})
-  made, (gradients, slope) = run(layer, params(), taps=even)
+  even = intermediates.Intermediates(edits={"router/scores": jnp.zeros_like})
+  made, (gradients, slope) = run(layer, params(), intermediates=even)
   expected, (peers, peer_slope) = run(plain, merged(params()))
   assert_close((made, slope), (expected, peer_slope), rtol=1e-6)
   for name in ("kernel", "bias"):

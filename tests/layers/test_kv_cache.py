@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.layers.kv_cache import (
   add_to_cache,
   as_cache,
@@ -67,13 +67,13 @@ def test_both_ways_to_multiply_agree_in_value_and_gradient():
 
 
 def test_probabilities_are_a_site_that_can_be_read_and_changed():
-  taps = Taps(capture=frozenset({"attention"}))
-  attend_cached(QUERY, as_cache(KEY, VALUE), MASK, intermediates=taps)
-  found = taps.captured["attention"]
+  intermediates = Intermediates(capture=frozenset({"attention"}))
+  attend_cached(QUERY, as_cache(KEY, VALUE), MASK, intermediates=intermediates)
+  found = intermediates.captured["attention"]
   assert found.shape == (BATCH, HEADS, BEAMS, KEYS)
   np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
   assert not jnp.any(jnp.where(MASK, 0, found))
-  silent = Taps(edits={"attention": jnp.zeros_like})
+  silent = Intermediates(edits={"attention": jnp.zeros_like})
   assert not attend_cached(QUERY, as_cache(KEY, VALUE), MASK, intermediates=silent).any()
 
 

@@ -13,7 +13,7 @@ import pytest
 from jax.interpreters import partial_eval
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from compmod_jax.core.intermediates import Taps, run
+from compmod_jax.core.intermediates import Intermediates, run
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.context import AttentionMask, Context, Newest
 from compmod_jax.layers.experts import Experts, ExpertsConfig
@@ -95,9 +95,9 @@ def test_cached_decoding_chooses_as_the_whole_pass_does(kind):
   prompt = TIME - 2
 
   def chosen(one: Attention, inputs: jax.Array, state: Any, **given: Any) -> tuple[Any, jax.Array]:
-    taps = Taps(frozenset({WEIGHTS}))
-    _, state = one(inputs, state, ctx=Context(**given, intermediates=taps))
-    return state, taps.captured[WEIGHTS]
+    intermediates = Intermediates(frozenset({WEIGHTS}))
+    _, state = one(inputs, state, ctx=Context(**given, intermediates=intermediates))
+    return state, intermediates.captured[WEIGHTS]
 
   def decode(one: Attention) -> jax.Array:
     if kind == "cross":

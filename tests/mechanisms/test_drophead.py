@@ -13,7 +13,7 @@ import scipy.stats
 from tiny_model import make_experiment, write_data
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import Taps, run
+from compmod_jax.core.intermediates import Intermediates, run
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig, probability
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
@@ -191,8 +191,10 @@ def test_values_of_heads_that_lost_are_dropped_with_them():
 
 def test_a_rematerialised_layer_drops_the_same_heads_forward_and_backward(variables):
   def loss(variables, config):
-    taps = Taps(edits=edits(V))
-    return jnp.sum(jnp.square(model(config).apply(variables, SOURCE, TARGET, taps=taps)))
+    intermediates = Intermediates(edits=edits(V))
+    return jnp.sum(
+      jnp.square(model(config).apply(variables, SOURCE, TARGET, intermediates=intermediates))
+    )
 
   kept, again = (
     jax.jit(jax.value_and_grad(lambda v, c=config: loss(v, c)))(variables)
@@ -204,8 +206,8 @@ def test_a_rematerialised_layer_drops_the_same_heads_forward_and_backward(variab
 
 def test_without_a_probability_the_program_is_the_one_without_drophead(variables):
   def program(config: DropHeadConfig) -> str:
-    taps = Taps(edits=edits(config))
-    call = lambda v: model(CONFIG).apply(v, SOURCE, TARGET, taps=taps)  # noqa: E731
+    intermediates = Intermediates(edits=edits(config))
+    call = lambda v: model(CONFIG).apply(v, SOURCE, TARGET, intermediates=intermediates)  # noqa: E731
     return jax.jit(call).lower(variables).as_text()
 
   plain = program(DropHeadConfig())

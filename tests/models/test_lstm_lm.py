@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.layers import deferred_scan, lstm
 from compmod_jax.layers.lstm import State
 from compmod_jax.layers.recoding_signals import word_factors
@@ -300,7 +300,8 @@ def test_recoding_under_an_edit_takes_the_gradient_of_the_edited_computation(sig
   slow = LstmLM(dataclasses.replace(fast.config, recoding=recoding), VOCAB)
   params = fresh(fast)
   ours, theirs = (
-    apply(model, params, measure=True, taps=Taps(edits=EDITS)) for model in (fast, slow)
+    apply(model, params, measure=True, intermediates=Intermediates(edits=EDITS))
+    for model in (fast, slow)
   )
   for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -314,9 +315,11 @@ def test_recoding_under_an_edit_moves_a_state_by_the_slope_that_finite_differenc
   def read(shift):
     edits = EDITS | {site: lambda h: EDITS[site](h + shift)}
     names = frozenset([site, f"{site}_recoded"])
-    taps = Taps(capture=names, edits=edits)
-    errors = apply(model, params, TOKENS[:, :1], TARGETS[:, :1], taps=taps).steps["error"]
-    return errors[:, 0], taps.captured[f"{site}_recoded"] - taps.captured[site]
+    intermediates = Intermediates(capture=names, edits=edits)
+    errors = apply(model, params, TOKENS[:, :1], TARGETS[:, :1], intermediates=intermediates).steps[
+      "error"
+    ]
+    return errors[:, 0], intermediates.captured[f"{site}_recoded"] - intermediates.captured[site]
 
   way = jnp.zeros(DIM).at[unit].set(reach)[None, None]
   slope = (read(way)[0] - read(-way)[0]) / (2 * reach)
@@ -328,7 +331,7 @@ def test_recoding_under_an_edit_moves_a_state_by_the_slope_that_finite_differenc
 @pytest.mark.parametrize("signal", ["variational_rnn", "mc_dropout", "nll"])
 def test_safe_steps_take_away_error_under_an_edit_too(signal):
   model = model_of(signal=signal, step="safe", size=100.0, dropout=0.0)
-  steps = apply(model, fresh(model), measure=True, taps=Taps(edits=EDITS)).steps
+  steps = apply(model, fresh(model), measure=True, intermediates=Intermediates(edits=EDITS)).steps
   assert np.all(steps["error_after"] <= steps["error"] + 1e-6)
   gained = np.mean(steps["error"] - steps["error_after"])
   free = run(model, fresh(model), measure=True).steps

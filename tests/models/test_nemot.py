@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import Taps, run
+from compmod_jax.core.intermediates import Intermediates, run
 from compmod_jax.layers.basic import layer_norm
 from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.layers.stack import Stack
@@ -235,7 +235,10 @@ def test_the_task_token_reaches_the_prediction_through_gates_alone(name):
     @jax.jit
     def logits(auxiliary, edits=edits):
       return module.apply(
-        params, given._replace(auxiliary=auxiliary), BLOCKS, taps=Taps(edits=edits)
+        params,
+        given._replace(auxiliary=auxiliary),
+        BLOCKS,
+        intermediates=Intermediates(edits=edits),
       ).logits
 
     assert np.array_equal(logits(given.auxiliary), logits(other)) == same
@@ -272,7 +275,7 @@ def test_a_gate_of_one_is_no_gate_gradients_too():
   module, params = model("plain")
   off, _ = model("off")
   given, blocks = text(module.config), (("lm", ROWS),)
-  taps = Taps(edits={"gate": jnp.ones_like})
+  intermediates = Intermediates(edits={"gate": jnp.ones_like})
 
   def value(module, params, **options):
     out = module.apply(params, given, blocks, vanilla_logits=True, **options)
@@ -281,7 +284,7 @@ def test_a_gate_of_one_is_no_gate_gradients_too():
   def both(function):
     return jax.jit(jax.value_and_grad(function, has_aux=True))(params)
 
-  (_, one), ones = both(lambda p: value(module, p, taps=taps))
+  (_, one), ones = both(lambda p: value(module, p, intermediates=intermediates))
   (_, none), nones = both(lambda p: value(off, p))
 
   def near(found, expected):

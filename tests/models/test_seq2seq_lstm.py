@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import OFF, Taps, run
+from compmod_jax.core.intermediates import OFF, Intermediates, run
 from compmod_jax.data.tokenizers import BOS, EOS
 from compmod_jax.decoding import DecodeConfig, decode, recoding
 from compmod_jax.layers.recoding_signals import step_size_parameters
@@ -208,9 +208,9 @@ def test_an_edit_that_asks_for_the_mask_gets_that_of_its_position():
 
   @jax.jit
   def edited():
-    taps = Taps(capture=frozenset([site]), edits=edits).knowing(lambda _: valid)
-    module(PLAIN).apply(params(), *PAIR, taps=taps)
-    return taps.captured[site]
+    intermediates = Intermediates(capture=frozenset([site]), edits=edits).knowing(lambda _: valid)
+    module(PLAIN).apply(params(), *PAIR, intermediates=intermediates)
+    return intermediates.captured[site]
 
   np.testing.assert_array_equal(np.asarray(edited() == 100.0).all(axis=-1), TARGET == 0)
 
@@ -386,8 +386,8 @@ def test_decoding_recodes_the_state_of_a_layer(layer):
   apply = functools.partial(module(PLAIN).apply, params())
   cache = jax.jit(functools.partial(apply, beams=1, length=3, method="prefill"))(PAIR[0])
 
-  def step(cache, tokens, taps):
-    return apply(cache, tokens, taps=taps, method="step")
+  def step(cache, tokens, intermediates):
+    return apply(cache, tokens, intermediates=intermediates, method="step")
 
   config = DecodeConfig(recode_layer=layer, recode_size=0.05)
   one = jax.jit(recoding.recoding_step(step, OFF, recoding.site_of(layer, 2), config))

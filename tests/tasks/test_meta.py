@@ -11,7 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.losses import Term, objective
 from compmod_jax.data.episodes import split_episode
 from compmod_jax.tasks.base import Context, Objective
@@ -47,8 +47,8 @@ class Network:
     return {"squares": 1.0, "spread": 0.3}
 
   def __call__(self, model, params, carry, batch, context):
-    taps = context.taps
-    hidden = taps("hidden", jnp.tanh(batch["x"] @ params["body"]["kernel"]))
+    intermediates = context.intermediates
+    hidden = intermediates("hidden", jnp.tanh(batch["x"] @ params["body"]["kernel"]))
     out = hidden @ params["head"]["w"] + params["head"]["b"]
     if context.train:
       out = out * (1 + 0.1 * jax.random.normal(context.rng, out.shape))
@@ -238,12 +238,12 @@ def test_the_loss_on_the_support_is_logged_before_each_step():
 
 def test_intermediates_of_the_queries_are_read_and_edits_hold_in_the_inner_loop_too():
   params, batch = parameters(), episodes()
-  taps = Taps(capture=frozenset(["hidden"]))
-  meta(Network())(None, params, (), batch, CONTEXT._replace(taps=taps))
-  assert taps.captured["hidden"].shape == (EPISODES * QUERY, WIDTH)
-  off = Taps(edits={"hidden": jnp.zeros_like})
+  intermediates = Intermediates(capture=frozenset(["hidden"]))
+  meta(Network())(None, params, (), batch, CONTEXT._replace(intermediates=intermediates))
+  assert intermediates.captured["hidden"].shape == (EPISODES * QUERY, WIDTH)
+  off = Intermediates(edits={"hidden": jnp.zeros_like})
   support, _ = SPLIT(jax.tree.map(lambda x: x[0], batch))
-  *_, last = meta(Network()).adapted(None, params, support, CONTEXT._replace(taps=off))
+  *_, last = meta(Network()).adapted(None, params, support, CONTEXT._replace(intermediates=off))
   assert_same(last.params["body"], params["body"])  # nothing reaches it through zeros
   assert np.abs(last.params["head"]["b"] - params["head"]["b"]).max() > 0
 
@@ -339,12 +339,14 @@ def test_a_mixture_of_one_is_that_objective_bit_for_bit():
 
 def test_shares_have_dropout_of_their_own_and_only_the_first_is_read():
   params, batch = parameters(), query(episodes())
-  taps = Taps(capture=frozenset(["hidden"]), edits={"hidden": lambda x: x + 1})
+  intermediates = Intermediates(capture=frozenset(["hidden"]), edits={"hidden": lambda x: x + 1})
   mixture = Mixture({"a": Share(Network()), "b": Share(Network())})
-  terms, _, _ = mixture(None, params, (), batch, CONTEXT._replace(taps=taps))
+  terms, _, _ = mixture(None, params, (), batch, CONTEXT._replace(intermediates=intermediates))
   assert terms["a/squares"].sum != terms["b/squares"].sum
   np.testing.assert_array_equal(terms["a/spread"].sum, terms["b/spread"].sum)  # both are edited
-  np.testing.assert_array_equal(jnp.sum(taps.captured["hidden"], axis=0), terms["a/spread"].sum)
+  np.testing.assert_array_equal(
+    jnp.sum(intermediates.captured["hidden"], axis=0), terms["a/spread"].sum
+  )
 
 
 def test_a_mixture_can_be_learned_from_episodes():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.decoding import DecodeConfig, recoding
 from compmod_jax.models.transformer import Transformer, TransformerConfig
 from compmod_jax.tasks.translator import Hypothesis, mean_entropy
@@ -40,8 +40,10 @@ def params():
   return jax.tree.map(lambda leaf: 2 * leaf, variables)
 
 
-def step(cache, tokens, taps):
-  return MODEL.apply({"params": params()}, cache, tokens, taps=taps, method="step")
+def step(cache, tokens, intermediates):
+  return MODEL.apply(
+    {"params": params()}, cache, tokens, intermediates=intermediates, method="step"
+  )
 
 
 def walk(one, cache):
@@ -91,10 +93,12 @@ def test_cached_steps_equal_a_pass_over_the_whole_prefix_with_the_corrected_acti
   @jax.jit
   def uncached(activations):
     edits = {} if activations is None else {site: lambda _: activations}
-    taps = Taps(capture=frozenset([site]), edits=edits)
+    intermediates = Intermediates(capture=frozenset([site]), edits=edits)
     memory = MODEL.apply({"params": params()}, SOURCE, method="encode")
-    logits = MODEL.apply({"params": params()}, memory, SOURCE, TOKENS, taps=taps, method="decode")
-    return logits, taps.captured[site]
+    logits = MODEL.apply(
+      {"params": params()}, memory, SOURCE, TOKENS, intermediates=intermediates, method="decode"
+    )
+    return logits, intermediates.captured[site]
 
   @jax.jit
   def slope(corrected, time):
@@ -117,9 +121,9 @@ def test_cached_steps_equal_a_pass_over_the_whole_prefix_with_the_corrected_acti
 
 def test_an_edit_of_the_same_site_acts_before_recoding():
   site = recoding.site_of(-1, LAYERS)
-  taps = Taps(edits={site: lambda value: 0 * value})
+  intermediates = Intermediates(edits={site: lambda value: 0 * value})
   config = DecodeConfig(recode_layer=-1, recode_size=0.0)
-  one = recoding.recoding_step(step, taps, site, config)
+  one = recoding.recoding_step(step, intermediates, site, config)
   logits, _ = walk(one, recoding.start(prefill(), BATCH, BEAMS))
   np.testing.assert_allclose(logits[:, 0], logits[:, 1], atol=1e-6)
 

@@ -41,15 +41,15 @@ def test_an_old_model_of_every_kind_gives_its_numbers(kind, tmp_path):
 ALL_STAY = """
 import sys, jax, jax.numpy as jnp, numpy as np
 import compmod_jax
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 model = compmod_jax.load(sys.argv[1])
 batch = next(model.task.dataset.train_batches(seed=0, multiple=1)[0])
 batch = {name: jnp.asarray(value) for name, value in batch.items()}
 sites = frozenset(model.task.model.routing_sites())
 def weights(params):
-  taps = Taps(capture=sites)
-  model.task.model.forward(params, batch, taps=taps)
-  return taps.captured
+  intermediates = Intermediates(capture=sites)
+  model.task.model.forward(params, batch, intermediates=intermediates)
+  return intermediates.captured
 for site, found in jax.jit(weights)(model.params).items():
   print(site, int(np.sum(np.asarray(found) == 0)))
 """

@@ -241,8 +241,8 @@ class Regression:
   def flat(self, batch):
     return batch
 
-  def forward(self, params, batch, taps):
-    return taps("product", params["w"] * batch["x"])
+  def forward(self, params, batch, intermediates):
+    return intermediates("product", params["w"] * batch["x"])
 
 
 @pytest.mark.parametrize(

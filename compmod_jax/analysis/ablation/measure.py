@@ -13,7 +13,7 @@ from compmod_jax.analysis.reading import Reader, reader
 from compmod_jax.analysis.scoring import decoded, sentence_losses
 from compmod_jax.analysis.subject import Module, Subject, drawn
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import Edit, Taps
+from compmod_jax.core.intermediates import Edit, Intermediates
 from compmod_jax.metrics.bootstrap import Comparison, paired_bootstrap
 from compmod_jax.metrics.significance import holm
 from compmod_jax.metrics.statistics import (
@@ -204,10 +204,10 @@ def mean_outputs(subject: Subject, modules: Sequence[Module]) -> dict[str, np.nd
 
   @jax.jit
   def sums(params: PyTree, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
-    taps = Taps(capture=frozenset(module.scaled for module in modules))
-    subject.task.model.forward(params, batch, taps=taps)
+    intermediates = Intermediates(capture=frozenset(module.scaled for module in modules))
+    subject.task.model.forward(params, batch, intermediates=intermediates)
     found = {}
-    for site, value in taps.captured.items():
+    for site, value in intermediates.captured.items():
       rows = subject.task.model.valid_mask(site, batch)[..., None, None]
       total = jnp.sum(jnp.where(rows, value.astype(jnp.float32), 0), axis=(0, 1))
       found[site] = total, jnp.sum(rows)

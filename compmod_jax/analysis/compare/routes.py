@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 
 from compmod_jax.analysis.reading import NOTHING, Reader, read_sentence
 from compmod_jax.analysis.subject import Module, Subject
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.tasks.base import Batch
 
 
@@ -137,9 +137,11 @@ def _difference(
 def _weights(
   subject: Subject, params: PyTree, modules: Sequence[Module], batch: Batch
 ) -> dict[str, jax.Array]:
-  taps = Taps(capture=frozenset(module.weights for module in modules))
-  subject.task.model.forward(params, batch, taps=taps)
-  return {module.name: taps.captured[module.weights].astype(jnp.float32) for module in modules}
+  intermediates = Intermediates(capture=frozenset(module.weights for module in modules))
+  subject.task.model.forward(params, batch, intermediates=intermediates)
+  return {
+    module.name: intermediates.captured[module.weights].astype(jnp.float32) for module in modules
+  }
 
 
 def _rows(subject: Subject, module: Module, batch: Batch) -> jax.Array:

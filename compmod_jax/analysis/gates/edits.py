@@ -11,7 +11,7 @@ import numpy as np
 from compmod_jax.analysis.gates.reading import GatedTask
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core import errors
-from compmod_jax.core.intermediates import Edit, Taps
+from compmod_jax.core.intermediates import Edit, Intermediates
 from compmod_jax.core.losses import token_nll
 from compmod_jax.core.types import Params
 from compmod_jax.data.qa.batches import blocks_of
@@ -175,9 +175,9 @@ class Runner:
   def _run(
     self, params: Params, batch: Batch, change: Change
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    taps = Taps(capture=frozenset(self.widths))
-    logits = changed(self.task.model, change).forward(params, batch, taps=taps)
-    gates = {s: jnp.exp(g) if _logarithmic(s) else g for s, g in taps.captured.items()}
+    intermediates = Intermediates(capture=frozenset(self.widths))
+    logits = changed(self.task.model, change).forward(params, batch, intermediates=intermediates)
+    gates = {s: jnp.exp(g) if _logarithmic(s) else g for s, g in intermediates.captured.items()}
     return token_nll(logits, jnp.asarray(batch["tokens"])[:, 1:]), gates
 
 

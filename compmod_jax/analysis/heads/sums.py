@@ -14,7 +14,7 @@ from compmod_jax.analysis.heads.specialisation import spearman
 from compmod_jax.analysis.labels import Labels
 from compmod_jax.analysis.reading import NOTHING, Reader
 from compmod_jax.analysis.subject import Module, Subject
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.tasks.base import Batch
 
 Sums = dict[str, Any]
@@ -151,21 +151,21 @@ def _batch_sums(
   wanted = {m.outputs for m in modules if m.dim}
   wanted |= {name for m in modules if m.routed for name in (m.weights, m.signatures)}
   wanted |= {m.scaled for m in modules if m.routed and m.dim}
-  taps = Taps(capture=frozenset(wanted))
-  subject.task.model.forward(params, batch, taps=taps)
+  intermediates = Intermediates(capture=frozenset(wanted))
+  subject.task.model.forward(params, batch, intermediates=intermediates)
   sums, norms, tokens = {}, {}, {}
   for module in modules:
     stream, site = reader.stream(module.outputs), module.outputs
     rows = subject.task.model.valid_mask(site if module.dim else module.weights, batch)
     rows = rows & (jnp.arange(rows.shape[1]) >= subject.task.model.start_tokens(site))[None]
-    values = _quantities(module, taps.captured)
-    sums[module.name] = _module_sums(module, values, taps.captured, rows)
+    values = _quantities(module, intermediates.captured)
+    sums[module.name] = _module_sums(module, values, intermediates.captured, rows)
     sums[module.name]["by"] = {
       made.name: _by_category(values, made, batch[f"labels/{stream}/{made.name}"], rows)
       for made in labels[stream]
     }
     if module.routed:
-      signatures = taps.captured[module.signatures].astype(jnp.float32)
+      signatures = intermediates.captured[module.signatures].astype(jnp.float32)
       norms[module.name] = jnp.sqrt(jnp.sum(jnp.square(signatures), axis=-1))
       if module.dim:
         tokens[module.name] = jnp.stack([values["weight"], values["norm"]], axis=2)

@@ -19,7 +19,7 @@ from compmod_jax.analysis.minimal_pairs import wilson
 from compmod_jax.analysis.report.page import Page, Section, Table
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core.errors import UserError, check
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.tasks.language_model import LanguageModel
 
 _CHUNK = 256  # sentences that go through the model at once
@@ -198,9 +198,9 @@ def read_tokens(
 def _captured(
   task: LanguageModel, params: PyTree, batch: Mapping[str, Any], site: str
 ) -> jax.Array:
-  taps = Taps(capture=frozenset([site]))
-  task.model.forward(params, batch, taps=taps)
-  return taps.captured[site]
+  intermediates = Intermediates(capture=frozenset([site]))
+  task.model.forward(params, batch, intermediates=intermediates)
+  return intermediates.captured[site]
 
 
 def _attractors(subject: Subject, test: Tokens) -> np.ndarray | None:

@@ -147,7 +147,8 @@ def edits(
 ) -> dict[str, Edit]:
   """DropHead as edits of heads' outputs; none where no head is ever dropped.
 
-      taps = Taps(edits=edits(config, ["encoder/layer_0/self/heads"], rng=rng, progress=0.3))
+      sites = ["encoder/layer_0/self/heads"]
+      intermediates = Intermediates(edits=edits(config, sites, rng=rng, progress=0.3))
 
   Args:
     config: the schedule.

@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from compmod_jax.core import errors, sharding
-from compmod_jax.core.intermediates import OFF, Taps
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import exactly, narrow_product, over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.kernels.routing import (
@@ -234,7 +234,7 @@ class Router(nn.Module):
     inputs: Float[Array, "batch time embed"],
     *,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Selection:
     """The weights of every unit at every position, [batch, time, units]."""
     config = self.config
@@ -245,8 +245,8 @@ class Router(nn.Module):
       return jnp.matmul(rows, last, precision=exactly(last.dtype)) + shift[None]
 
     keys = over_rows(infer, hidden)
-    signatures = taps("signatures", self.signatures)
-    scores = taps("scores", score(keys, signatures, scale=config.scale))
+    signatures = intermediates("signatures", self.signatures)
+    scores = intermediates("scores", score(keys, signatures, scale=config.scale))
     selection = select(
       scores,
       rule=config.rule,
@@ -254,7 +254,7 @@ class Router(nn.Module):
       threshold=config.threshold,
       temperature=config.temperature,
     )
-    return selection._replace(weights=taps("weights", selection.weights))
+    return selection._replace(weights=intermediates("weights", selection.weights))
 
   def hidden_of(
     self, inputs: Float[Array, "batch time embed"]
@@ -272,32 +272,34 @@ class Router(nn.Module):
     hidden: Float[Array, "batch time hidden"],
     *,
     deterministic: bool = True,
-    taps: Taps = OFF,
+    intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch time units"]:
     """The same weights, by a kernel where there is one.
 
     Args:
       hidden: as `hidden_of` returns them.
       deterministic: no dropout.
-      taps: sites to read or change; scores are formed only if they are among them.
+      intermediates: sites to read or change; scores are formed only if they are among them.
     """
     config = self.config
     # Its factors are never negative: before the relu they do what they do behind it.
     hidden = self.drop(hidden, deterministic=deterministic)
-    signatures = taps("signatures", self.signatures)
+    signatures = intermediates("signatures", self.signatures)
     readout = fold_signatures(*self.key(config.hidden_dim), signatures, scale=config.scale)
     choice = Choice(config.rule, config.keep, config.threshold, config.temperature)
     rows = ("batch", "time", None)
-    if taps.wants("scores"):
+    if intermediates.wants("scores"):
       softmax = functools.partial(routing_softmax, choice=choice)
-      weights = sharding.on_parts(softmax, [taps("scores", readout.scores(hidden))], [rows])
+      weights = sharding.on_parts(
+        softmax, [intermediates("scores", readout.scores(hidden))], [rows]
+      )
     else:
       weights = sharding.on_parts(
         lambda kernel, bias, hidden: routing_weights(hidden, Readout(kernel, bias), choice=choice),
         [*readout, hidden],
         [(None, None), (None,), rows],
       )
-    return taps("weights", weights)
+    return intermediates("weights", weights)
 
 
 def routing_parameter(path: str) -> bool:

@@ -29,7 +29,7 @@ from compmod_jax.analysis.gates.report import make_page, summary
 from compmod_jax.analysis.report import page
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.intermediates import Taps
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.question import Question
@@ -106,12 +106,14 @@ def direct(subject):
   @functools.partial(jax.jit, static_argnames=("blocks",))
   def call(text, labels, gates, *, blocks):
     edits = {site: lambda _, gate=gate: gate for site, gate in gates.items()}
-    taps = Taps(capture=frozenset(["gate", PLACE]), edits=edits)
+    intermediates = Intermediates(capture=frozenset(["gate", PLACE]), edits=edits)
     logits = subject.task.model.module.apply(
-      {"params": subject.params}, text, blocks, taps=taps
+      {"params": subject.params}, text, blocks, intermediates=intermediates
     ).logits
     log_probs = jax.nn.log_softmax(logits)
-    return -jnp.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0], taps.captured
+    return -jnp.take_along_axis(log_probs, labels[..., None], axis=-1)[
+      ..., 0
+    ], intermediates.captured
 
   def of_batch(batch, *, token="", output="", gates=None):
     tokens = jnp.asarray(batch["tokens"])

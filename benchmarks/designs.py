@@ -133,7 +133,7 @@ def designs(kernel: kernels.Implementation) -> dict[str, Design]:
     Design("weights in one", through(from_inputs, "reference"), _EVERY),
     Design("scaling folded", through(plain, kernel), _EVERY),
     Design("both", through(from_inputs, kernel), _EVERY),
-    # The product for queries, keys and values makes and writes what the first layer puts out; in
+    # The product for queries, keys and values makes and writes the first layer's outputs; in
     # training both products of its gradient read that gradient.
     Design(
       "packed",

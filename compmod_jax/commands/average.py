@@ -44,7 +44,7 @@ def _newest(models: Path, last: int) -> list[Path]:
   check(
     len(folders) >= last,
     f"--last is {last}, but {models} holds {len(folders)} evaluated models. Give a smaller number,"
-    f" or train with --config.keep_models={last} so that so many are kept.",
+    f" or train with --config.keep_models={last} so that enough are kept.",
   )
   return folders[-last:]
 

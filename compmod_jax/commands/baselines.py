@@ -244,7 +244,7 @@ def _questions(data: "Mixed", split: str, most: int | None = None) -> "list[Ques
 
 
 def _by_facts(questions: "Sequence[Question]") -> "Iterable[tuple[int, list[Question]]]":
-  """The questions that need so many facts; 0 for those that do not tell."""
+  """The questions that need this number of facts; 0 for those that do not tell."""
 
   def facts(question: "Question") -> int:
     return question.info.get("facts", 0)

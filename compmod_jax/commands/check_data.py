@@ -32,7 +32,7 @@ class Args:
   export: Path | None = None
   """Also write every split to this folder as plain parallel text: SPLIT.LANGUAGE."""
   max_ratio: float = 3.0
-  """Warn where a side has more than so many times the tokens of the other."""
+  """Warn where a side has more than this many times the tokens of the other."""
   first: int = 5
   """Places that are listed for each kind of finding."""
   cache: Path | None = None

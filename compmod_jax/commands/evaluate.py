@@ -6,7 +6,7 @@ Prints perplexity per token and per word, BLEU with its 95 % bootstrap interval,
 match, with sacreBLEU's signatures, the mean entropy of the predictions in nats and sentences a
 second. Without `--splits`, all splits but the training split.
 
-A language model is scored on any text, with its own tokenizer, in windows that begin every so many
+A language model is scored on any text, with its own tokenizer, in windows that begin every N
 tokens:
 
     python -m train.evaluate --workdir runs/lm --files ptb.valid.txt --unit line --stride 32
@@ -40,7 +40,7 @@ class Args(ModelArgs):
   unit: Literal["paragraph", "file", "line"] = "line"
   """What a document of these files is: a line, what blank lines part, or a whole file."""
   stride: int | None = None
-  """Decoders: windows begin every so many tokens, and the last ones of each count; 0: a window."""
+  """Decoders: windows begin every N tokens, and the last ones of each count; 0: a window."""
   lowercase: bool = False
   """Also BLEU after lower-casing both sides, for comparison with older publications only."""
   json: Path | None = None
@@ -119,7 +119,7 @@ def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
 
 
 def _with_stride(task: "Task", stride: int | None) -> "Task":
-  """The task whose windows begin every so many tokens.
+  """The task whose windows begin at every multiple of this number of tokens.
 
   Raises:
     UserError: it has no windows, or a window is shorter.

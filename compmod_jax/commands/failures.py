@@ -49,7 +49,7 @@ _SYSTEM = {
   ),
   errno.EADDRINUSE: ("another program uses that port", "Choose another port."),
 }
-# What may pass by itself.
+# What may pass without a change.
 _PASSING = {
   errno.EIO,
   errno.ESTALE,
@@ -64,7 +64,7 @@ _SMALLER = (
   "Make a step smaller: raise micro_batches (--config.micro_batches=4 computes a batch in four"
   " parts, with the same result), set --config.model.remat=true, or lower the batch"
   " (--config.task.batch.tokens, batch_tokens, batch_questions or rows); for a model that is too"
-  " large by itself lower dim or the layers, or share it out (--config.mesh.fsdp). Programs that"
+  " large alone lower dim or the layers, or share it out (--config.mesh.fsdp). Programs that"
   " use a model take fewer lines at once (--chunk)."
 )
 

@@ -74,7 +74,7 @@ def open_model(args: ModelArgs) -> Opened:
   Raises:
     UserError: there is none, it is damaged, a parameter is not finite, or an option is wrong.
   """
-  # What follows takes seconds to import; mistakes on the command line are told before.
+  # What follows takes seconds to import; mistakes on the command line are reported before.
   import jax
 
   from compmod_jax import api

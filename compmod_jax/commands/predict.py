@@ -6,7 +6,7 @@
 Line n of the output belongs to line n of the input, whatever that holds: lines that are blank or
 cannot be read included. Warnings go to standard error. Of a line, the first mebibyte is read.
 
-A translation model puts out the translation:
+A translation model prints the translation:
 
     --scores     each line is: score, tab, translation
     --nbest n    n lines for each input line, best first: number of the input line (from 1), tab,
@@ -15,12 +15,12 @@ A translation model puts out the translation:
 A score is the log-probability in nats over length ** length_penalty. With `--method sample`, what
 is drawn depends on `--seed` and `--chunk`.
 
-A masked language model puts out the line with its best guess in place of every `<mask>` and then,
+A masked language model prints the line with its best guess in place of every `<mask>` and then,
 for each of them, a tab and its candidates, best first: `word probability`, parted by commas.
 
-    --top k      so many candidates; 0: the filled line alone
+    --top k      number of candidates; 0: the filled line alone
 
-A model that answers questions reads one from every line, typed or as JSON, and puts out its answer;
+A model that answers questions reads one from every line, typed or as JSON, and prints its answer;
 --scores and --nbest are as for translations:
 
     echo "Anna is in the hall. | Where is Anna?" | python -m train.predict --workdir runs/nemot_qa

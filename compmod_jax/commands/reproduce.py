@@ -5,7 +5,7 @@
 
 Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest head silent), 5.4
 (training regimes), drophead, roberta. Of recoding: recoding (all signals), recoding-5.1, -5.2,
--5.4, -5.5, -5.6, and -decoders (what an ensemble costs by itself). Of modulation: nemot-3.1
+-5.4, -5.5, -5.6, and -decoders (what an ensemble alone costs). Of modulation: nemot-3.1
 (perplexity of other text), -3.4 (a model for each set), -3.7 (with 3.8: one model for all sets),
 -3.9 (that model fine-tuned), -3.10 (reading strategies).
 Scales: tiny (the project's own data), paper (the published data), and between them tatoeba,

@@ -109,7 +109,7 @@ def train(
     UserError: any part of the experiment is wrong, or the workdir is in use or belongs to another
       experiment.
   """
-  # What follows takes seconds to import; mistakes on the command line are told before.
+  # What follows takes seconds to import; mistakes on the command line are reported before.
   from compmod_jax.training import final_evaluation
   from compmod_jax.training.loop import Loop
   from compmod_jax.training.run import set_up, use_compile_cache

@@ -33,7 +33,7 @@ def write(path: Path, chunks: Iterable[bytes], *, shared: bool = False) -> None:
   except BaseException as error:
     temporary.unlink(missing_ok=True)
     if isinstance(error, OSError) and error.filename is None:
-      error.filename = str(path)  # a failing write names no file by itself
+      error.filename = str(path)  # a failing write names no file
     raise
   sync(path.parent)
 

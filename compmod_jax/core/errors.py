@@ -10,7 +10,7 @@ LONGEST = 60
 
 
 class UserError(ValueError):
-  """A mistake in a configuration, a file or a command, told so that it can be mended.
+  """A mistake in a configuration, a file or a command, with what mends it.
 
   The message is one paragraph that names the field, its value, the rule and the remedy.
   Programs print it without a traceback and exit with status 2.

@@ -67,7 +67,7 @@ def rows_of_copies(state: Float[Array, "batch *copies dim"]) -> Float[Array, "ro
 
 
 def copies_of_rows(rows: Float[Array, "rows dim"], batch: int) -> Float[Array, "batch *copies dim"]:
-  """The reverse of `rows_of_copies`, for so many examples."""
+  """The reverse of `rows_of_copies`, for this number of examples."""
   if len(rows) == batch:
     return rows
   return rows.reshape(-1, batch, rows.shape[-1]).swapaxes(0, 1)

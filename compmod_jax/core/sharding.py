@@ -3,7 +3,7 @@
 Parameters name their dimensions with logical words (`embed`, `heads`, `mlp`, `vocab`, ...); `RULES`
 says which mesh axis each is split over, or which axes together. A dimension that its mesh axes do
 not divide stays whole. XLA derives the rest, so that a layout changes where numbers are computed
-and never which; only `on_parts` is told.
+and never which; only `on_parts` says more.
 
 With several processes every array here is global. A process holds the rows of a batch that its
 devices need (`part_of`); `fetch` gives every process the whole of an array.

@@ -23,7 +23,7 @@ class Limits:
   longest: int = 128
   """Tokens of the longest sentence that is trained on, end of sentence included."""
   max_ratio: float = 3.0
-  """The longer side has at most so many times the tokens of the shorter."""
+  """The longer side has at most this many times the tokens of the shorter."""
   min_difference: int = 8
   """Sides that differ by fewer tokens pass at any ratio: short sentences vary."""
   first: int = 5
@@ -89,7 +89,7 @@ class Notes:
     self.findings: dict[str, Finding] = {}
 
   def kind(self, kind: str, level: Literal["error", "warning"]) -> Callable[[str], None]:
-    """A function that adds a finding of this kind, from what is to be told of it."""
+    """A function that adds a finding of this kind, from its text."""
     found = self.findings.setdefault(kind, Finding(kind, level))
 
     def add(place: str) -> None:

@@ -39,7 +39,7 @@ class MaskingConfig:
     )
 
   def most(self, length: int) -> int:
-    """Most predicted tokens of a sequence of so many tokens."""
+    """Most predicted tokens of a sequence of this number of tokens."""
     return min(length, math.floor(self.share * length) + 1)
 
 

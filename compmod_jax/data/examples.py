@@ -115,7 +115,7 @@ class Examples:
     return len(self.index)
 
   def select(self, numbers: np.ndarray) -> "Examples":
-    """The examples with these numbers, in this order; what was left out is not told again."""
+    """The examples with these numbers, in this order; what was left out is not reported again."""
     columns: dict[str, Sequence[np.ndarray]] = {
       name: column.take(numbers)
       if isinstance(column, Column)

@@ -37,7 +37,7 @@ def text_tokenizer(
   Args:
     data: where documents come from.
     config: how it is trained.
-    documents: on so many documents, at most.
+    documents: on this number of documents at most.
     files: what a task's `files` returned.
     cache: folder in which trained tokenizers are kept.
 

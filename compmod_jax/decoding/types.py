@@ -1,6 +1,6 @@
 """What every search shares: the step's contract, the result, and how a cache is reordered.
 
-A cache is any pytree. Its leaves are of three kinds, told apart by shape alone:
+A cache is any pytree. Its leaves are of three kinds, distinguished by shape alone:
 
 - `[batch, beams, ...]`: the state of one hypothesis; reordered with the hypotheses;
 - `[batch, 1, ...]`: shared by all hypotheses of an example (encoder outputs); never moved;

@@ -137,7 +137,7 @@ class OutOfHeads(nn.Module):
     """What the attention module adds to the residual stream.
 
     Args:
-      heads: what every head puts out.
+      heads: outputs of all heads.
       weights: what each is multiplied with, in the same pass; none for nothing.
     """
     shape = (*heads.shape[2:], self.dim)

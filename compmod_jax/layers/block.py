@@ -156,7 +156,7 @@ class StackConfig:
   def dropped_sites(self) -> tuple[str, ...]:
     """Names of the heads' outputs [batch, time, heads, head_dim] that DropHead multiplies.
 
-    Those before the competition, unless heads that lost put out something of their own after it.
+    Those before the competition, unless heads that lost have an output of their own after it.
     """
     fills = self.compete and self.competition.inactive == "value"
     site = "heads_scaled" if fills else "heads"

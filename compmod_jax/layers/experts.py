@@ -60,7 +60,7 @@ class ExpertsConfig:
     errors.check(
       self.competition.inactive == "null",
       f"experts.competition.inactive is {self.competition.inactive!r}; an expert has no value"
-      " vector to put out where it lost. Use inactive = null.",
+      " vector to give where it lost. Use inactive = null.",
     )
     choices = get_args(Implementation)
     errors.check_choice("experts.implementation", self.implementation, choices)

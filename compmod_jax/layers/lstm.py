@@ -58,7 +58,7 @@ def reverse(
   cell_gradient: Float[Array, "batch hidden"] | None = None,
   gates_gradient: Gates | None = None,
 ) -> tuple[Float[Array, "batch hidden"], Float[Array, "batch gates"]]:
-  """The derivative of one step, given those with respect to what it put out.
+  """The derivative of one step, given those with respect to its outputs.
 
   Args:
     found: the step's gates.

@@ -96,7 +96,7 @@ def dense(
 def outputs(
   hidden: Float[Array, "batch time wide"], weights: ExpertWeights
 ) -> Float[Array, "batch time experts embed"]:
-  """What every expert puts out by itself, from the hidden units of all; for analyses."""
+  """The output of every expert alone, from the hidden units of all; for analyses."""
   experts, width, _ = weights.down.shape
   split = hidden.reshape(*hidden.shape[:2], experts, width)
   return jnp.einsum("btef,efd->bted", split, weights.down) + weights.down_bias[None, None]

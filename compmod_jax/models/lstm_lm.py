@@ -63,7 +63,7 @@ class LstmConfig(ModelConfig):
   mc_dropout in that one's; locked_dropout between layers and before the decoder;
   variational_rnn everywhere."""
   recoding: RecodingConfig = RecodingConfig()
-  """Recoding in training; also in use, unless told otherwise there."""
+  """Recoding in training; also in use, unless an option says otherwise."""
 
   def __post_init__(self):
     check_numbers(self, "model.")

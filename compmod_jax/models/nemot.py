@@ -60,7 +60,7 @@ class NemotConfig(TextStackConfig, ModelConfig):
   """The gate is the sigmoid of the neuromodulatory stream, as in the thesis; or of a projection of
   it that starts from zeros, so that every gate starts at one half."""
   read_after: int = -1
-  """The neuromodulatory set reads what so many vanilla layers put out; 0: embeddings, -1: all."""
+  """The neuromodulatory set reads the output of N vanilla layers; 0: embeddings, -1: all."""
   gate_places: tuple[str, ...] = ()
   """What else is gated: vanilla_<i>/KIND or output_<i>/KIND, where KIND is attention, ffn or logits
   and the layer is computed after what the neuromodulatory set reads."""
@@ -553,7 +553,7 @@ class Nemot(nn.Module):
 
 
 def _zero_dense(width: int, dtype: DTypeLike | None) -> nn.Dense:
-  """A projection that puts out zeros at first."""
+  """A projection whose output is zero at first."""
   init = logical(nn.initializers.zeros, "embed", "norm")
   return nn.Dense(width, dtype=dtype, kernel_init=init)
 

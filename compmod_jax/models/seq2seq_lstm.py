@@ -70,7 +70,7 @@ class Seq2SeqLstmConfig(ModelConfig):
   sequence, between layers of the decoder and on what the output layer reads, under which the error
   signal reads it, too."""
   recoding: RecodingConfig = RecodingConfig()
-  """Recoding of the decoder's states in training; also in use, unless it is told otherwise there.
+  """Recoding of the decoder's states in training; also in use, unless an option says otherwise.
   By `entropy`, a token is predicted from the recoded state; the signals of a token (surprisal,
   argmax, nll) are lowered once it is predicted, for the steps that follow."""
 

@@ -1,4 +1,4 @@
-"""What language models over whole texts are given and put out."""
+"""Inputs and outputs of language models over whole texts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Text(NamedTuple):
 
 
 class TextOutput(NamedTuple):
-  """What a model puts out at every position.
+  """The output of a model at every position.
 
   Attributes:
     logits: of the token that follows (decoder mode) or belongs there (encoder mode).

@@ -249,7 +249,7 @@ class Scoring(Generic[T]):
   sources: list[str] = dataclasses.field(default_factory=list)
 
   def count(self, examples: int) -> int:
-    """For how many of so many examples an output is generated."""
+    """For how many of these examples an output is generated."""
     return examples if self.decode is True else min(int(self.decode), examples)
 
   def batches(self) -> Iterator[Batch]:

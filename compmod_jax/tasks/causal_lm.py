@@ -49,7 +49,7 @@ class CausalLMConfig:
   tokenizer: TokenizerConfig = TokenizerConfig()
   """The tokenizer."""
   tokenizer_documents: int = 200_000
-  """The tokenizer is trained on the first so many training documents, at most."""
+  """The tokenizer is trained on the first N training documents, at most."""
   length: int = 128
   """Tokens of a block: the start token, and a stretch of documents with an end token after each."""
   batch_tokens: int = 4096
@@ -57,8 +57,8 @@ class CausalLMConfig:
   joined: bool = False
   """Tokens see the documents before their own in a block; else every document is apart."""
   stride: int = 0
-  """Evaluation: windows start every so many tokens, and only the last ones of a window count
-  (all of the first); 0: a block's length, so that every token is read once."""
+  """Evaluation: windows start every N tokens, and only the last ones of a window count (all
+  of the first); 0: a block's length, so that every token is read once."""
   small_share: float = 0.07
   """Share of the training blocks in the small part, for phases that train on a part."""
 

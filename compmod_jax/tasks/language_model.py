@@ -56,7 +56,7 @@ class LanguageModelConfig:
   tokenizer: TokenizerConfig = TokenizerConfig(kind="words", vocab_size=50_000)
   """The tokenizer."""
   tokenizer_documents: int = 1_000_000
-  """The tokenizer is trained on the first so many training documents, at most."""
+  """The tokenizer is trained on the first N training documents, at most."""
   rows: int = 64
   """Streams that training reads side by side."""
   length: int = 35

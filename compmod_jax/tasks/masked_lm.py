@@ -51,7 +51,7 @@ class MaskedLMConfig:
   tokenizer: TokenizerConfig = TokenizerConfig()
   """The tokenizer; the token <mask> is added to its special tokens."""
   tokenizer_documents: int = 200_000
-  """The tokenizer is trained on the first so many training documents, at most."""
+  """The tokenizer is trained on the first N training documents, at most."""
   length: int = 128
   """Tokens of a block: the start token, and a stretch of documents with an end token after each."""
   batch_tokens: int = 4096

@@ -57,7 +57,7 @@ class AnsweringConfig:
   tokenizer: TokenizerConfig = TokenizerConfig(vocab_size=1000, special_tokens=TRAINED_TOKENS)
   """The tokenizer, whose special tokens are those of the unified format."""
   tokenizer_questions: int = 20_000
-  """The tokenizer is trained on the first so many training questions of each set, at most."""
+  """The tokenizer is trained on the first N training questions of each set, at most."""
   length: int = 192
   """Most tokens of a question with its answer; longer passages are cut."""
   truncate: Literal["start", "end"] = "start"

@@ -205,7 +205,7 @@ def _rule(config: CompetitionConfig, units: int) -> str:
     "top_k": f"top_k, {config.kept(units)} stay",
     "threshold": f"threshold {config.threshold:g}",
   }
-  return rules[config.rule] + ("; losers put out values" if config.inactive == "value" else "")
+  return rules[config.rule] + ("; losers give values" if config.inactive == "value" else "")
 
 
 def _experts(module: Experts, shape: _Shape) -> str:

@@ -38,7 +38,7 @@ class Checkpointer:
       threads, and the next `save` or `wait` waits for it and raises its error. Only inside of
       `with Checkpointer(...)`: at the end of a program Python starts no more threads, so that a
       save under way could not end, nor could the program.
-    report: is told, in one sentence, of each damaged checkpoint that restoring steps over.
+    report: is called with a sentence on each damaged checkpoint that restoring skips.
     group: the processes that train together. All save and restore together, onto storage that they
       share; process 0 verifies, and writes all but the arrays of the others.
   """

@@ -39,7 +39,7 @@ def _name(path: KeyPath) -> str:
 
 
 def _axes(module: str, axes: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-  """Axes of inputs and outputs of a kernel with so many axes."""
+  """Axes of inputs and outputs of a kernel with this number of axes."""
   if axes == 3 and module in ("up", "down"):  # of experts: [embed, experts, mlp] and back
     return ((0,), (2,)) if module == "up" else ((1,), (2,))
   # [inner, outer]; [heads, head_dim, embed]; [embed, heads, projections, head_dim]

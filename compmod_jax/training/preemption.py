@@ -47,7 +47,7 @@ class Preemption:
   Args:
     signals: the signals to act on, for example also SIGUSR1 where a scheduler sends that first.
     patience: seconds to wait for the lock before saving without it. A main thread that compiles
-      while holding it has not donated anything yet; if it has, the save fails, and that is told.
+      while holding it has not donated anything yet; if it has, the save fails with a message.
 
   Attributes:
     save: called in the signal's thread with the step and the object last given to `hold`.
@@ -125,7 +125,7 @@ class Preemption:
     self.close()
 
   def _restore_handlers(self) -> None:
-    # Also in a forked child: a worker told to stop must neither ignore it nor wake its parent.
+    # Also in a forked child: a worker that has to stop must neither ignore it nor wake its parent.
     if self._before:
       signal.set_wakeup_fd(self._wakeup_before)
       for number, handler in self._before.items():

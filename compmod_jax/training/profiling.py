@@ -44,7 +44,7 @@ class Profiler:
   Args:
     steps: which are traced, neighbours; from 1.
     folder: where to.
-    say: is told where the trace is.
+    say: is called with the folder of the trace.
   """
 
   def __init__(

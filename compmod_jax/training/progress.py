@@ -27,7 +27,7 @@ class Progress:
   Args:
     total_steps: steps of the whole run.
     quiet: shows nothing.
-    stream: stderr unless told; a terminal gets a bar.
+    stream: stderr by default; a terminal gets a bar.
     interval: seconds between plain lines of the same sort, at least.
   """
 

@@ -198,7 +198,7 @@ class Run:
     """The state before the first step, made on the devices.
 
     Args:
-      say: is told what started from a trained model, if anything did.
+      say: is called with what started from a trained model, if anything did.
     """
     state: TrainState = jax.jit(self._init, out_shardings=self.state_shardings)()
     if not self.experiment.start:

@@ -31,7 +31,7 @@ class Writer:
       nothing, as processes other than the first want it.
     total_steps: steps of the whole run, for the estimate of the time left.
     quiet: shows nothing.
-    stream: where progress goes, stderr unless told.
+    stream: where progress goes, stderr by default.
     tensorboard: whether to write event files.
 
   Raises:

@@ -75,7 +75,7 @@ def test_a_process_whose_coordinator_is_not_there_says_so():
 @pytest.mark.parametrize(
   ("second", "words"),
   [
-    ((1, 3, 1), "was told of 3 processes, process 0 of 2"),
+    ((1, 3, 1), "was started with 3 processes, process 0 with 2"),
     ((0, 2, 1), "cannot listen at port"),
     ((1, 2, 5), "was started with 5, process 0 with 1"),
   ],

@@ -17,7 +17,7 @@ from compmod_jax.data.qa.question import FORMATS, Format, Question
 _WORD = re.compile(r"\w+")
 _NAME = re.compile(r"\w+@\d+")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
-_SEEN = 4  # a key counts if training has at least so many questions with it
+_SEEN = 4  # a key counts if training has at least this number of questions with it
 
 Kinds = Mapping[str, str]  # content word -> its kind, such as Anna -> person
 
@@ -28,7 +28,7 @@ class View(NamedTuple):
   Attributes:
     keys: of the table, most specific first.
     names: word or whole option -> what it is called in answers and options, such as `person@0`;
-      None where options are told apart by their numbers alone.
+      None where options differ by their numbers alone.
   """
 
   keys: Sequence[Hashable]

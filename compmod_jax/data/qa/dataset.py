@@ -200,7 +200,7 @@ class QuestionSets(Dataset[C]):
     return {name: jnp.asarray(value) for name, value in made.items()}
 
   def chosen(self, split: str, count: bool | int) -> tuple[list[Question], list[str]]:
-    """Questions of a split, all or so many drawn once and for all, and the name of each's set."""
+    """Questions of a split, all or a fixed draw of them, and the name of each's set."""
     parts = zip(self.config.data.sets(split), self.questions(split), strict=True)
     places = [(name_of(data), items, i) for (data, _), items in parts for i in range(len(items))]
     if count is not True and int(count) < len(places):

@@ -9,7 +9,7 @@ from compmod_jax.core.errors import check, check_choice, short
 Format = Literal["multiple_choice", "yes_no", "extractive", "abstractive"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 MAX_OPTIONS = 8
-"""Most options of a question that a model can be asked: there are labels for so many."""
+"""Most options of a question that a model can be asked: there are labels for this number."""
 
 
 @dataclasses.dataclass(frozen=True)

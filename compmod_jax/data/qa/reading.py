@@ -14,7 +14,7 @@ MANY_OPTIONS = f"it has over {MAX_OPTIONS} options, and there are no labels for 
 
 
 class Reading:
-  """What a reader is told and what it leaves out.
+  """What a reader is given and what it leaves out.
 
   Attributes:
     split: train, valid or test; only formats that hold all splits in one file look at it.

@@ -83,7 +83,7 @@ class QuestionTokenizer:
     self.special_ids = {name: numbers[name] for name in TRAINED_TOKENS} | {END: tokenizer.eos}
 
   def __call__(self, question: Question, room: int | None = None) -> Encoded:
-    """A question as tokens; with `room`, as a prompt that leaves so many places for an answer.
+    """A question as tokens; with `room`, as a prompt that leaves positions for an answer.
 
     Raises:
       TooLong: it does not fit without its passage.

@@ -122,7 +122,7 @@ def encode(
     truncate: which end of the passage is cut.
     room: for generating: the gold answer is left out, so that nothing depends on its length, and so
       many places after `<sep>` are kept free. None: the answer is there, as in training.
-    tag: gives passage, question and every option, each by itself, their tags; its ids have to be
+    tag: gives passage, question and every option, each alone, their tags; its ids have to be
       those of `tokenize`. See `tagger.Tagged`. None: no tags.
 
   Raises:

@@ -44,7 +44,7 @@ class TextData:
   unseen: bool = False
   """Adds for every test split a split `NAME-unseen`: its pairs whose source is not in training."""
   max_train: int | None = None
-  """Trains on the first so many pairs only; None: all."""
+  """Trains on the first N pairs only; None: all."""
   lowercase: bool = False
   """Lower-cases both sides, references included."""
   nfc: bool = True

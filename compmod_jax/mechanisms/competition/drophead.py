@@ -6,7 +6,7 @@ r"""DropHead: whole attention heads are dropped in training, each sequence its o
 A draw that drops every head keeps one, drawn uniformly, so that :math:`\gamma` is never 0 and each
 head's mean factor is exactly 1. Where heads compete, the softmax over heads does not see the mask,
 which multiplies outputs: before or after their weights do comes to the same, except that heads that
-lost may put out something else than zeros. Before, the competition can be fused.
+lost may have an output other than zeros. Before, the competition can be fused.
 
 Source: Zhou et al. 2020; Kolios 2023, section 3.11, equation 3.25.
 """

@@ -5,7 +5,7 @@ r"""Competition: the heads of an attention module compete for every position.
    C_{ij} = \mathrm{softmax}_i(s_{ij} / \tau), \quad o_{ij} = C_{ij}\, \tilde o_{ij}
 
 where :math:`a_i` is the learned signature of head :math:`i` and :math:`\tilde o_{ij}` what the head
-would have put out at query position :math:`j`.
+would have computed at query position :math:`j`.
 
 Source: Kolios 2023, section 5.3.2, equation 5.3.
 """
@@ -65,7 +65,7 @@ class CompetitionConfig:
   threshold: float = 0.0
   """Smallest softmax weight that stays under `threshold`; the best head always does."""
   inactive: Literal["null", "value"] = "null"
-  """What a head that lost puts out: zeros, or its own value vector of the same position."""
+  """The output of a head that lost: zeros, or its own value vector of the same position."""
   temperature: float = 1.0
   """The softmax sees scores divided by this."""
   scale: bool = True
@@ -169,10 +169,10 @@ def scale_heads(
   r"""Head outputs times their weights, :math:`o_{ij} = C_{ij} \tilde o_{ij}`.
 
   Args:
-    heads: what every head would put out at every position.
+    heads: the output of every head at every position.
     selection: outcome of the competition.
     rescale: multiply the weights by the number of heads.
-    values: what inactive heads put out instead of zeros, unweighted.
+    values: outputs of inactive heads in place of zeros, unweighted.
   """
   factor = selection.weights * heads.shape[-2] if rescale else selection.weights
   scaled = factor[..., None].astype(heads.dtype) * heads

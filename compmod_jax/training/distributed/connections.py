@@ -164,7 +164,7 @@ class Line:
     self._socket.settimeout(seconds)
 
   def watch(self, silence: int) -> None:
-    """Has the kernel close the connection where the other side is silent for so many seconds."""
+    """Has the kernel close the connection where the other side is silent for `silence` seconds."""
     options = {
       "TCP_KEEPIDLE": max(1, silence // 3),
       "TCP_KEEPINTVL": max(1, silence // 3),

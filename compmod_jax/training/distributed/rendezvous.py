@@ -120,8 +120,8 @@ def _mistake(said: dict[str, Any], mine: dict[str, Any], there: dict[int, Any]) 
   who = f"Process {said['process']} on {said['host']}"
   if said["processes"] != mine["processes"]:
     return (
-      f"{who} was told of {said['processes']} processes, process 0 of {mine['processes']}. Give all"
-      " the same --multihost.processes."
+      f"{who} was started with {said['processes']} processes, process 0 with"
+      f" {mine['processes']}. Give all the same --multihost.processes."
     )
   if said["process"] in there:
     return (

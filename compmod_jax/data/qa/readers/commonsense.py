@@ -69,5 +69,5 @@ def winogrande_row(row: Row, label: int | None, reading: Reading) -> Iterator[tu
 
 def _number(label: str, first: int) -> int | None:
   """The number, from 1, that a label stands for where the first option's label is `first`."""
-  # No set has so many options as would take more digits, and Python reads only some thousands.
+  # No set has as many options as would take more digits, and Python reads only some thousands.
   return int(label) - first + 1 if label.isdecimal() and len(label) <= _DIGITS else None

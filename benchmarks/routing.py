@@ -240,7 +240,7 @@ def measure_layers(
   """Times a layer with competing heads, fused and step by step, against the plain one.
 
   Args:
-    report: called with each result.
+    report: collects the results.
     case: sizes.
     rounds: how often all are timed.
     device: an accelerator that is here; none: the CPU, on which a call takes milliseconds.

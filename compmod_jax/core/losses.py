@@ -10,9 +10,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 
-def ratio(total: jax.Array, count: ArrayLike) -> jax.Array:
+def ratio(total: ArrayLike, count: ArrayLike) -> jax.Array:
   """Sum over count; 0 where nothing was counted."""
-  return total / jnp.maximum(count, 1)
+  return jnp.divide(total, jnp.maximum(count, 1))
 
 
 class Term(flax.struct.PyTreeNode):

@@ -12,7 +12,7 @@ exactly the program it would be without this file.
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -144,13 +144,16 @@ OFF = Intermediates(off=True)
 Taps = Intermediates
 
 
+R = TypeVar("R")
+
+
 def run(
-  function: Callable[..., Any],
-  *args: Any,
+  function: Callable[..., R],
+  *args: object,
   capture: Iterable[str] | None = (),
   edits: Mapping[str, Edit] | None = None,
   **kwargs: Any,
-) -> tuple[Any, dict[str, jax.Array]]:
+) -> tuple[R, dict[str, jax.Array]]:
   """Calls a function with what to read and to change, returns its result and the captured sites.
 
   Args:
@@ -175,7 +178,7 @@ def run(
   return result, intermediates.captured
 
 
-def after(function: Callable[..., Any], site: str) -> Callable[..., Any]:
+def after(function: Callable[..., R], site: str) -> Callable[..., R]:
   """The pure function from the activation at a site to the result of `function`.
 
   Everything that does not depend on the activation is computed from the other arguments as usual
@@ -194,7 +197,7 @@ def after(function: Callable[..., Any], site: str) -> Callable[..., Any]:
     for a site that is not met, or an activation of another shape.
   """
 
-  def rest(activation: jax.Array, *args: Any, **kwargs: Any) -> Any:
+  def rest(activation: jax.Array, *args: object, **kwargs: Any) -> R:
     return run(function, *args, edits={site: lambda _: activation}, **kwargs)[0]
 
   return rest

@@ -2,19 +2,21 @@
 
 import fnmatch
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax
+from jax.tree_util import KeyPath
+from jaxtyping import PyTree
 
 from compmod_jax.core import errors
+from compmod_jax.core.types import Params
 
 
-def path_name(path: Any) -> str:
+def path_name(path: KeyPath) -> str:
   """The name of a leaf of a tree of parameters, such as `encoder/layer_0/self/out/kernel`."""
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def names(params: Any) -> list[str]:
+def names(params: Params) -> list[str]:
   """Names of all parameters, in the order of the tree's leaves."""
   return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
@@ -32,7 +34,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
   )
 
 
-def chosen(params: Any, patterns: Sequence[str], field: str) -> Any:
+def chosen(params: Params, patterns: Sequence[str], field: str) -> PyTree:
   """True for every parameter that one of the patterns stands for, in a tree like the parameters.
 
   Args:

@@ -9,13 +9,18 @@ of their outputs differ from step to step, and kept for all steps they give the 
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import PyTree
 
 Weights = Mapping[str, jax.Array]
+Others = TypeVar("Others")
+Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
 
 
 class _Call(NamedTuple):
@@ -76,10 +81,20 @@ def times(rows: jax.Array, weight: jax.Array, transposed: bool) -> jax.Array:
   return lax.dot_general(rows, weight, (((1,), (int(transposed),)), ((), ())))
 
 
-Body = Callable[[Product, Any, Any, Any], tuple[Any, Any]]
+Body = Callable[[Product, Others, Carry, X], tuple[Carry, Y]]
 
 
-def scan(body: Body, weights: Weights, others: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
+class _Kept(NamedTuple):
+  """What the reverse pass reads: the scan's own, the inputs of all products, and the weights."""
+
+  pull: Callable[..., tuple[PyTree, ...]]
+  rows: tuple[jax.Array, ...]
+  weights: Weights
+
+
+def scan(
+  body: Body[Others, Carry, X, Y], weights: Weights, others: Others, carry: Carry, xs: X
+) -> tuple[Carry, Y]:
   """`lax.scan` whose steps multiply with weights, with the weights' gradients formed afterwards.
 
   Args:
@@ -99,12 +114,18 @@ def scan(body: Body, weights: Weights, others: Any, carry: Any, xs: Any) -> tupl
 
   run = jax.custom_vjp(functools.partial(plain, body))
 
-  def forward(weights: Weights, others: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
+  def forward(
+    weights: Weights, others: Others, carry: Carry, xs: X
+  ) -> tuple[tuple[Carry, Y], _Kept]:
     steps = jax.tree.leaves(xs)[0].shape[0]
     zeros = tuple(jnp.zeros((steps, *call.out.shape), call.out.dtype) for call in calls)
 
-    def inner(zeros: Any, others: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
-      def step(carry: Any, x_zeros: Any) -> tuple[Any, Any]:
+    def inner(
+      zeros: tuple[jax.Array, ...], others: Others, carry: Carry, xs: X
+    ) -> tuple[tuple[Carry, Y], tuple[jax.Array, ...]]:
+      def step(
+        carry: Carry, x_zeros: tuple[X, tuple[jax.Array, ...]]
+      ) -> tuple[Carry, tuple[Y, tuple[jax.Array, ...]]]:
         product = _Deferring(weights, x_zeros[1])
         carry, y = body(product, others, carry, x_zeros[0])
         return carry, (y, tuple(product.rows))
@@ -113,9 +134,9 @@ def scan(body: Body, weights: Weights, others: Any, carry: Any, xs: Any) -> tupl
       return (carry, ys), rows
 
     result, pull, rows = jax.vjp(inner, zeros, others, carry, xs, has_aux=True)
-    return result, (pull, rows, weights)
+    return result, _Kept(pull, rows, weights)
 
-  def backward(kept: Any, cotangent: Any) -> tuple[Any, ...]:
+  def backward(kept: _Kept, cotangent: PyTree) -> tuple[PyTree, ...]:
     pull, rows, weights = kept
     outs, *rest = pull(cotangent)
     parts: dict[str, list[jax.Array]] = {name: [] for name in weights}
@@ -130,16 +151,20 @@ def scan(body: Body, weights: Weights, others: Any, carry: Any, xs: Any) -> tupl
   return run(weights, others, carry, xs)
 
 
-def plain(body: Body, weights: Weights, others: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
+def plain(
+  body: Body[Others, Carry, X, Y], weights: Weights, others: Others, carry: Carry, xs: X
+) -> tuple[Carry, Y]:
   """The same scan, differentiated step by step: any order, and through `jax.grad` in the body."""
   return lax.scan(lambda c, x: body(Product(weights), others, c, x), carry, xs)
 
 
-def _calls(body: Body, weights: Weights, others: Any, carry: Any, xs: Any) -> list[_Call]:
+def _calls(
+  body: Body[Others, Carry, X, Y], weights: Weights, others: Others, carry: Carry, xs: X
+) -> list[_Call]:
   """The products that a step makes, in order."""
   calls: list[_Call] = []
 
-  def trace(weights: Weights, others: Any, carry: Any, x: Any) -> None:
+  def trace(weights: Weights, others: Others, carry: Carry, x: X) -> None:
     product = _Deferring(weights, None)
     body(product, others, carry, x)
     calls.extend(product.calls)

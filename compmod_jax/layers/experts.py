@@ -22,7 +22,7 @@ from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
 from compmod_jax.mechanisms.dispatch import ExpertWeights, Implementation
 
 
-def _with_keep(competition: Any, experts: Mapping[str, Any]) -> Any:
+def _with_keep(competition: object, experts: Mapping[str, Any]) -> object:
   """What was saved when `keep` could be left out, which left one expert out."""
   if not isinstance(competition, Mapping) or competition.get("rule") != "top_k":
     return competition

@@ -7,7 +7,7 @@ r"""Long short-term memory, step by step and over whole sequences.
 Source: Hochreiter and Schmidhuber 1997; Gers et al. 2000. Gates stand in the order i, f, g, o.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -99,12 +99,22 @@ def cell(
   return found, advance(found, before)
 
 
-def _cell_forward(activations: jax.Array, before: jax.Array) -> tuple[Any, Any]:
+class _CellKept(NamedTuple):
+  """What the reverse pass of `cell` reads."""
+
+  found: Gates
+  before: jax.Array
+  after: State
+
+
+def _cell_forward(
+  activations: jax.Array, before: jax.Array
+) -> tuple[tuple[Gates, State], _CellKept]:
   found, after = cell(activations, before)
-  return (found, after), (found, before, after)
+  return (found, after), _CellKept(found, before, after)
 
 
-def _cell_backward(kept: Any, cotangent: tuple[Gates, State]) -> tuple[jax.Array, jax.Array]:
+def _cell_backward(kept: _CellKept, cotangent: tuple[Gates, State]) -> tuple[jax.Array, jax.Array]:
   found, before, after = kept
   outer, (dh, dc) = cotangent
   dc, da = reverse(found, before, after, dh, dc, outer)
@@ -139,20 +149,33 @@ def layer(
   return hidden, last
 
 
-def _forward(inputs: jax.Array, recurrent: jax.Array, state: State) -> tuple[Any, Any]:
-  def step(before: State, given: jax.Array) -> tuple[State, Any]:
+class _LayerKept(NamedTuple):
+  """What the reverse pass of `layer` reads: U, and of every step what it found, [time, ...]."""
+
+  recurrent: jax.Array
+  found: Gates
+  before: State
+  after: State
+
+
+def _forward(
+  inputs: jax.Array, recurrent: jax.Array, state: State
+) -> tuple[tuple[jax.Array, State], _LayerKept]:
+  def step(before: State, given: jax.Array) -> tuple[State, tuple[Gates, State, State]]:
     found, after = cell(given + before.h @ recurrent, before.c)
     return after, (found, before, after)
 
   last, kept = lax.scan(step, state, inputs)
-  return (kept[2].h, last), (recurrent, *kept)
+  return (kept[2].h, last), _LayerKept(recurrent, *kept)
 
 
-def _backward(kept: Any, cotangent: tuple[jax.Array, State]) -> tuple[Any, ...]:
+def _backward(
+  kept: _LayerKept, cotangent: tuple[jax.Array, State]
+) -> tuple[jax.Array, jax.Array, State]:
   """The reverse pass; U's gradient is one product, after it."""
   recurrent, found, before, after = kept
 
-  def step(later: State, given: Any) -> tuple[State, jax.Array]:
+  def step(later: State, given: tuple[Gates, State, State, jax.Array]) -> tuple[State, jax.Array]:
     found, before, after, outer = given
     dc, da = reverse(found, before.c, after, later.h + outer, later.c)
     back = lax.dot_general(da, recurrent, (((1,), (1,)), ((), ())))

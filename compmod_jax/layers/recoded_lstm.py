@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import copies_of_rows, rows_of_copies
+from compmod_jax.core.types import Params
 from compmod_jax.layers import deferred_scan
 from compmod_jax.layers.deferred_scan import Product
 from compmod_jax.layers.lstm import Gates, State, advance, cell, gates, reverse
@@ -39,17 +40,19 @@ class Signal(Protocol):
   What it needs of a step stands in the inputs `x`, what it multiplies with in the weights.
   """
 
-  def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
+  def error(self, product: Product, others: Params, top: jax.Array, x: Inputs) -> jax.Array:
     """The error of each example, [batch]: the definition, which `jax.grad` differentiates."""
     ...
 
   def closed(
-    self, product: Product, others: Any, top: jax.Array, x: Inputs, through: bool
+    self, product: Product, others: Params, top: jax.Array, x: Inputs, through: bool
   ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """Its gradient with respect to `top`, the error, and what else is kept of the step."""
     ...
 
-  def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
+  def kept(
+    self, product: Product, others: Params, top: jax.Array, x: Inputs
+  ) -> dict[str, jax.Array]:
     """What else is kept of the step, where gradients are those of the definition."""
     ...
 
@@ -58,7 +61,7 @@ class Signal(Protocol):
 class StepSize(Protocol):
   """Step sizes, from what a step has computed."""
 
-  def __call__(self, product: Product, others: Any, after: States) -> tuple[State, ...]:
+  def __call__(self, product: Product, others: Params, after: States) -> tuple[State, ...]:
     """For every layer and kind of state a number, or one for each example [batch]."""
     ...
 
@@ -81,7 +84,7 @@ class _Recoding(NamedTuple):
   sizes: StepSize
   config: RecodingConfig
   product: Product
-  others: Any
+  others: Params
   edited: bool
 
 
@@ -90,7 +93,7 @@ def scan(
   sizes: StepSize,
   config: RecodingConfig,
   weights: Mapping[str, jax.Array],
-  others: Any,
+  others: Params,
   states: States,
   xs: Inputs,
   *,
@@ -128,7 +131,9 @@ def scan(
   edited = any(map(intermediates.changes, _sites(len(states))))
   defined = signal is not None and (config.by_definition or edited)
 
-  def body(product: Product, others: Any, states: States, x: Inputs) -> tuple[States, Any]:
+  def body(
+    product: Product, others: Params, states: States, x: Inputs
+  ) -> tuple[States, dict[str, Any]]:
     inner = intermediates.apart()
     if "valid" in x:
       inner = inner.knowing(lambda site: x["valid"][:, None] > 0)
@@ -203,14 +208,14 @@ def _by_definition(
   return recoded, {"error": found.error, "sizes": _of_rows(taken, top), **kept}
 
 
-def _of_rows(taken: tuple[State, ...], top: jax.Array) -> Any:
+def _of_rows(taken: tuple[State, ...], top: jax.Array) -> tuple[State, ...]:
   """Step sizes of every row."""
   return jax.tree.map(lambda size: jnp.broadcast_to(size, top.shape[:1]), taken)
 
 
 def forward(
   product: Product,
-  others: Any,
+  others: Params,
   states: States,
   x: Inputs,
   added: States | None = None,

@@ -8,6 +8,7 @@ own in their place), and `key`, the step's key.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -17,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from compmod_jax.core.sharding import logical
+from compmod_jax.core.types import Params
 from compmod_jax.layers.basic import random_bits, threefry
 from compmod_jax.layers.deferred_scan import Product
 from compmod_jax.layers.lstm import State
@@ -38,19 +40,21 @@ class OfToken:
 
   kind: Supervised
 
-  def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
+  def error(self, product: Product, others: Params, top: jax.Array, x: Inputs) -> jax.Array:
     """The signal, [batch]."""
     logits = self._logits(product, others, top, x)
     found = signals.likelihood(logits, self._token(logits, x))
     return signals.value(self.kind, found.nll)
 
-  def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
+  def kept(
+    self, product: Product, others: Params, top: jax.Array, x: Inputs
+  ) -> dict[str, jax.Array]:
     """`nll` of the right token."""
     logits = self._logits(product, others, top, x)
     return {"nll": signals.likelihood(logits, x["target"]).nll}
 
   def closed(
-    self, product: Product, others: Any, top: jax.Array, x: Inputs, through: bool
+    self, product: Product, others: Params, top: jax.Array, x: Inputs, through: bool
   ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """See `Signal`; keeps `nll`, and for its gradient the likelihood and `vector` W^T (o - e_y)."""
     times = product if through else product.fixed
@@ -103,17 +107,19 @@ class OfEntropy:
   on: str = "hidden"
   alike: bool = False
 
-  def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
+  def error(self, product: Product, others: Params, top: jax.Array, x: Inputs) -> jax.Array:
     """The signal, [batch]."""
     rows, _ = self._rows(top, x)
     return signals.predictive_entropy(self._logits(product, others, rows, x))
 
-  def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
+  def kept(
+    self, product: Product, others: Params, top: jax.Array, x: Inputs
+  ) -> dict[str, jax.Array]:
     """Nothing: the prediction is made from the recoded state."""
     return {}
 
   def closed(
-    self, product: Product, others: Any, top: jax.Array, x: Inputs, through: bool
+    self, product: Product, others: Params, top: jax.Array, x: Inputs, through: bool
   ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """See `Signal`."""
     times = product if through else product.fixed
@@ -161,16 +167,18 @@ class OfEntropy:
 class OfLabel:
   """Loss of a logistic classifier of the top layer's hidden state against a label of each step."""
 
-  def error(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> jax.Array:
+  def error(self, product: Product, others: Params, top: jax.Array, x: Inputs) -> jax.Array:
     """The signal, [batch]."""
     return signals.label_loss(self._logit(others, top), x["label"])
 
-  def kept(self, product: Product, others: Any, top: jax.Array, x: Inputs) -> dict[str, jax.Array]:
+  def kept(
+    self, product: Product, others: Params, top: jax.Array, x: Inputs
+  ) -> dict[str, jax.Array]:
     """Nothing."""
     return {}
 
   def closed(
-    self, product: Product, others: Any, top: jax.Array, x: Inputs, through: bool
+    self, product: Product, others: Params, top: jax.Array, x: Inputs, through: bool
   ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """See `Signal`."""
     logit = self._logit(others, top)
@@ -178,7 +186,7 @@ class OfLabel:
     gradient = slope[:, None] * others["classifier"]["weight"][None]
     return gradient, signals.label_loss(logit, x["label"]), {}
 
-  def _logit(self, others: Any, top: jax.Array) -> jax.Array:
+  def _logit(self, others: Params, top: jax.Array) -> jax.Array:
     return top @ others["classifier"]["weight"] + others["classifier"]["bias"]
 
 
@@ -219,7 +227,7 @@ class Constant:
 
   size: float
 
-  def __call__(self, product: Product, others: Any, after: States) -> tuple[State, ...]:
+  def __call__(self, product: Product, others: Params, after: States) -> tuple[State, ...]:
     """See `StepSize`."""
     return tuple(State(jnp.float32(self.size), jnp.float32(self.size)) for _ in after)
 
@@ -228,7 +236,7 @@ class Constant:
 class Learned:
   """One for each layer and kind of state, softplus of `steps` [layers, 2]."""
 
-  def __call__(self, product: Product, others: Any, after: States) -> tuple[State, ...]:
+  def __call__(self, product: Product, others: Params, after: States) -> tuple[State, ...]:
     """See `StepSize`."""
     sizes = jax.nn.softplus(others["steps"])
     return tuple(State(sizes[i, 0], sizes[i, 1]) for i in range(len(after)))
@@ -241,7 +249,7 @@ class Predicted:
   Two hidden layers with ReLU, then softplus (Ulmer 2019, section 4.3).
   """
 
-  def __call__(self, product: Product, others: Any, after: States) -> tuple[State, ...]:
+  def __call__(self, product: Product, others: Params, after: States) -> tuple[State, ...]:
     """See `StepSize`."""
     found = []
     for number, state in enumerate(after):
@@ -249,7 +257,7 @@ class Predicted:
       found.append(State(*(self._one(product, others, f"step_{number}_{k}", held) for k in "hc")))
     return tuple(found)
 
-  def _one(self, product: Product, others: Any, name: str, held: jax.Array) -> jax.Array:
+  def _one(self, product: Product, others: Params, name: str, held: jax.Array) -> jax.Array:
     for number in range(len(_UNITS)):
       held = product(f"{name}_{number}", held) + others[f"{name}_{number}"][None]
       held = jax.nn.relu(held) if number + 1 < len(_UNITS) else held
@@ -283,7 +291,7 @@ def size_of(config: RecodingConfig) -> StepSize:
 
 def step_size_parameters(
   config: RecodingConfig, layers: int, dim: int
-) -> dict[str, tuple[Any, tuple[int, ...]]]:
+) -> dict[str, tuple[Callable[..., Any], tuple[int, ...]]]:
   """Parameters of step sizes that are learned or predicted: name -> initialiser and shape.
 
   All start so that steps have the size `config.size`.

@@ -65,12 +65,12 @@ class WithTrainingEdits:
 
   objective: Objective
 
-  def weights(self, config: Any) -> dict[str, float]:
+  def weights(self, config: ModelConfig) -> dict[str, float]:
     """Those of the objective inside."""
     return self.objective.weights(config)
 
   def __call__(
-    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     if context.train:
@@ -90,12 +90,12 @@ class WithRouterLosses:
 
   objective: Objective
 
-  def weights(self, config: Any) -> dict[str, float]:
+  def weights(self, config: ModelConfig) -> dict[str, float]:
     """Those of the objective inside, and of the routers' losses."""
     return self.objective.weights(config) | losses.objective(config.routers())
 
   def __call__(
-    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     routers = model.running_config(batch).routers()
@@ -121,12 +121,12 @@ class WithRouterStatistics:
   objective: Objective
   sites: tuple[str, ...]
 
-  def weights(self, config: Any) -> dict[str, float]:
+  def weights(self, config: ModelConfig) -> dict[str, float]:
     """Those of the objective inside."""
     return self.objective.weights(config)
 
   def __call__(
-    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     outside = context.intermediates
@@ -152,12 +152,12 @@ class WithGateStatistics:
   objective: Objective
   site: str
 
-  def weights(self, config: Any) -> dict[str, float]:
+  def weights(self, config: ModelConfig) -> dict[str, float]:
     """Those of the objective inside."""
     return self.objective.weights(config)
 
   def __call__(
-    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     outside = context.intermediates
@@ -215,7 +215,7 @@ class Mixture:
         " without it.",
       )
 
-  def weights(self, config: Any) -> dict[str, float]:
+  def weights(self, config: ModelConfig) -> dict[str, float]:
     """Those of all shares."""
     return {
       f"{name}/{term}": share.weight * weight
@@ -224,7 +224,7 @@ class Mixture:
     }
 
   def __call__(
-    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     terms, metrics, after = Terms(), Metrics(), carry
@@ -340,7 +340,7 @@ class Meta:
   parameters: tuple[str, ...] = ("*",)
   first_order: bool = False
 
-  def weights(self, config: Any) -> dict[str, float]:
+  def weights(self, config: ModelConfig) -> dict[str, float]:
     """Those of the objective inside."""
     return self.objective.weights(config)
 
@@ -353,7 +353,7 @@ class Meta:
     chosen(params, self.parameters, "meta.parameters")
 
   def __call__(
-    self, model: Any, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`; columns of the batch are [episodes, rows, ...].
 
@@ -369,7 +369,7 @@ class Meta:
     outside = context.intermediates
     seen: set[str] = set()
 
-    def episode(number: jax.Array, batch: Batch) -> Any:
+    def episode(number: jax.Array, batch: Batch) -> tuple[Terms, Metrics, dict[str, jax.Array]]:
       intermediates = outside.apart()
       rng = jax.random.fold_in(context.rng, number)
       inner = context._replace(rng=rng, intermediates=intermediates)
@@ -386,7 +386,7 @@ class Meta:
     return total(terms), carry, total(metrics)
 
   def adapted(
-    self, model: Any, params: Params, support: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, support: Batch, context: Context
   ) -> Iterator["Adapted"]:
     """The parameters before the first step, and after each one, for one episode.
 
@@ -460,10 +460,12 @@ def _check_episodes(batch: Batch, carry: Carry) -> None:
   )
 
 
-def _check_second_order(slope: Callable[[Any], Any], at: Any) -> None:
+def _check_second_order(
+  slope: Callable[[list[jax.Array]], list[jax.Array]], at: list[jax.Array]
+) -> None:
   """Raises a `UserError` where a gradient, which there is, has itself no derivative."""
 
-  def size(at: Any) -> jax.Array:
+  def size(at: list[jax.Array]) -> jax.Array:
     return sum((jnp.sum(jnp.square(x)) for x in slope(at)), start=jnp.float32(0))
 
   try:
@@ -500,7 +502,7 @@ class AdaptationScores:
       " and after each step on their supports (1_loss, ...); adapted_loss: after the last."
     )
 
-  def __call__(self, scoring: Scoring[Any]) -> Iterator[tuple[str, Any]]:
+  def __call__(self, scoring: Scoring[Any]) -> Iterator[tuple[str, float]]:
     """See `Evaluator`; the data set is an `EpisodeDataset`."""
     run, totals, tree = scoring.task.model.jit(self._terms), [], None
     for batch in scoring.task.dataset.episodes(scoring.split, multiple=scoring.sharing.multiple):

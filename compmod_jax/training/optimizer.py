@@ -8,9 +8,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import KeyPath
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from compmod_jax.core import errors
 from compmod_jax.core.parameters import chosen, matches, names, path_name
+from compmod_jax.core.types import Params
 from compmod_jax.mechanisms.competition.router import routing_parameter
 from compmod_jax.mechanisms.recoding.config import STANDING
 from compmod_jax.training.muon import orthogonal
@@ -107,14 +111,14 @@ _BELONG = {
 }
 
 
-def learning_rate(config: OptimizerConfig, total_steps: int) -> Callable[[Any], jax.Array]:
+def learning_rate(config: OptimizerConfig, total_steps: int) -> Callable[[ArrayLike], jax.Array]:
   """Learning rate as a function of the number of updates made so far.
 
   The first update uses step 1's rate, so that a warm-up never starts with an update of zero.
   """
   peak, warmup = config.learning_rate, config.warmup_steps
 
-  def rate(count: Any) -> jax.Array:
+  def rate(count: ArrayLike) -> jax.Array:
     step = jnp.asarray(count, jnp.float32) + 1
     rising = step / max(warmup, 1)
     left = max(total_steps - warmup, 1)
@@ -134,13 +138,13 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> Callable[[Any], 
   return rate
 
 
-def decayed(params: Any) -> Any:
+def decayed(params: optax.Params) -> PyTree:
   """True for every parameter that weight decay shrinks: matrices and tables.
 
   Biases of any shape, learned step sizes and the anchors of an ensemble are left alone.
   """
 
-  def one(path: Any, leaf: Any) -> bool:
+  def one(path: KeyPath, leaf: jax.Array) -> bool:
     name = jax.tree_util.keystr(path[-1:], simple=True)
     return leaf.ndim > 1 and not name.endswith("bias") and name not in STANDING
 
@@ -182,7 +186,7 @@ class ParamGroup:
     )
 
 
-def groups(params: Any, own: Sequence[ParamGroup] = ()) -> Any:
+def groups(params: optax.Params, own: Sequence[ParamGroup] = ()) -> PyTree:
   """The name of every parameter's group: the one whose patterns stand for it, else of `GROUPS`.
 
   Args:
@@ -190,7 +194,7 @@ def groups(params: Any, own: Sequence[ParamGroup] = ()) -> Any:
     own: groups of the experiment's; see `check_groups`.
   """
 
-  def one(path: Any, _: Any) -> str:
+  def one(path: KeyPath, _: object) -> str:
     name = path_name(path)
     built_in = "routing" if routing_parameter(name) else "rest"
     return next((group.name for group in own if matches(name, group.parameters)), built_in)
@@ -198,7 +202,7 @@ def groups(params: Any, own: Sequence[ParamGroup] = ()) -> Any:
   return jax.tree_util.tree_map_with_path(one, params)
 
 
-def check_groups(params: Any, own: Sequence[ParamGroup]) -> None:
+def check_groups(params: Params, own: Sequence[ParamGroup]) -> None:
   """Raises a `UserError` for groups that do not fit a model.
 
   A pattern that stands for no parameter does not, and neither do two groups that have a parameter
@@ -229,15 +233,21 @@ def adam_in_groups(b1: float, b2: float, eps: float) -> optax.GradientTransforma
   `update` takes `moving`, a tree of booleans like the parameters: a group of which nothing moves
   does not count. Its moments are for the caller to leave alone.
   """
+  # Of an optimizer's state optax's types say no more than that it is a tree.
   adam: Any = optax.scale_by_adam(b1, b2, eps)
 
-  def init(params: Any) -> Any:
+  def init(params: optax.Params) -> optax.OptState:
     state = adam.init(params)
     return state._replace(count={group: jnp.zeros_like(state.count) for group in GROUPS})
 
   def update(
-    updates: Any, state: Any, params: Any = None, *, moving: Any = None, **_: Any
-  ) -> tuple[Any, Any]:
+    updates: optax.Updates,
+    state: PyTree,
+    params: optax.Params | None = None,
+    *,
+    moving: PyTree | None = None,
+    **_: object,
+  ) -> tuple[optax.Updates, optax.OptState]:
     names = groups(updates)
     moving = jax.tree.map(lambda _: True, updates) if moving is None else moving
     count, found, after = dict(state.count), [], state
@@ -255,11 +265,17 @@ def adam_in_groups(b1: float, b2: float, eps: float) -> optax.GradientTransforma
 
 def counting_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
   """Adam of one group of `optax.partition`; an update in which nothing moves does not count."""
+  # Of an optimizer's state optax's types say no more than that it is a tree.
   adam: Any = optax.scale_by_adam(b1, b2, eps)
 
   def update(
-    updates: Any, state: Any, params: Any = None, *, moving: Any = None, **_: Any
-  ) -> tuple[Any, Any]:
+    updates: optax.Updates,
+    state: PyTree,
+    params: optax.Params | None = None,
+    *,
+    moving: PyTree | None = None,
+    **_: object,
+  ) -> tuple[optax.Updates, optax.OptState]:
     found, after = adam.update(updates, state, params)
     still = moving is not None and not any(jax.tree.leaves(moving))
     return found, after._replace(count=state.count) if still else after
@@ -276,16 +292,18 @@ class Plateau(NamedTuple):
 def scale_by_plateau() -> optax.GradientTransformation:
   """Multiplies updates with a factor that `lower_rate` changes from outside."""
 
-  def init(params: Any) -> Plateau:
+  def init(params: optax.Params) -> Plateau:
     return Plateau(jnp.ones(()))
 
-  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+  def update(
+    updates: optax.Updates, state: PyTree, params: optax.Params | None = None
+  ) -> tuple[optax.Updates, Plateau]:
     return jax.tree.map(lambda u: state.factor * u, updates), state
 
   return optax.GradientTransformation(init, update)
 
 
-def lower_rate(opt_state: Any, divisor: float, group: str | None = None) -> Any:
+def lower_rate(opt_state: PyTree, divisor: float, group: str | None = None) -> PyTree:
   """The optimizer's state with the learning rate divided; for the schedule `plateau`.
 
   Args:
@@ -298,7 +316,7 @@ def lower_rate(opt_state: Any, divisor: float, group: str | None = None) -> Any:
     lower = lower_rate(parted.inner_states[group], divisor)
     return (*before, parted._replace(inner_states={**parted.inner_states, group: lower}))
 
-  def one(part: Any) -> Any:
+  def one(part: object) -> object:
     return Plateau(part.factor / divisor) if isinstance(part, Plateau) else part
 
   return jax.tree.map(one, opt_state, is_leaf=lambda part: isinstance(part, Plateau))
@@ -317,7 +335,7 @@ def stands_still(config: OptimizerConfig, score: float, best: float | None) -> b
   return not score > best + config.plateau_improvement * abs(best)  # a NaN is no gain
 
 
-def plateau_factor(opt_state: Any, group: str | None = None) -> jax.Array | float:
+def plateau_factor(opt_state: PyTree, group: str | None = None) -> jax.Array | float:
   """What the learning rate is multiplied with; 1 for other schedules. Arguments as `lower_rate`."""
   if group is not None:
     opt_state = opt_state[-1].inner_states[group]
@@ -338,8 +356,8 @@ def parts(config: OptimizerConfig) -> tuple[str, ...]:
 
 
 def carried_over(
-  state: Any, old: OptimizerConfig, new: OptimizerConfig, fresh: Any
-) -> tuple[Any, ...]:
+  state: PyTree, old: OptimizerConfig, new: OptimizerConfig, fresh: PyTree
+) -> tuple[PyTree, ...]:
   """An optimizer's state as that of another, which clips, decays or divides its rate as it did not.
 
   Args:
@@ -350,7 +368,7 @@ def carried_over(
   """
   known = dict(zip(parts(old), state, strict=True))
 
-  def one(name: str, shapes: Any) -> Any:
+  def one(name: str, shapes: PyTree) -> PyTree:
     if name in known:
       return known[name]
     # Of what may be new, `Plateau` alone holds a number: its factor, 1 at first.
@@ -360,11 +378,11 @@ def carried_over(
 
 
 def carried_over_groups(
-  state: Any,
+  state: PyTree,
   old: tuple[OptimizerConfig, Sequence[ParamGroup]],
   new: tuple[OptimizerConfig, Sequence[ParamGroup]],
-  fresh: Any,
-) -> tuple[Any, ...]:
+  fresh: PyTree,
+) -> tuple[PyTree, ...]:
   """As `carried_over`, of optimizers with the same groups, each given with its groups."""
   then, now = optimizers(*old), optimizers(*new)
   inner = {
@@ -399,26 +417,28 @@ def make_optimizer(
   if not own:
     adam = adam_in_groups if grouped else optax.scale_by_adam
     return optax.chain(*clip, *_without_clipping(config, total_steps, adam))
-  each: dict[Hashable, Any] = {
+  each: dict[Hashable, optax.GradientTransformation] = {
     name: optax.chain(*_without_clipping(one, total_steps, counting_adam))
     for name, one in optimizers(config, own).items()
   }
 
-  def labels(params: Any) -> Any:
+  def labels(params: optax.Params) -> PyTree:
     return groups(params, own)
 
   return optax.chain(*clip, optax.partition(each, labels, mask_compatible_extra_args=True))
 
 
 def _without_clipping(
-  config: OptimizerConfig, total_steps: int, make_adam: Callable[..., Any]
+  config: OptimizerConfig,
+  total_steps: int,
+  make_adam: Callable[[float, float, float], optax.GradientTransformation],
 ) -> list[optax.GradientTransformation]:
   """What an optimizer is a chain of, but for clipping."""
   chain: list[optax.GradientTransformation] = []
   if config.name == "sgd":
     chain.append(optax.trace(config.momentum) if config.momentum else optax.identity())
   else:
-    adam: Any = make_adam(config.b1, config.b2, config.eps)
+    adam = make_adam(config.b1, config.b2, config.eps)
     chain.append(orthogonal(adam, config.b1) if config.name == "muon" else adam)
   if config.weight_decay > 0:
     chain.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
@@ -428,7 +448,12 @@ def _without_clipping(
   return chain
 
 
-def like_parameters(optimizer: Any, state: Any, tree: Any, others: Callable[[Any], Any]) -> Any:
+def like_parameters(
+  optimizer: optax.GradientTransformation,
+  state: optax.OptState,
+  tree: PyTree,
+  others: Callable[[jax.Array], object],
+) -> PyTree:
   """An optimizer's state with something else for every parameter in it.
 
   Args:
@@ -438,7 +463,7 @@ def like_parameters(optimizer: Any, state: Any, tree: Any, others: Callable[[Any
     others: from any other array of the state to what stands in its place.
   """
 
-  def one(moment: Any, given: Any) -> Any:
+  def one(moment: object, given: object) -> object:
     return moment if isinstance(moment, optax.MaskedNode) else given
 
   return optax.tree.map_params(

@@ -15,10 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from compmod_jax.core import errors, sharding
-from compmod_jax.tasks.base import Batch, Sharing, Task
+from compmod_jax.core.types import Params
+from compmod_jax.tasks.base import Batch, Sharing, Task, TrainIterator
 from compmod_jax.training import compile_cache, identity
+from compmod_jax.training.checkpoint import Checkpointer
 from compmod_jax.training.experiment import Experiment
 from compmod_jax.training.memory import check_fits
 from compmod_jax.training.optimizer import (
@@ -71,7 +75,7 @@ class Run:
   task: Task
   mesh: Mesh
   sharing: Sharing
-  iterators: list[Any]
+  iterators: list[TrainIterator]
   batches_per_epoch: list[int]
   notes: list[str]
   part: tuple[int, int] = (0, 1)
@@ -122,12 +126,12 @@ class Run:
     return make_optimizer(given.optimizer, self.total_steps, grouped=grouped, own=given.groups)
 
   @functools.cached_property
-  def rate(self) -> Any:
+  def rate(self) -> Callable[[ArrayLike], jax.Array]:
     """Learning rate as a function of the number of updates."""
     return learning_rate(self.experiment.optimizer, self.total_steps)
 
   @functools.cached_property
-  def group_rates(self) -> dict[str, Any]:
+  def group_rates(self) -> dict[str, Callable[[ArrayLike], jax.Array]]:
     """The same of every group that has parameters, where there are groups."""
     own = self.experiment.groups
     if not own:
@@ -142,7 +146,7 @@ class Run:
     return init_state(params, carry, self.optimizer, self.experiment.ema)
 
   @functools.cached_property
-  def state_shardings(self) -> Any:
+  def state_shardings(self) -> TrainState:
     """Sharding of every array of the state: optimizer and average like their parameters."""
     whole: Any = sharding.replicated(self.mesh)
     params = parameter_shardings(self.task, self.mesh)
@@ -166,18 +170,18 @@ class Run:
       self.state_shardings,
     )
 
-  def restored(self, checkpoints: Any, before: Experiment) -> TrainState:
+  def restored(self, checkpoints: Checkpointer, before: Experiment) -> TrainState:
     """The state of the newest checkpoint, which a run of the experiment `before` wrote."""
     wanted, now = self.abstract_state(), self.experiment
     if _parts(before) == _parts(now):
-      return checkpoints.restore(wanted)[0]
+      return _newest(checkpoints, wanted)
     shapes = jax.eval_shape(self._optimizer_of(before).init, wanted.params)
     old = _carried(wanted.opt_state, now, before, shapes)
-    state = checkpoints.restore(wanted.replace(opt_state=old))[0]
+    state = _newest(checkpoints, wanted.replace(opt_state=old))
     opt_state = _carried(state.opt_state, before, now, wanted.opt_state)
     return jax.device_put(state.replace(opt_state=opt_state), self.state_shardings)
 
-  def jitted_step(self, trainable: str) -> Any:
+  def jitted_step(self, trainable: str) -> jax.stages.Wrapped:
     """The step in which these parameters train, jitted; it overwrites the state it is given."""
     step = make_step(
       self.task,
@@ -212,13 +216,20 @@ class Run:
     return state.replace(params=params, ema=average)
 
 
-def _parts(experiment: Experiment) -> Any:
+def _newest(checkpoints: Checkpointer, wanted: TrainState) -> TrainState:
+  """The newest checkpoint's state; there is one."""
+  found = checkpoints.restore(wanted)
+  assert found is not None
+  return found[0]
+
+
+def _parts(experiment: Experiment) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
   """What the state of an experiment's optimizer consists of."""
   config = experiment.optimizer
   return parts(config), [parts(one) for one in optimizers(config, experiment.groups).values()]
 
 
-def _carried(state: Any, old: Experiment, new: Experiment, fresh: Any) -> Any:
+def _carried(state: PyTree, old: Experiment, new: Experiment, fresh: PyTree) -> PyTree:
   """The state of an experiment's optimizer as that of another's; see `carried_over`."""
   if not new.groups:
     return carried_over(state, old.optimizer, new.optimizer, fresh)
@@ -235,7 +246,7 @@ def state_copies(experiment: Experiment) -> int:
   return 2 + moments + int(experiment.ema > 0)
 
 
-def parameter_shardings(task: Task, mesh: Mesh) -> Any:
+def parameter_shardings(task: Task, mesh: Mesh) -> Params:
   """Sharding of every parameter of a task's model."""
   return sharding.parameter_shardings(jax.eval_shape(task.model.init, jax.random.key(0)), mesh)
 

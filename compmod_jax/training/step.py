@@ -7,9 +7,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from compmod_jax.core import errors, losses
-from compmod_jax.tasks.base import Batch, Context, Loss, Task
+from compmod_jax.core.types import Params
+from compmod_jax.tasks.base import Batch, Carry, Context, Loss, Metrics, Task, Terms
 from compmod_jax.training.optimizer import ParamGroup, groups, like_parameters, plateau_factor
 
 
@@ -27,21 +30,21 @@ class TrainState(flax.struct.PyTreeNode):
   """
 
   step: jax.Array
-  params: Any
-  opt_state: Any
-  ema: Any
-  carry: Any
+  params: Params
+  opt_state: optax.OptState
+  ema: PyTree
+  carry: Carry
   skipped: jax.Array
   bad_run: jax.Array
 
   @property
-  def weights(self) -> Any:
+  def weights(self) -> Params:
     """The parameters to evaluate: the moving average where there is one."""
     return self.params if self.ema == () else self.ema
 
 
 def init_state(
-  params: Any, carry: Any, optimizer: optax.GradientTransformation, ema: float
+  params: Params, carry: Carry, optimizer: optax.GradientTransformation, ema: float
 ) -> TrainState:
   """The state before the first step."""
   zero = jnp.int32(0)
@@ -56,7 +59,9 @@ def init_state(
   )
 
 
-def trainable_mask(params: Any, which: str, own: Sequence[ParamGroup] = ()) -> Any:
+def trainable_mask(
+  params: Params, which: str, own: Sequence[ParamGroup] = ()
+) -> Mapping[str, PyTree]:
   """True for every parameter that moves in a phase.
 
   Args:
@@ -81,8 +86,8 @@ def trainable_mask(params: Any, which: str, own: Sequence[ParamGroup] = ()) -> A
 
 
 def gradients(
-  loss: Loss, params: Any, carry: Any, batch: Batch, context: Context, micro_batches: int
-) -> tuple[Any, jax.Array, dict[str, losses.Term], Any, dict[str, Any]]:
+  loss: Loss, params: Params, carry: Carry, batch: Batch, context: Context, micro_batches: int
+) -> tuple[Params, jax.Array, Terms, Carry, Metrics]:
   """Gradient of the objective over a batch, taken in `micro_batches` parts that add up exactly.
 
   Terms are functions of totals, so the totals come first: one pass adds up every term's statistics,
@@ -95,7 +100,7 @@ def gradients(
   """
   if micro_batches == 1:
 
-    def whole(params: Any) -> tuple[jax.Array, Any]:
+    def whole(params: Params) -> tuple[jax.Array, tuple[Terms, Carry, Metrics]]:
       terms, new, found = loss(params, carry, batch, context)
       return losses.objective(terms), (terms, new, found)
 
@@ -112,21 +117,25 @@ def gradients(
   parts = jax.tree.map(split, (dict(batch), carry))
   numbers = jnp.arange(micro_batches)
 
-  def part_loss(params: Any, number: jax.Array, part: Any) -> tuple[Any, Any, Any]:
+  def part_loss(
+    params: Params, number: jax.Array, part: tuple[Batch, Carry]
+  ) -> tuple[Terms, Carry, Metrics]:
     rng = jax.random.fold_in(context.rng, number)
     return loss(params, part[1], part[0], context._replace(rng=rng))
 
-  def statistics(number_part: Any) -> tuple[Any, Any, Any]:
+  def statistics(
+    number_part: tuple[jax.Array, tuple[Batch, Carry]],
+  ) -> tuple[Terms, Carry, Metrics]:
     return part_loss(params, *number_part)
 
-  def total(stacked: Any) -> Any:
+  def total(stacked: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stacked)
 
   terms, carries, found = jax.lax.map(statistics, (numbers, parts))
   terms, found = total(terms), total(found)
   value, cotangent = jax.value_and_grad(losses.objective, allow_int=True)(terms)
 
-  def add(grads: Any, number_part: Any) -> tuple[Any, None]:
+  def add(grads: Params, number_part: tuple[jax.Array, tuple[Batch, Carry]]) -> tuple[Params, None]:
     _, pull = jax.vjp(lambda p: part_loss(p, *number_part)[0], params)
     return jax.tree.map(jnp.add, grads, pull(cotangent)[0]), None
 
@@ -138,14 +147,14 @@ def gradients(
 def make_step(
   task: Task,
   optimizer: optax.GradientTransformation,
-  rate: Callable[[Any], jax.Array],
+  rate: Callable[[ArrayLike], jax.Array],
   *,
   seed: int,
   micro_batches: int,
   ema: float,
-  mask: Any,
+  mask: Mapping[str, PyTree],
   total_steps: int = 1,
-  group_rates: Mapping[str, Callable[[Any], jax.Array]] | None = None,
+  group_rates: Mapping[str, Callable[[ArrayLike], jax.Array]] | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
   """The step of a phase: a pure function from state and batch to state and metrics.
 
@@ -156,7 +165,7 @@ def make_step(
   """
   optimizer = optax.with_extra_args_support(optimizer)
 
-  def choose(moves: Any, new: Any, old: Any) -> Any:
+  def choose(moves: PyTree, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda m, n, o: n if m else o, moves, new, old)
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:

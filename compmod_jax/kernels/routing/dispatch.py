@@ -8,13 +8,13 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from compmod_jax.core import errors
 from compmod_jax.core.linear import exactly
@@ -25,6 +25,10 @@ from compmod_jax.kernels.routing.reference import Choice, First
 
 Implementation = Literal["reference", "tpu", "gpu"]
 _PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
+_Static = tuple[tuple[str, Choice | bool], ...]
+"""Keyword arguments of a function of the reference, which compiled programs hold as constants."""
+_Arguments = tuple[jax.Array | First | None, ...]
+"""Its positional arguments."""
 
 
 class Readout(NamedTuple):
@@ -89,7 +93,7 @@ def routing_softmax(
   choice: Choice = Choice(),
   mask: Bool[Array, "#*rows units"] | None = None,
   implementation: Implementation | None = None,
-  interpret: Any = False,
+  interpret: Hashable = False,
   blocks: Blocks = Blocks(),
 ) -> Float[Array, "*rows units"]:
   r"""Weights of competing units, :math:`C_{ij} = \mathrm{softmax}_{i \in S_j}(s_{ij} / \tau)`.
@@ -115,7 +119,7 @@ def routing_softmax(
   choice = dataclasses.replace(choice, keep=choice.kept(units))
   refusals = functools.partial(shapes.softmax, *rows.shape)
   plan = make_plan(implementation, interpret, blocks, refusals, rows)
-  weights: Any = (
+  weights: jax.Array = (
     reference.softmax(rows, choice=choice) if plan is None else _softmax(choice, plan, rows)
   )
   return weights.reshape(scores.shape)
@@ -128,7 +132,7 @@ def routing_weights(
   first: First | None = None,
   choice: Choice = Choice(),
   implementation: Implementation | None = None,
-  interpret: Any = False,
+  interpret: Hashable = False,
   blocks: Blocks = Blocks(),
 ) -> Float[Array, "*rows units"]:
   r"""Weights of competing units straight from activations: nothing between is written.
@@ -159,7 +163,7 @@ def routing_weights(
     shapes.route, rows.shape, matrix.shape, first is not None, rows.dtype, blocks
   )
   plan = make_plan(implementation, interpret, blocks, refusals, rows)
-  weights: Any
+  weights: jax.Array
   if plan is None:
     weights, _ = reference.route(rows, first, matrix, readout.bias, choice=choice)
   else:
@@ -173,7 +177,7 @@ def scaled_projection(
   kernel: Float[Array, "features embed"],
   *,
   implementation: Implementation | None = None,
-  interpret: Any = False,
+  interpret: Hashable = False,
   blocks: Blocks = Blocks(),
 ) -> Float[Array, "*rows embed"]:
   r"""Head outputs times their weights, through the output projection, in one pass.
@@ -213,13 +217,13 @@ class Plan:
 
   kernels: tuple[str, ...]
   exact: bool
-  interpret: Any
+  interpret: Hashable
   blocks: Blocks
 
 
 def make_plan(
   implementation: Implementation | None,
-  interpret: Any,
+  interpret: Hashable,
   blocks: Blocks,
   refusals: Callable[[], Mapping[str, str | None]],
   array: jax.Array,
@@ -257,7 +261,7 @@ def make_plan(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _apply(name: str, static: tuple[tuple[str, Any], ...], plan: Plan, args: Any) -> Any:
+def _apply(name: str, static: _Static, plan: Plan, args: _Arguments) -> PyTree:
   """Runs a function of the reference's name; its derivative is that of the reference.
 
   Reverse mode, any order.
@@ -265,11 +269,15 @@ def _apply(name: str, static: tuple[tuple[str, Any], ...], plan: Plan, args: Any
   return _run(name, dict(static), plan, *args)
 
 
-def _apply_forward(name: str, static: Any, plan: Plan, args: Any) -> Any:
+def _apply_forward(
+  name: str, static: _Static, plan: Plan, args: _Arguments
+) -> tuple[PyTree, _Arguments]:
   return _apply(name, static, plan, args), args
 
 
-def _apply_backward(name: str, static: Any, plan: Plan, args: Any, gradient: Any) -> Any:
+def _apply_backward(
+  name: str, static: _Static, plan: Plan, args: _Arguments, gradient: PyTree
+) -> tuple[_Arguments]:
   function = functools.partial(getattr(reference, name), **dict(static))
   return (jax.vjp(function, *args)[1](gradient),)
 
@@ -277,7 +285,9 @@ def _apply_backward(name: str, static: Any, plan: Plan, args: Any, gradient: Any
 _apply.defvjp(_apply_forward, _apply_backward)
 
 
-def _run(name: str, static: Mapping[str, Any], plan: Plan, *args: Any) -> Any:
+def _run(
+  name: str, static: Mapping[str, Choice | bool], plan: Plan, *args: jax.Array | First | None
+) -> PyTree:
   """Runs the planned kernel, or that of the platform which the program is lowered for."""
   options = {**static, "blocks": plan.blocks, "interpret": plan.interpret}
   kernels = {
@@ -310,16 +320,28 @@ def _softmax(choice: Choice, plan: Plan, scores: jax.Array) -> jax.Array:
   return _run("softmax", {"choice": choice}, plan, scores)
 
 
-def _softmax_forward(choice: Choice, plan: Plan, scores: jax.Array) -> Any:
-  weights = _softmax(choice, plan, scores)
+def _softmax_forward(choice: Choice, plan: Plan, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+  weights: jax.Array = _softmax(choice, plan, scores)
   return weights, weights
 
 
-def _softmax_backward(choice: Choice, plan: Plan, weights: jax.Array, gradient: jax.Array) -> Any:
+def _softmax_backward(
+  choice: Choice, plan: Plan, weights: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array]:
   return (_apply("softmax_backward", (("choice", choice),), plan, (weights, gradient)),)
 
 
 _softmax.defvjp(_softmax_forward, _softmax_backward)
+
+
+class _Routed(NamedTuple):
+  """What the reverse pass of `_route` reads: the arguments of `reference.route_backward`."""
+
+  rows: jax.Array
+  hidden: jax.Array | None
+  first: First | None
+  matrix: jax.Array
+  weights: jax.Array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -336,15 +358,24 @@ def _route(
   return _run("route", static, plan, rows, first, matrix, bias)[0]
 
 
-def _route_forward(choice: Choice, plan: Plan, *args: Any) -> Any:
+def _route_forward(
+  choice: Choice,
+  plan: Plan,
+  rows: jax.Array,
+  first: First | None,
+  matrix: jax.Array,
+  bias: jax.Array,
+) -> tuple[jax.Array, _Routed]:
   static = (("choice", choice), ("keep_hidden", True))
-  made: Any = _apply("route", static, plan, args)
+  made: tuple[jax.Array, jax.Array | None]
+  made = _apply("route", static, plan, (rows, first, matrix, bias))
   weights, hidden = made
-  rows, first, matrix, _ = args
-  return weights, (rows, hidden, first, matrix, weights)
+  return weights, _Routed(rows, hidden, first, matrix, weights)
 
 
-def _route_backward(choice: Choice, plan: Plan, kept: Any, gradient: jax.Array) -> Any:
+def _route_backward(
+  choice: Choice, plan: Plan, kept: _Routed, gradient: jax.Array
+) -> tuple[jax.Array, First | None, jax.Array, jax.Array]:
   return _apply("route_backward", (("choice", choice),), plan, (*kept, gradient))
 
 
@@ -357,11 +388,15 @@ def _project(plan: Plan, weights: jax.Array, heads: jax.Array, kernel: jax.Array
   return _run("project", {}, plan, weights, heads, kernel)
 
 
-def _project_forward(plan: Plan, *args: Any) -> Any:
-  return _project(plan, *args), args
+def _project_forward(
+  plan: Plan, weights: jax.Array, heads: jax.Array, kernel: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+  return _project(plan, weights, heads, kernel), (weights, heads, kernel)
 
 
-def _project_backward(plan: Plan, args: Any, gradient: jax.Array) -> Any:
+def _project_backward(
+  plan: Plan, args: tuple[jax.Array, jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   return _apply("project_backward", (), plan, (*args, gradient))
 
 

@@ -6,8 +6,7 @@ infinity.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,20 +29,22 @@ from compmod_jax.kernels.routing.triton import (
 __all__ = ["project", "project_backward", "route", "route_backward", "softmax", "softmax_backward"]
 
 
-def softmax(scores: jax.Array, *, choice: Choice, blocks: Blocks, interpret: Any) -> jax.Array:
+def softmax(scores: jax.Array, *, choice: Choice, blocks: Blocks, interpret: bool) -> jax.Array:
   """See `reference.softmax`."""
   return _over_scores(functools.partial(_softmax, choice=choice), [scores], blocks, interpret)
 
 
 def softmax_backward(
-  weights: jax.Array, gradient: jax.Array, *, choice: Choice, blocks: Blocks, interpret: Any
+  weights: jax.Array, gradient: jax.Array, *, choice: Choice, blocks: Blocks, interpret: bool
 ) -> jax.Array:
   """See `reference.softmax_backward`."""
   kernel = functools.partial(_softmax_backward, temperature=choice.temperature)
   return _over_scores(kernel, [weights, gradient], blocks, interpret)
 
 
-def _over_scores(kernel: Any, arrays: list[jax.Array], blocks: Blocks, interpret: Any) -> jax.Array:
+def _over_scores(
+  kernel: Callable[..., None], arrays: list[jax.Array], blocks: Blocks, interpret: bool
+) -> jax.Array:
   tokens, units = arrays[0].shape
   shape = (max(1, blocks.gpu_elements // pl.next_power_of_2(units)), pl.next_power_of_2(units))
   out = jax.ShapeDtypeStruct((tokens, units), jnp.float32)
@@ -51,14 +52,19 @@ def _over_scores(kernel: Any, arrays: list[jax.Array], blocks: Blocks, interpret
   return call(body, (pl.cdiv(tokens, shape[0]),), arrays, [out], interpret)[0]
 
 
-def _softmax(scores: Any, weights: Any, *, choice: Choice, shape: tuple[int, int]) -> None:
+def _softmax(scores: jax.Ref, weights: jax.Ref, *, choice: Choice, shape: tuple[int, int]) -> None:
   start = (pl.program_id(0) * shape[0], 0)
   block = load(scores, start, shape, other=-jnp.inf).astype(jnp.float32)
   store(weights, start, choose(block, 1, choice))
 
 
 def _softmax_backward(
-  weights: Any, gradient: Any, errors: Any, *, temperature: float, shape: tuple[int, int]
+  weights: jax.Ref,
+  gradient: jax.Ref,
+  errors: jax.Ref,
+  *,
+  temperature: float,
+  shape: tuple[int, int],
 ) -> None:
   start = (pl.program_id(0) * shape[0], 0)
   block, slope = load(weights, start, shape), load(gradient, start, shape)
@@ -74,7 +80,7 @@ def route(
   choice: Choice,
   keep_hidden: bool,
   blocks: Blocks,
-  interpret: Any,
+  interpret: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
   """See `reference.route`."""
   tokens, (inner, units) = rows.shape[0], readout.shape
@@ -89,7 +95,7 @@ def route(
   return made[0], made[1] if keep_hidden else None
 
 
-def _route(*refs: Any, choice: Choice, first: bool, blocks: Blocks) -> None:
+def _route(*refs: jax.Ref, choice: Choice, first: bool, blocks: Blocks) -> None:
   rows, *layer = refs[: 3 if first else 1]
   readout, bias, weights, *kept = refs[3 if first else 1 :]
   tokens, start = blocks.gpu_route, pl.program_id(0) * blocks.gpu_route
@@ -124,7 +130,7 @@ def route_backward(
   *,
   choice: Choice,
   blocks: Blocks,
-  interpret: Any,
+  interpret: bool,
 ) -> tuple[jax.Array, First | None, jax.Array, jax.Array]:
   """See `reference.route_backward`.
 
@@ -164,9 +170,9 @@ def route_backward(
   return d_rows, d_first, d_readout, d_bias
 
 
-def _route_backward(*refs: Any, temperature: float, first: bool, blocks: Blocks) -> None:
+def _route_backward(*refs: jax.Ref, temperature: float, first: bool, blocks: Blocks) -> None:
   *shared, d_rows, d_readout, d_bias, d_shift = refs
-  *shared, kernel = shared if first else [*shared, None]
+  kernel = shared.pop() if first else None
   program, tokens, chunk = pl.program_id(0), blocks.gpu_route, blocks.gpu_inner
   start, width = program * tokens, shared[1].shape[0]
   columns = (0, padded(width))
@@ -185,7 +191,7 @@ def _route_backward(*refs: Any, temperature: float, first: bool, blocks: Blocks)
     store(d_rows, (start, i * chunk), down)
 
 
-def _first_backward(*refs: Any, temperature: float, splits: int, blocks: Blocks) -> None:
+def _first_backward(*refs: jax.Ref, temperature: float, splits: int, blocks: Blocks) -> None:
   *shared, rows, parts = refs
   chunk = blocks.gpu_inner
   row, column = pl.program_id(0) * chunk, pl.program_id(1) * chunk
@@ -199,10 +205,10 @@ def _first_backward(*refs: Any, temperature: float, splits: int, blocks: Blocks)
 
 
 def _errors(
-  shared: Sequence[Any],
+  shared: Sequence[jax.Ref],
   start: jax.Array,
   tokens: int,
-  columns: tuple[Any, int],
+  columns: tuple[jax.Array | int, int],
   temperature: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Hidden activations, errors of scores, and errors before the relu, at some tokens.

@@ -1,7 +1,6 @@
 """The output projection of weighted heads, for NVIDIA GPUs; see `gpu`."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from compmod_jax.kernels.routing.triton import (
 
 
 def project(
-  weights: jax.Array, heads: jax.Array, kernel: jax.Array, *, blocks: Blocks, interpret: Any
+  weights: jax.Array, heads: jax.Array, kernel: jax.Array, *, blocks: Blocks, interpret: bool
 ) -> jax.Array:
   """See `reference.project`."""
   shape = (heads.shape[0], kernel.shape[1])
@@ -31,7 +30,9 @@ def project(
   return call(body, grid, [weights, heads, kernel], [out], interpret, warps=8)[0]
 
 
-def _project(weights: Any, heads: Any, kernel: Any, out: Any, *, blocks: Blocks) -> None:
+def _project(
+  weights: jax.Ref, heads: jax.Ref, kernel: jax.Ref, out: jax.Ref, *, blocks: Blocks
+) -> None:
   tokens, columns = blocks.gpu_tokens, blocks.gpu_columns
   start, column = pl.program_id(0) * tokens, pl.program_id(1) * columns
   units = weights.shape[1]
@@ -53,7 +54,7 @@ def project_backward(
   gradient: jax.Array,
   *,
   blocks: Blocks,
-  interpret: Any,
+  interpret: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `reference.project_backward`.
 
@@ -81,12 +82,12 @@ def project_backward(
 
 
 def _heads_backward(
-  weights: Any,
-  heads: Any,
-  kernel: Any,
-  gradient: Any,
-  d_weights: Any,
-  d_heads: Any,
+  weights: jax.Ref,
+  heads: jax.Ref,
+  kernel: jax.Ref,
+  gradient: jax.Ref,
+  d_weights: jax.Ref,
+  d_heads: jax.Ref,
   *,
   blocks: Blocks,
 ) -> None:
@@ -108,7 +109,13 @@ def _heads_backward(
 
 
 def _kernel_backward(
-  weights: Any, heads: Any, gradient: Any, parts: Any, *, splits: int, blocks: Blocks
+  weights: jax.Ref,
+  heads: jax.Ref,
+  gradient: jax.Ref,
+  parts: jax.Ref,
+  *,
+  splits: int,
+  blocks: Blocks,
 ) -> None:
   head, column = pl.program_id(0), pl.program_id(1) * blocks.gpu_columns
   chunk, width = blocks.gpu_inner, heads.shape[1] // weights.shape[1]
@@ -122,7 +129,9 @@ def _kernel_backward(
   store_part(parts, heads.shape[1], (head * width, column), share, rows=width)
 
 
-def _scaled(weights: Any, heads: Any, start: jax.Array, head: jax.Array, tokens: int) -> jax.Array:
+def _scaled(
+  weights: jax.Ref, heads: jax.Ref, start: jax.Array, head: jax.Array, tokens: int
+) -> jax.Array:
   """One head's outputs at some tokens times its weights."""
   width = heads.shape[1] // weights.shape[1]
   values = load(heads, (start, head * width), (tokens, padded(width)), columns=width)

@@ -1,7 +1,6 @@
 """Pallas for TPUs: blocks of rows, sums over them, and the call."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +20,13 @@ def inside(values: jax.Array, axis: int, *, tokens: int) -> jax.Array:
   return jnp.where(index < tokens, values, jnp.zeros_like(values))
 
 
-def clear(sums: Sequence[Any]) -> None:
+def clear(sums: Sequence[jax.Ref]) -> None:
   """Sets sums over all blocks to zero before the first one."""
 
   @pl.when(pl.program_id(0) == 0)
   def _() -> None:
     for ref in sums:
-      ref[...] = jnp.zeros_like(ref)
+      ref[...] = jnp.zeros(ref.shape, ref.dtype)
 
 
 def clip(block: int, tokens: int) -> int:
@@ -56,12 +55,12 @@ def total(shape: tuple[int, ...]) -> tuple[pl.BlockSpec, jax.ShapeDtypeStruct]:
 
 
 def call(
-  kernel: Any,
+  kernel: Callable[..., None],
   tokens: int,
   tile: int,
   inputs: Sequence[tuple[jax.Array, pl.BlockSpec]],
   outputs: Sequence[tuple[pl.BlockSpec, jax.ShapeDtypeStruct]],
-  interpret: Any,
+  interpret: bool | pltpu.InterpretParams,
   *,
   sums: bool = False,
 ) -> Sequence[jax.Array]:

@@ -6,11 +6,12 @@ of any value: what is summed over tokens leaves them out.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.pallas import tpu as pltpu
 
 from compmod_jax.kernels.routing.blocks import Blocks, choose, dot, exact_dot
 from compmod_jax.kernels.routing.mosaic import (
@@ -26,21 +27,33 @@ from compmod_jax.kernels.routing.mosaic import (
 from compmod_jax.kernels.routing.reference import Choice, First, slopes
 
 
-def softmax(scores: jax.Array, *, choice: Choice, blocks: Blocks, interpret: Any) -> jax.Array:
+def softmax(
+  scores: jax.Array, *, choice: Choice, blocks: Blocks, interpret: bool | pltpu.InterpretParams
+) -> jax.Array:
   """See `reference.softmax`."""
   kernel = functools.partial(_softmax, choice=choice)
   return _over_scores(kernel, [scores], blocks, interpret)
 
 
 def softmax_backward(
-  weights: jax.Array, gradient: jax.Array, *, choice: Choice, blocks: Blocks, interpret: Any
+  weights: jax.Array,
+  gradient: jax.Array,
+  *,
+  choice: Choice,
+  blocks: Blocks,
+  interpret: bool | pltpu.InterpretParams,
 ) -> jax.Array:
   """See `reference.softmax_backward`."""
   kernel = functools.partial(_softmax_backward, temperature=choice.temperature)
   return _over_scores(kernel, [weights, gradient], blocks, interpret)
 
 
-def _over_scores(kernel: Any, arrays: list[jax.Array], blocks: Blocks, interpret: Any) -> jax.Array:
+def _over_scores(
+  kernel: Callable[..., None],
+  arrays: list[jax.Array],
+  blocks: Blocks,
+  interpret: bool | pltpu.InterpretParams,
+) -> jax.Array:
   tokens, units = arrays[0].shape
   tile = clip(blocks.tpu_softmax, tokens)
   lanes = tokens_last((units, tokens), tile)
@@ -49,11 +62,13 @@ def _over_scores(kernel: Any, arrays: list[jax.Array], blocks: Blocks, interpret
   return call(kernel, tokens, tile, inputs, [out], interpret)[0].T
 
 
-def _softmax(scores: Any, weights: Any, *, choice: Choice) -> None:
+def _softmax(scores: jax.Ref, weights: jax.Ref, *, choice: Choice) -> None:
   weights[...] = choose(scores[...].astype(jnp.float32), 0, choice)
 
 
-def _softmax_backward(weights: Any, gradient: Any, errors: Any, *, temperature: float) -> None:
+def _softmax_backward(
+  weights: jax.Ref, gradient: jax.Ref, errors: jax.Ref, *, temperature: float
+) -> None:
   errors[...] = slopes(weights[...], gradient[...], temperature, 0)
 
 
@@ -66,7 +81,7 @@ def route(
   choice: Choice,
   keep_hidden: bool,
   blocks: Blocks,
-  interpret: Any,
+  interpret: bool | pltpu.InterpretParams,
 ) -> tuple[jax.Array, jax.Array | None]:
   """See `reference.route`."""
   tokens, (inner, units) = rows.shape[0], readout.shape
@@ -85,7 +100,7 @@ def route(
   return made[0].T, made[1] if keep_hidden else None
 
 
-def _route(*refs: Any, choice: Choice, first: bool) -> None:
+def _route(*refs: jax.Ref, choice: Choice, first: bool) -> None:
   rows, *layer = refs[: 3 if first else 1]
   readout, bias, weights, *kept = refs[3 if first else 1 :]
   if first:
@@ -110,7 +125,7 @@ def route_backward(
   *,
   choice: Choice,
   blocks: Blocks,
-  interpret: Any,
+  interpret: bool | pltpu.InterpretParams,
 ) -> tuple[jax.Array, First | None, jax.Array, jax.Array]:
   """See `reference.route_backward`; one pass over the rows forms all gradients."""
   tokens, tile = rows.shape[0], clip(blocks.tpu_tokens, rows.shape[0])
@@ -136,7 +151,7 @@ def route_backward(
   return d_rows, (d_kernel, d_shift), d_readout, d_bias[:, 0]
 
 
-def _route_backward(*refs: Any, temperature: float, first: bool, tokens: int) -> None:
+def _route_backward(*refs: jax.Ref, temperature: float, first: bool, tokens: int) -> None:
   hidden, readout, weights, gradient, *layer = refs[: 6 if first else 4]
   d_rows, *sums = refs[6 if first else 4 :]
   clear(sums)
@@ -158,7 +173,12 @@ def _route_backward(*refs: Any, temperature: float, first: bool, tokens: int) ->
 
 
 def project(
-  weights: jax.Array, heads: jax.Array, kernel: jax.Array, *, blocks: Blocks, interpret: Any
+  weights: jax.Array,
+  heads: jax.Array,
+  kernel: jax.Array,
+  *,
+  blocks: Blocks,
+  interpret: bool | pltpu.InterpretParams,
 ) -> jax.Array:
   """See `reference.project`."""
   tokens, tile = heads.shape[0], clip(blocks.tpu_tokens, heads.shape[0])
@@ -172,7 +192,7 @@ def project(
   return call(_project, tokens, tile, inputs, [out], interpret)[0]
 
 
-def _project(weights: Any, heads: Any, kernel: Any, out: Any) -> None:
+def _project(weights: jax.Ref, heads: jax.Ref, kernel: jax.Ref, out: jax.Ref) -> None:
   scale, _ = _spread(weights[...], heads)
   scaled = (scale * heads[...].astype(jnp.float32)).astype(heads.dtype)
   out[...] = dot(scaled, kernel[...]).astype(out.dtype)
@@ -185,7 +205,7 @@ def project_backward(
   gradient: jax.Array,
   *,
   blocks: Blocks,
-  interpret: Any,
+  interpret: bool | pltpu.InterpretParams,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `reference.project_backward`; one pass over the rows forms all gradients."""
   tokens, tile = heads.shape[0], clip(blocks.tpu_tokens, heads.shape[0])
@@ -207,13 +227,13 @@ def project_backward(
 
 
 def _project_backward(
-  weights: Any,
-  heads: Any,
-  kernel: Any,
-  gradient: Any,
-  d_weights: Any,
-  d_heads: Any,
-  d_kernel: Any,
+  weights: jax.Ref,
+  heads: jax.Ref,
+  kernel: jax.Ref,
+  gradient: jax.Ref,
+  d_weights: jax.Ref,
+  d_heads: jax.Ref,
+  d_kernel: jax.Ref,
   *,
   tokens: int,
 ) -> None:
@@ -229,7 +249,7 @@ def _project_backward(
   d_kernel[...] += dot((scale * values.astype(jnp.float32)).astype(heads.dtype), errors, (0, 0))
 
 
-def _spread(weights: jax.Array, heads: Any) -> tuple[jax.Array, jax.Array]:
+def _spread(weights: jax.Array, heads: jax.Ref) -> tuple[jax.Array, jax.Array]:
   """Weights [tokens, features] of every feature's head; which features are whose, as 0 and 1."""
   units, width = weights.shape[0], heads.shape[1]
   unit = lax.broadcasted_iota(jnp.int32, (units, width), 0)

@@ -23,7 +23,11 @@ def padded(side: int) -> int:
 
 
 def _mask(
-  ref: Any, start: Sequence[Any], shape: Sequence[int], rows: Any, columns: int | None
+  ref: jax.Ref,
+  start: Sequence[jax.Array | int],
+  shape: Sequence[int],
+  rows: jax.Array | int | None,
+  columns: int | None,
 ) -> jax.Array:
   """What of a block lies in the array, and in its own first `rows` and `columns`."""
   inside = []
@@ -34,16 +38,16 @@ def _mask(
   return inside[0][:, None] & inside[1][None]
 
 
-def _at(ref: Any, start: Sequence[Any], shape: Sequence[int]) -> Any:
+def _at(ref: jax.Ref, start: Sequence[jax.Array | int], shape: Sequence[int]) -> Any:
   return ref.at[pl.ds(start[0], shape[0]), pl.ds(start[1], shape[1])]
 
 
 def load(
-  ref: Any,
-  start: Sequence[Any],
+  ref: jax.Ref,
+  start: Sequence[jax.Array | int],
   shape: tuple[int, int],
   *,
-  rows: Any = None,
+  rows: jax.Array | int | None = None,
   columns: int | None = None,
   other: float = 0.0,
 ) -> jax.Array:
@@ -53,11 +57,11 @@ def load(
 
 
 def store(
-  ref: Any,
-  start: Sequence[Any],
+  ref: jax.Ref,
+  start: Sequence[jax.Array | int],
   block: jax.Array,
   *,
-  rows: Any = None,
+  rows: jax.Array | int | None = None,
   columns: int | None = None,
 ) -> None:
   """Writes a block into a matrix, as far as it lies inside and in its own rows and columns."""
@@ -91,12 +95,16 @@ def sum_over_tokens(
 
 
 def store_part(
-  parts: Any, height: int, start: tuple[Any, Any], share: jax.Array, rows: int | None = None
+  parts: jax.Ref,
+  height: int,
+  start: tuple[jax.Array | int, jax.Array | int],
+  share: jax.Array,
+  rows: int | None = None,
 ) -> None:
   """Writes a share of a block of a matrix of this height; shares lie one below another."""
   left = height - start[0]
-  rows = left if rows is None else rows
-  store(parts, (pl.program_id(2) * height + start[0], start[1]), share, rows=rows)
+  place = (pl.program_id(2) * height + start[0], start[1])
+  store(parts, place, share, rows=left if rows is None else rows)
 
 
 def join(parts: jax.Array, splits: int, dtype: DTypeLike) -> jax.Array:
@@ -105,11 +113,11 @@ def join(parts: jax.Array, splits: int, dtype: DTypeLike) -> jax.Array:
 
 
 def call(
-  kernel: Any,
+  kernel: Callable[..., None],
   grid: tuple[int, ...],
   arrays: Sequence[jax.Array],
   outputs: Sequence[jax.ShapeDtypeStruct],
-  interpret: Any,
+  interpret: bool,
   *,
   warps: int = 4,
 ) -> Sequence[jax.Array]:

@@ -39,7 +39,7 @@ STEPS = 6
 # Names of what a clock, the machine or the place of a folder decides.
 _LEFT_OUT = re.compile(
   r"second|time|date|per_s|waited|memory|gib|flop|mfu|provenance|workdir|command|path|host"
-  r"|version|eta|fingerprint|history|ended|measured|configuration|cache",
+  r"|version|eta|fingerprint|history|ended|measured|configuration|cache|compilations",
   re.IGNORECASE,
 )
 _SMALL_WORLDS = {"train": 240, "valid": 24, "test": 24, "shifted": 24}

@@ -187,3 +187,24 @@ def test_bad_items_are_named_by_their_position(data, words):
   with pytest.raises(UserError) as error:
     from_json(Mixed, data)
   assert all(word in str(error.value) for word in words)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(TransformerConfig):
+  """A class made of one that a field takes, in a file that is not the package's."""
+
+  extra: int = 3
+
+
+def test_a_class_made_of_one_that_a_field_takes_is_saved_and_read():
+  given = experiment(model=OwnConfig(dim=8, heads=2, extra=5))
+  data = json.loads(json.dumps(to_json(given)))
+  assert data["model"]["kind"] == "OwnConfig"
+  assert from_json(Experiment, data) == given
+
+
+def test_a_class_whose_file_was_not_run_is_asked_for():
+  data = to_json(experiment())
+  data["model"]["kind"] = "NoisyConfig"
+  with pytest.raises(UserError, match=r"is 'NoisyConfig'; it must be one of: .*--code FILE"):
+    from_json(Experiment, data)

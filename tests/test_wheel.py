@@ -144,6 +144,18 @@ def test_a_model_is_trained_used_and_looked_into(place, trained):
   assert place.run("python", "-c", code).startswith("[")
 
 
+def test_a_mechanism_in_a_file_of_ones_own_trains_and_is_used(place):
+  page = (ROOT / "docs/your_own_mechanism.md").read_text()
+  section = page.split("## Outside the package\n")[1].split("\nPrograms that open")[0]
+  lines = section[section.index('    """Noise') :].splitlines()
+  (place.folder / "noisy.py").write_text("".join(f"{line[4:]}\n" for line in lines))
+  place.run("compmod", "train", "--config", "noisy.py", "--workdir", "runs/noisy", *TINY)
+  words = ("compmod", "predict", "--workdir", "runs/noisy")
+  shown = place.run(*words, text="Der Hund schläft.\n", status=2)
+  assert "--code FILE" in shown
+  assert len(place.run(*words, "--code", "noisy.py", text="Der Hund.\n").splitlines()) == 1
+
+
 def test_the_command_of_a_published_table_runs(place):
   words = "reproduce 5.1 --scale tiny --rows none --seeds 1 --show"
   assert "1 of 1 runs are not done yet" in place.run("compmod", *words.split())

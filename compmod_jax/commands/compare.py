@@ -37,6 +37,8 @@ class Args(Compare):
   """Hypotheses that beam search follows."""
   output: Path | None = None
   """Folder for the report."""
+  code: Path | None = None
+  """Python file of your own whose classes the models' configurations name; it is run first."""
   quiet: bool = False
   """Show no progress."""
 
@@ -65,7 +67,9 @@ def _compare(args: Args, command: str, progress: Progress) -> None:
     progress.status(text, done, total)
 
   opened: list[Opened] = [
-    open_model(ModelArgs(workdir, model=args.model, method=args.method, beams=args.beams))
+    open_model(
+      ModelArgs(workdir, model=args.model, method=args.method, beams=args.beams, code=args.code)
+    )
     for workdir in args.workdirs
   ]
   first, second = (

@@ -46,10 +46,13 @@ class ModelArgs:
   recoding: tuple[str, ...] = ()
   """Fields of a recurrent model's recoding that differ from training, as NAME=VALUE, for example
   signal=nll size=0.5, or signal=none."""
+  code: Path | None = None
+  """Python file of your own whose classes the model's configuration names; it is run first."""
 
   def decoding(self) -> dict[str, Any]:
     """The decoding options that were given."""
-    names = [field.name for field in dataclasses.fields(ModelArgs)[2:] if field.name != "recoding"]
+    others = ("recoding", "code")
+    names = [one.name for one in dataclasses.fields(ModelArgs)[2:] if one.name not in others]
     given = {name: getattr(self, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -79,9 +82,11 @@ def open_model(args: ModelArgs) -> Opened:
 
   from compmod_jax import api
   from compmod_jax.core import sharding
-  from compmod_jax.training import run
+  from compmod_jax.training import experiment, run
 
   run.use_compile_cache()
+  if args.code:
+    experiment.load_code(args.code)
   model = api.load(args.workdir, model=args.model)
   _check_finite(model)
   model = _recoding(_decoding(model, args.decoding()), args.recoding)

@@ -95,6 +95,14 @@ def _classes(kind: Hint) -> dict[str, type]:
   }
 
 
+def _with_subclasses(classes: Iterable[type]) -> dict[str, type]:
+  """These dataclasses and all that are made of them, as far as their files were run, by name."""
+  found: dict[str, type] = {}
+  for one in classes:
+    found |= {one.__name__: one, **_with_subclasses(one.__subclasses__())}
+  return {name: one for name, one in found.items() if dataclasses.is_dataclass(one)}
+
+
 def _write(kind: Hint, value: object) -> Any:
   if dataclasses.is_dataclass(value):
     hints = typing.get_type_hints(type(value))
@@ -158,7 +166,14 @@ def _read_class(
   default = untagged.__name__ if untagged else None
   name = data.pop(TAG, default) if len(classes) > 1 else next(iter(classes))
   errors.check(name is not None, f"{where} has no {TAG!r}; it must be one of: {_words(classes)}.")
-  errors.check_choice(f"{path}.{TAG}", str(name), classes)
+  if len(classes) > 1 and name not in classes:
+    classes = _with_subclasses(classes.values())
+    errors.check(
+      name in classes,
+      f"{path}.{TAG} is {errors.short(name)}; it must be one of: {_words(sorted(classes))}."
+      f"{errors.near(str(name), classes)} The file of a class of your own has to be run first: give"
+      " it to a program as --code FILE, or import it.",
+    )
   chosen = classes[str(name)]
   fields = {field.name: field for field in dataclasses.fields(chosen)}
   prefix = f"{path}." if path else ""

@@ -204,6 +204,15 @@ def load_config(argument: str) -> Experiment:
   return experiment
 
 
+def load_code(path: Path) -> None:
+  """Runs a Python file, so that saved configurations can name its classes.
+
+  Raises:
+    UserError: there is no such file, or it has a mistake.
+  """
+  _module(str(path))
+
+
 def variants(path: str) -> list[str]:
   """The variants that a configuration file checks its own against; empty if it checks none.
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -10,9 +11,14 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.positions import ADDED, Positions
+
+Shared = Literal["none", "decoder", "all"]
+"""Which embeddings of an encoder-decoder are one: none, the decoder's input and output, or these
+and the encoder's."""
 
 _STDDEV = 0.02  # of a fresh table of learned positions
 
@@ -49,6 +55,26 @@ class Embedding(nn.Module):
     table = self.table.astype(self.dtype)
     product = functools.partial(jnp.einsum, "nd,vd->nv", preferred_element_type=jnp.float32)
     return over_rows(lambda rows: product(rows, table), hidden)
+
+
+def encoder_decoder_embeddings(
+  shared: Shared, source_vocab: int, target_vocab: int, dim: int, dtype: DTypeLike = jnp.float32
+) -> tuple[Embedding, Embedding, Embedding]:
+  """Embeddings of the decoder's input, the encoder's input and the decoder's output, in this order.
+
+  Raises:
+    UserError: all are to be one, but the vocabularies differ in size.
+  """
+  if shared == "all" and source_vocab != target_vocab:
+    raise UserError(
+      f"model.share_embeddings is 'all' but the vocabularies have {source_vocab} and {target_vocab}"
+      " tokens; one table needs one joint vocabulary. Use a joint tokenizer or share_embeddings ="
+      " decoder."
+    )
+  own = Embedding(target_vocab, dim, dtype)
+  source = own if shared == "all" else Embedding(source_vocab, dim, dtype)
+  output = Embedding(target_vocab, dim, dtype) if shared == "none" else own
+  return own, source, output
 
 
 def sinusoids(length: int, dim: int) -> Float[np.ndarray, "length dim"]:

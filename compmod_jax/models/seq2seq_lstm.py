@@ -14,7 +14,7 @@ units and one hidden layer before the output in place of maxout. Recoding: Ulmer
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import flax.linen as nn
 import jax
@@ -30,7 +30,7 @@ from compmod_jax.layers.additive_attention import AdditiveAttention
 from compmod_jax.layers.basic import Dropout
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.deferred_scan import Product
-from compmod_jax.layers.embedding import Embedding
+from compmod_jax.layers.embedding import Shared, encoder_decoder_embeddings
 from compmod_jax.layers.lstm import LSTMCell, State
 from compmod_jax.layers.recoding_signals import size_of, step_size_parameters
 from compmod_jax.mechanisms.recoding import signals
@@ -60,7 +60,7 @@ class Seq2SeqLstmConfig(ModelConfig):
   """Width of word vectors, and of what the output layer reads."""
   attention_dim: int = 512
   """Width of the hidden layer that scores positions of the source."""
-  share_embeddings: Literal["none", "decoder", "all"] = "decoder"
+  share_embeddings: Shared = "decoder"
   """Which embeddings are one: decoder input and output, or those and the encoder's."""
   max_length: int = 1024
   """Most tokens of a sequence, for which programs are compiled; nothing in the model depends on
@@ -90,7 +90,7 @@ class Seq2SeqLstmConfig(ModelConfig):
       0 <= self.dropout < 1,
       f"model.dropout is {self.dropout}; it must be at least 0 and below 1.",
     )
-    check_choice("model.share_embeddings", self.share_embeddings, ("none", "decoder", "all"))
+    check_choice("model.share_embeddings", self.share_embeddings, get_args(Shared))
     # The others need copies of the state, several output layers, or labels.
     check_choice("model.recoding.signal", self.recoding.signal, _SIGNALS)
     check_choice("model.recoding.step", self.recoding.step, _STEPS)
@@ -197,18 +197,11 @@ class Seq2SeqLstm(nn.Module):
   def setup(self):
     """Makes embeddings, cells, attention and output layer."""
     c = self.config
-    check(
-      c.share_embeddings != "all" or self.source_vocab == self.target_vocab,
-      f"model.share_embeddings is 'all' but the vocabularies have {self.source_vocab} and"
-      f" {self.target_vocab} tokens; one table needs one joint vocabulary. Use a joint tokenizer"
-      " or share_embeddings = decoder.",
+    self.decoder_embedding, self.encoder_embedding, self.output_embedding = (
+      encoder_decoder_embeddings(
+        c.share_embeddings, self.source_vocab, self.target_vocab, c.embedding_dim
+      )
     )
-    own = Embedding(self.target_vocab, c.embedding_dim)
-    self.decoder_embedding = own
-    shared = c.share_embeddings == "all"
-    self.encoder_embedding = own if shared else Embedding(self.source_vocab, c.embedding_dim)
-    tied = c.share_embeddings != "none"
-    self.output_embedding = own if tied else Embedding(self.target_vocab, c.embedding_dim)
     below = [c.embedding_dim, *[2 * c.dim] * (c.encoder_layers - 1)]
     self.encoder_forward = [LSTMCell(width, c.dim) for width in below]
     self.encoder_backward = [LSTMCell(width, c.dim) for width in below]

@@ -14,7 +14,7 @@ from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.layers.basic import Dropout, layer_norm
 from compmod_jax.layers.block import Block, Norm, StackConfig, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, Places
-from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.embedding import PositionTable, Shared, encoder_decoder_embeddings
 from compmod_jax.layers.kv_cache import ancestor_mask
 from compmod_jax.layers.positions import ADDED, Positions
 from compmod_jax.models.base import ModelConfig
@@ -40,7 +40,7 @@ class TransformerConfig(StackConfig, ModelConfig):
   """Normalise before each sub-layer (and after the last layer), or after each residual sum."""
   positions: Positions = "sinusoidal"
   """How positions are known; see `layers.positions`."""
-  share_embeddings: Literal["none", "decoder", "all"] = "decoder"
+  share_embeddings: Shared = "decoder"
   """Which embeddings are one: decoder input and output, or those and the encoder's."""
 
   def __post_init__(self):
@@ -50,7 +50,7 @@ class TransformerConfig(StackConfig, ModelConfig):
       errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
     super().__post_init__()
     errors.check_choice("model.norm", self.norm, ("pre", "post"))
-    errors.check_choice("model.share_embeddings", self.share_embeddings, ("none", "decoder", "all"))
+    errors.check_choice("model.share_embeddings", self.share_embeddings, get_args(Shared))
 
   def describe(self) -> str:
     """Sizes and competition, in a few words."""
@@ -98,21 +98,11 @@ class Transformer(nn.Module):
     """Makes embeddings and layers."""
     c = self.config
     dtype = jnp.dtype(c.dtype)
-    if c.share_embeddings == "all" and self.source_vocab != self.target_vocab:
-      raise errors.UserError(
-        f"model.share_embeddings is 'all' but the vocabularies have {self.source_vocab} and"
-        f" {self.target_vocab} tokens; one table needs one joint vocabulary. Use a joint tokenizer"
-        " or share_embeddings = decoder."
+    self.decoder_embedding, self.encoder_embedding, self.output_embedding = (
+      encoder_decoder_embeddings(
+        c.share_embeddings, self.source_vocab, self.target_vocab, c.dim, dtype
       )
-    self.decoder_embedding = Embedding(self.target_vocab, c.dim, dtype)
-    if c.share_embeddings == "all":
-      self.encoder_embedding = self.decoder_embedding
-    else:
-      self.encoder_embedding = Embedding(self.source_vocab, c.dim, dtype)
-    if c.share_embeddings == "none":
-      self.output_embedding = Embedding(self.target_vocab, c.dim, dtype)
-    else:
-      self.output_embedding = self.decoder_embedding
+    )
     self.encoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
     self.decoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
     self.encoder = [

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from compmod_jax.core import errors, extras
@@ -210,7 +211,7 @@ def load_code(path: Path) -> None:
   Raises:
     UserError: there is no such file, or it has a mistake.
   """
-  _module(str(path))
+  _run(str(path))
 
 
 def variants(path: str) -> list[str]:
@@ -230,6 +231,16 @@ def variants(path: str) -> list[str]:
 
 def _module(path: str) -> Any:
   """The configuration file as a module with `get_config`."""
+  module = _run(path)
+  errors.check(
+    hasattr(module, "get_config"),
+    f"{path} has no function get_config(variant); a configuration file defines one.",
+  )
+  return module
+
+
+def _run(path: str) -> ModuleType:
+  """The module that a Python file makes."""
   file = find_config(path)
   spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
   if spec is None or spec.loader is None:
@@ -238,10 +249,6 @@ def _module(path: str) -> Any:
   sys.modules[spec.name] = module
   with _mistakes_in(file), extras.needed():
     spec.loader.exec_module(module)
-  errors.check(
-    hasattr(module, "get_config"),
-    f"{path} has no function get_config(variant); a configuration file defines one.",
-  )
   return module
 
 

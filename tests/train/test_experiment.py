@@ -13,7 +13,7 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
-from compmod_jax.training.experiment import Experiment, Phase, load_config
+from compmod_jax.training.experiment import Experiment, Phase, load_code, load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -267,3 +267,12 @@ def test_every_configuration_of_the_project_loads_and_refuses_unknown_variants(p
   assert isinstance(load_config(str(path)), Experiment)
   with pytest.raises(UserError, match="variant is 'no such variant'"):
     load_config(f"{path}:no such variant")
+
+
+def test_a_file_of_classes_alone_is_run_as_code_and_is_no_configuration(tmp_path):
+  file = tmp_path / "classes.py"
+  file.write_text("RUN = []\nRUN.append(1)\n")
+  load_code(file)
+  assert sys.modules["config_classes"].RUN == [1]
+  with pytest.raises(UserError, match=r"has no function get_config\(variant\)"):
+    load_config(str(file))

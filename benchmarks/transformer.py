@@ -24,7 +24,7 @@ from benchmarks import common
 from benchmarks.translation_case import Case
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, UNK
 from compmod_jax.decoding import DecodeConfig, decode
-from compmod_jax.models.transformer import PLACES, TransformerConfig
+from compmod_jax.models.transformer import ATTENTION_KINDS, TransformerConfig
 from compmod_jax.tasks.translation import Translation
 from compmod_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from compmod_jax.training.step import init_state, make_step, trainable_mask
@@ -106,7 +106,7 @@ def training(report: common.Report, case: Case, target: float, *, competition: b
     runs["PyTorch compiled"] = their_step(case, compiled=True, device=device)
   if competition:
     runs["ours, encoder heads compete"] = our_step(case, compete=("encoder_self",))
-    runs["ours, all heads compete"] = our_step(case, compete=PLACES)
+    runs["ours, all heads compete"] = our_step(case, compete=ATTENTION_KINDS)
   tokens = int(np.sum(case.batch()["target"] != PAD))
   seconds = report.measure(case.name, runs, ROUNDS, amount=tokens, unit="target tokens")
   best = min((name for name in runs if "PyTorch" in name), key=lambda n: np.median(seconds[n]))

@@ -39,6 +39,7 @@ NAMES = {
   "coded": "tokenized",
   "Coded": "TokenizedQuestions",
   "health": "router statistics",
+  "Places": "PositionIds",
   "recoded_step": "recoding_step",
   "roll_call": "rendezvous",
   "taps": "intermediates",

@@ -21,7 +21,7 @@ from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
-from compmod_jax.models.transformer import PLACES, TransformerConfig
+from compmod_jax.models.transformer import ATTENTION_KINDS, TransformerConfig
 from compmod_jax.tasks.translation import Splits, Translation, TranslationConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.optimizer import OptimizerConfig
@@ -61,7 +61,7 @@ def task() -> Translation:
     ffn_dim=32,
     dropout=0.1,
     max_length=8,
-    compete=PLACES,
+    compete=ATTENTION_KINDS,
     competition=HEADS,
     expert_layers=("decoder",),
     experts=ExpertsConfig(4, competition=CHOSEN, implementation="blocked"),

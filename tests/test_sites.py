@@ -13,7 +13,7 @@ import pytest
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import OFF, Intermediates, after, run, zero_units
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
-from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
+from compmod_jax.models.transformer import ATTENTION_KINDS, Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(
   encoder_layers=1,
@@ -23,7 +23,7 @@ CONFIG = TransformerConfig(
   ffn_dim=12,
   activation="gelu",
   max_length=8,
-  compete=PLACES,
+  compete=ATTENTION_KINDS,
   # Fused, some sites are there only where they are asked for.
   competition=CompetitionConfig(key_dim=3, hidden_dim=4, routing="plain"),
 )

@@ -275,11 +275,11 @@ class Attention(nn.Module):
     else:
       query, key, *others = self.query_key_value(inputs, beside)
       value, *hidden = (key, *others) if self.tied_key_value else others
-      places, newest = ctx.places, ctx.newest
-      if self.positions == "rotary" and places is not None:
-        query, key = rotate(query, places.queries), rotate(key, places.queries)
-      if self.positions == "relative" and places is not None:
-        query, relative = self.relative(query, places)
+      position_ids, newest = ctx.position_ids, ctx.newest
+      if self.positions == "rotary" and position_ids is not None:
+        query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
+      if self.positions == "relative" and position_ids is not None:
+        query, relative = self.relative(query, position_ids)
         bias = relative if bias is None else bias + relative
       if state is not None:
         state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))

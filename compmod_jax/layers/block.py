@@ -98,10 +98,10 @@ class StackConfig:
     self._check_competition()
 
   def _check_competition(self) -> None:
-    for place in self.compete:
-      errors.check_choice("model.compete", place, self.places())
-    for place in self.gated_heads:
-      errors.check_choice("model.gated_heads", place, self.places())
+    for kind in self.compete:
+      errors.check_choice("model.compete", kind, self.attention_kinds())
+    for kind in self.gated_heads:
+      errors.check_choice("model.gated_heads", kind, self.attention_kinds())
     if self.compete:
       self.competition.kept(self.heads)
       errors.check(
@@ -133,12 +133,12 @@ class StackConfig:
     return side, self.layers(side)
 
   def attention(self, side: str) -> tuple[tuple[str, str], ...]:
-    """Place, as `compete` has it, and name of every attention module of a stack's layers."""
+    """Kind, as `compete` has it, and name of every attention module of a stack's layers."""
     return ((f"{side}_self", "self"),)
 
-  def places(self) -> tuple[str, ...]:
+  def attention_kinds(self) -> tuple[str, ...]:
     """What `compete` may hold."""
-    return tuple(dict.fromkeys(place for side in self.sides() for place, _ in self.attention(side)))
+    return tuple(dict.fromkeys(kind for side in self.sides() for kind, _ in self.attention(side)))
 
   def experts_in(self, side: str, layer: int) -> ExpertsConfig | None:
     """The experts of a layer, `None` where it has a single feed-forward network."""
@@ -180,7 +180,7 @@ class StackConfig:
       for side in sides or self.sides()
       for i in range(self.layers(side))
       for name in (
-        *(name for place, name in self.attention(side) if place in self.compete),
+        *(name for kind, name in self.attention(side) if kind in self.compete),
         *(("ffn",) if self.experts_in(side, i) else ()),
       )
     )
@@ -230,8 +230,8 @@ class StackConfig:
 
   def describe_competition(self) -> str:
     """What competes where, in a few words."""
-    places = " and ".join(place.replace("_", " ") for place in self.compete)
-    heads = f"heads compete in {places} attention" if places else "plain attention"
+    kinds = " and ".join(kind.replace("_", " ") for kind in self.compete)
+    heads = f"heads compete in {kinds} attention" if kinds else "plain attention"
     where = " and ".join(name.replace("_", " layer ") for name in self.expert_layers)
     return f"{heads}, {self.experts.count} experts in the {where}" if where else heads
 

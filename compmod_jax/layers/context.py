@@ -98,7 +98,7 @@ def _same_segment(segments: Int[Array, "#batch time"], prefix: int) -> Dense:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Places:
+class PositionIds:
   """Where queries and keys of self-attention stand in their texts, for positions that are not
   added to embeddings.
 
@@ -141,7 +141,7 @@ class Context:
     same_segment: which of the positions before each, the nearest first, a convolution mixes in;
       None: all.
     newest: where decoding stands; None: whole sequences, at the start of the state if there is one.
-    places: where queries and keys stand, for positions that are not added to
+    position_ids: where queries and keys stand, for positions that are not added to
       embeddings.
     deterministic: no dropout.
     intermediates: activations to read or change.
@@ -151,7 +151,7 @@ class Context:
   memory_mask: Bool[Array, "batch 1 1 keys"] | None = None
   same_segment: Bool[Array, "#batch time before"] | None = None
   newest: Newest | None = None
-  places: Places | None = None
+  position_ids: PositionIds | None = None
   deterministic: bool = True
   intermediates: Intermediates = OFF
 

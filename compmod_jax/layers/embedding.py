@@ -139,7 +139,7 @@ class PositionTable(nn.Module):
     return x + rows[None].astype(self.dtype)
 
   def add_at(
-    self, x: Float[Array, "batch time embed"], places: Int[Array, "#batch #time"]
+    self, x: Float[Array, "batch time embed"], position_ids: Int[Array, "#batch #time"]
   ) -> Float[Array, "batch time embed"]:
     """Embeddings and the vectors of single positions."""
-    return x + self.table[places].astype(self.dtype) if self.kind in ADDED else x
+    return x + self.table[position_ids].astype(self.dtype) if self.kind in ADDED else x

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
 from compmod_jax.core.sharding import logical
-from compmod_jax.layers.context import Places
+from compmod_jax.layers.context import PositionIds
 
 Positions = Literal["sinusoidal", "learned", "rotary", "relative"]
 """Vectors added to embeddings, fixed or learned; or what acts on queries and keys: rotations (Su et
@@ -22,24 +22,24 @@ ADDED = ("sinusoidal", "learned")
 
 
 def rotate(
-  x: Float[Array, "batch time heads head_dim"], places: Int[Array, "#batch #time"]
+  x: Float[Array, "batch time heads head_dim"], position_ids: Int[Array, "#batch #time"]
 ) -> Float[Array, "batch time heads head_dim"]:
   r"""Rotary positions: every pair of dimensions is turned by an angle that grows with the place.
 
   .. math:: (x_i, x_{i+D/2}) \mapsto (x_i \cos\theta - x_{i+D/2} \sin\theta,\;
      x_i \sin\theta + x_{i+D/2} \cos\theta), \quad \theta = t\, 10000^{-2i/D}
 
-  The product of a query and a key then depends on the difference of their places alone.
+  The product of a query and a key then depends on the difference of their positions alone.
 
   Args:
     x: queries or keys; head_dim is even.
-    places: t, where each stands in its text.
+    position_ids: t, where each stands in its text.
 
   Source: Su et al. 2021, equation 34; dimensions are paired across halves.
   """
   half = x.shape[-1] // 2
   rates = jnp.asarray(10000.0 ** (-np.arange(half) / half), jnp.float32)
-  angles = places.astype(jnp.float32)[..., None, None] * rates[None, None, None]
+  angles = position_ids.astype(jnp.float32)[..., None, None] * rates[None, None, None]
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
   turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
@@ -75,10 +75,10 @@ class RelativePositions(nn.Module):
     self.distance = self.param("distance", zeros, shape)
 
   def __call__(
-    self, query: Float[Array, "batch time heads head_dim"], places: Places
+    self, query: Float[Array, "batch time heads head_dim"], position_ids: PositionIds
   ) -> tuple[Float[Array, "batch time heads head_dim"], Float[Array, "batch heads time keys"]]:
     """The queries q + u, and what is added to the logits for the distances, float32."""
-    most = places.length
+    most = position_ids.length
     distances = np.arange(1 - most, most)[:, None]
     rates = 10000.0 ** (-np.arange(0, self.dim, 2) / self.dim)
     sinusoids = np.concatenate([np.sin(distances * rates), np.cos(distances * rates)], axis=1)
@@ -86,7 +86,7 @@ class RelativePositions(nn.Module):
     table = jnp.einsum("nm,mhd->nhd", jnp.asarray(sinusoids, self.dtype), kernel)
     moved = query + self.distance.astype(query.dtype)[None, None]
     every = jnp.einsum("bthd,nhd->bhtn", moved, table, preferred_element_type=jnp.float32)
-    index = places.queries[:, :, None] - places.keys[:, None, :] + (most - 1)
+    index = position_ids.queries[:, :, None] - position_ids.keys[:, None, :] + (most - 1)
     index = jnp.broadcast_to(index[:, None], (*every.shape[:3], index.shape[-1]))
     logits = jnp.take_along_axis(every, index, axis=-1)
     scale = jnp.sqrt(jnp.float32(query.shape[-1]))

@@ -53,7 +53,7 @@ class NemotConfig(TextStackConfig, ModelConfig):
   extra_tokens: tuple[str, ...] = ()
   """Further auxiliary tokens, in front of every text."""
   compete: tuple[Literal["vanilla_self", "modulatory_self", "output_self"], ...] = ()
-  """Sets whose self-attention heads compete; all output sets are one place."""
+  """Sets whose self-attention heads compete; all output sets are of one kind."""
   gate: Literal["on", "off"] = "on"
   """Whether the neuromodulatory set gates the vanilla set's output; off leaves it out."""
   gate_start: Literal["stream", "half"] = "stream"
@@ -166,7 +166,7 @@ class NemotConfig(TextStackConfig, ModelConfig):
     return counts.get(side, self.output_layers)
 
   def attention(self, side: str) -> tuple[tuple[str, str], ...]:
-    """Self-attention; all output sets are one place."""
+    """Self-attention; all output sets are of one kind."""
     return ((f"{side.split('_')[0]}_self", "self"),)
 
   def plain(self) -> "NemotConfig":

@@ -467,13 +467,13 @@ def _dense(units: int) -> nn.Dense:
 
 def _turned(valid: Bool[Array, "batch time"]) -> Int[Array, "batch time"]:
   """Where the tokens of every row stand in reverse order; padding stays behind them."""
-  count, places = jnp.sum(valid, axis=1, keepdims=True), jnp.arange(valid.shape[1])[None]
-  return jnp.where(places < count, count - 1 - places, places)
+  count, positions = jnp.sum(valid, axis=1, keepdims=True), jnp.arange(valid.shape[1])[None]
+  return jnp.where(positions < count, count - 1 - positions, positions)
 
 
-def _take(x: Float[Array, "batch time dim"], places: Int[Array, "batch time"]) -> jax.Array:
-  """The vectors at these places of every row."""
-  return jnp.take_along_axis(x, places[..., None], axis=1)
+def _take(x: Float[Array, "batch time dim"], positions: Int[Array, "batch time"]) -> jax.Array:
+  """The vectors at these positions of every row."""
+  return jnp.take_along_axis(x, positions[..., None], axis=1)
 
 
 def _through_time(name: str, value: jax.Array) -> jax.Array:

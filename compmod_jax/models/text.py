@@ -79,10 +79,10 @@ def embed(
   x = embedding(text.tokens)
   if text.segments is None:
     return positions.add(x)
-  return positions.add_at(x, places_of(text.segments, text.tokens.shape[1]))
+  return positions.add_at(x, positions_of(text.segments, text.tokens.shape[1]))
 
 
-def places_of(segments: Int[Array, "batch time"] | None, time: int) -> Int[Array, "#batch time"]:
+def positions_of(segments: Int[Array, "batch time"] | None, time: int) -> Int[Array, "#batch time"]:
   """The position of every token within its segment, which goes on from the end of segment 0.
 
   Args:

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core.intermediates import Intermediates
-from compmod_jax.layers.context import AttentionMask, Context, Newest, Places
+from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
 from compmod_jax.layers.convolution import neighbours
 from compmod_jax.layers.kv_cache import ancestor_mask
 from compmod_jax.layers.positions import ADDED
 from compmod_jax.layers.stack import Stack
 from compmod_jax.mechanisms.modulation import Gates
-from compmod_jax.models.text import Text, places_of
+from compmod_jax.models.text import Text, positions_of
 
 State = dict[str, Any]
 """What decoding keeps: `sets`, the states of stacks by name; `position`, the number of steps done;
@@ -90,15 +90,15 @@ class TextPass:
         segments = jnp.zeros((1, real.shape[1]), jnp.int32)
       near = neighbours(segments[rows] if len(segments) > 1 else segments, config.convolution)
       near = jnp.pad(near, ((0, 0), (before, 0), (0, 0)))  # auxiliary positions stay as they are
-    places = None
+    position_ids = None
     if config.positions not in ADDED:
-      places = places_of(self.segments, real.shape[1])
-      places = jnp.pad(places[rows] if len(places) > 1 else places, ((0, 0), (before, 0)))
-      places = Places(places, places, real.shape[1])
+      ids = positions_of(self.segments, real.shape[1])
+      ids = jnp.pad(ids[rows] if len(ids) > 1 else ids, ((0, 0), (before, 0)))
+      position_ids = PositionIds(ids, ids, real.shape[1])
     return Context(
       mask=mask[rows],
       same_segment=near,
-      places=places,
+      position_ids=position_ids,
       deterministic=self.deterministic,
       intermediates=self.intermediates.scope(stack.side),
     )
@@ -118,14 +118,16 @@ class TextPass:
     )
     if config.convolution > 1:
       newest = self._with_neighbours(newest, state, config.convolution, before)
-    places = None
+    position_ids = None
     if config.positions not in ADDED:
-      prompt = jnp.pad(state["places"][:, 0], ((0, 0), (before, 0)))
+      prompt = jnp.pad(state["position_ids"][:, 0], ((0, 0), (before, 0)))
       steps = jnp.repeat(jnp.arange(length), beams)[None] + state["lengths"]
       keys = jnp.concatenate([prompt, steps], axis=1)
       queries = state["lengths"] + position
-      places = Places(queries, keys, state["places"].shape[-1] + length)
-    return Context(newest=newest, places=places, intermediates=self.intermediates.scope(stack.side))
+      position_ids = PositionIds(queries, keys, state["position_ids"].shape[-1] + length)
+    return Context(
+      newest=newest, position_ids=position_ids, intermediates=self.intermediates.scope(stack.side)
+    )
 
   def _with_neighbours(self, newest: Newest, state: State, width: int, before: int) -> Newest:
     """What stands before the newest position: first steps, which follow the prompt."""
@@ -135,10 +137,10 @@ class TextPass:
     back = state["position"] - jnp.arange(1, width)[None, None]
     step = jnp.maximum(back, 0)
     steps = prompt + step * ancestry.shape[1] + jnp.take(ancestry, step[0, 0], axis=2)
-    places = jnp.where(back >= 0, steps, before + jnp.maximum(lengths + back, 0))
+    neighbours = jnp.where(back >= 0, steps, before + jnp.maximum(lengths + back, 0))
     there = (back >= 0) | (lengths + back >= state["begin"][..., None])
     return dataclasses.replace(
-      newest, neighbours=places, same_segment=jnp.broadcast_to(there, shape)
+      newest, neighbours=neighbours, same_segment=jnp.broadcast_to(there, shape)
     )
 
 
@@ -173,8 +175,8 @@ def initial_state(
     },
   }
   if any(stack.config.positions not in ADDED for stack, _ in stacks):
-    places = jnp.broadcast_to(places_of(text.segments, time), (batch, time))
-    state["places"] = places[:, None]
+    position_ids = jnp.broadcast_to(positions_of(text.segments, time), (batch, time))
+    state["position_ids"] = position_ids[:, None]
   return state
 
 

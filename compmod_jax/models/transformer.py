@@ -13,14 +13,14 @@ from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.layers.basic import Dropout, layer_norm
 from compmod_jax.layers.block import Block, Norm, StackConfig, State, run_block
-from compmod_jax.layers.context import AttentionMask, Context, Newest, Places
+from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
 from compmod_jax.layers.embedding import PositionTable, Shared, encoder_decoder_embeddings
 from compmod_jax.layers.kv_cache import ancestor_mask
 from compmod_jax.layers.positions import ADDED, Positions
 from compmod_jax.models.base import ModelConfig
 
-Place = Literal["encoder_self", "decoder_self", "cross"]
-PLACES: tuple[Place, ...] = get_args(Place)
+AttentionKind = Literal["encoder_self", "decoder_self", "cross"]
+ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 """Kinds of attention, as `compete` names them."""
 
 
@@ -34,7 +34,7 @@ class TransformerConfig(StackConfig, ModelConfig):
   """Layers of the encoder."""
   decoder_layers: int = 6
   """Layers of the decoder."""
-  compete: tuple[Place, ...] = ()
+  compete: tuple[AttentionKind, ...] = ()
   """Kinds of attention whose heads compete."""
   norm: Norm = "post"
   """Normalise before each sub-layer (and after the last layer), or after each residual sum."""
@@ -148,7 +148,7 @@ class Transformer(nn.Module):
     """The encoder's output."""
     ctx = Context(
       mask=AttentionMask(valid=source != self.pad),
-      places=self._places(source.shape[1]),
+      position_ids=self._position_ids(source.shape[1]),
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )
@@ -172,7 +172,7 @@ class Transformer(nn.Module):
     ctx = Context(
       mask=AttentionMask(causal=True),  # which hides padding, as that follows the tokens
       memory_mask=(source != self.pad)[:, None, None, :],
-      places=self._places(target.shape[1]),
+      position_ids=self._position_ids(target.shape[1]),
       deterministic=deterministic,
       intermediates=intermediates,
     )
@@ -253,11 +253,16 @@ class Transformer(nn.Module):
     mine = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
     ancestry = jax.lax.dynamic_update_slice(cache["ancestry"], mine, (0, 0, position))
     newest = Newest(start=position * beams, past=ancestor_mask(ancestry, position))
-    place, places = jnp.reshape(position, (1, 1)), self._places(ancestry.shape[2])
-    if places is not None:
-      places = Places(place, jnp.repeat(places.keys, beams, axis=1), places.length)
+    place, position_ids = jnp.reshape(position, (1, 1)), self._position_ids(ancestry.shape[2])
+    if position_ids is not None:
+      position_ids = PositionIds(
+        place, jnp.repeat(position_ids.keys, beams, axis=1), position_ids.length
+      )
     ctx = Context(
-      memory_mask=cache["memory_mask"], newest=newest, places=places, intermediates=record
+      memory_mask=cache["memory_mask"],
+      newest=newest,
+      position_ids=position_ids,
+      intermediates=record,
     )
     x = self.decoder_positions.add_at(self.decoder_embedding(tokens), place)
     logits, layers = self._decode(x, cache["layers"], None, ctx)
@@ -287,12 +292,12 @@ class Transformer(nn.Module):
     """The part of `routing_sites` that belongs to the decoder."""
     return self.config.routing_sites("decoder")
 
-  def _places(self, length: int) -> Places | None:
-    """Places of a sequence, where positions are not added to embeddings."""
+  def _position_ids(self, length: int) -> PositionIds | None:
+    """Those of a sequence, where positions are not added to embeddings."""
     if self.config.positions in ADDED:
       return None
-    places = jnp.arange(length)[None]
-    return Places(places, places, length)
+    position_ids = jnp.arange(length)[None]
+    return PositionIds(position_ids, position_ids, length)
 
 
 def shift_right(target: Int[Array, "batch time"], start: int) -> Int[Array, "batch time"]:

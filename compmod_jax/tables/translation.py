@@ -8,7 +8,7 @@ from typing import Any
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
-from compmod_jax.models.transformer import Place, TransformerConfig
+from compmod_jax.models.transformer import AttentionKind, TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.training.experiment import Experiment, Phase, load_config
@@ -84,7 +84,7 @@ def _spec(
 
 # Kolios 2023, chapter 5: places in the order encoder self, decoder self, encoder-decoder.
 
-PLACES: dict[str, tuple[Place, ...]] = {
+PLACES: dict[str, tuple[AttentionKind, ...]] = {
   "none": (),
   "enc": ("encoder_self",),
   "dec": ("decoder_self",),

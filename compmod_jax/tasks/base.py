@@ -36,7 +36,6 @@ from compmod_jax.models.base import ModelConfig, Module
 
 __all__ = [
   "Batch",
-  "Context",
   "Dataset",
   "Evaluation",
   "Evaluator",
@@ -47,6 +46,7 @@ __all__ = [
   "Scoring",
   "Sharing",
   "Status",
+  "StepContext",
   "Task",
   "TaskModel",
   "Terms",
@@ -86,7 +86,7 @@ class Sharing:
   multiple: int = 1
 
 
-class Context(NamedTuple):
+class StepContext(NamedTuple):
   """What a loss may depend on besides parameters, carry and batch.
 
   Attributes:
@@ -108,6 +108,9 @@ class Context(NamedTuple):
     """The key of dropout; None where it is off."""
     return self.rng if self.train else None
 
+
+# The name in objectives of users until version 0.3.
+Context = StepContext
 
 M = TypeVar("M", bound=Module)
 R = TypeVar("R")
@@ -190,7 +193,7 @@ class Loss(Protocol):
   """The loss of a task: an objective with its model."""
 
   def __call__(
-    self, params: Params, carry: Carry, batch: Batch, context: Context
+    self, params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """Terms of the objective, the next carry, and additive metrics (sum, count)."""
     ...
@@ -204,7 +207,7 @@ class Objective(Protocol[N_in]):
   """What training lowers; `tasks.objectives` has the ones that wrap another."""
 
   def __call__(
-    self, model: N_in, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: N_in, params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """Terms of the objective, the next carry, and additive metrics (sum, count).
 
@@ -376,7 +379,7 @@ class Task(Generic[D, N, G]):
     return next(one.metric for one in self.evaluators if one.metric)
 
   def loss(
-    self, params: Params, carry: Carry, batch: Batch, context: Context
+    self, params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """The objective for the task's model; see `Objective`."""
     return self.objective(self.model, params, carry, batch, context)

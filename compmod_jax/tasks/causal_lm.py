@@ -27,10 +27,10 @@ from compmod_jax.models.text import Text
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
-  Context,
   Metrics,
   Params,
   Scoring,
+  StepContext,
   Task,
   TaskModel,
   Terms,
@@ -263,7 +263,7 @@ class NextTokenLoss:
     return {"cross_entropy": 1.0}
 
   def __call__(
-    self, model: CausalModel, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: CausalModel, params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     logits = model.forward(

@@ -30,10 +30,10 @@ from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
-  Context,
   Metrics,
   Params,
   Scoring,
+  StepContext,
   Task,
   TaskModel,
   Terms,
@@ -445,7 +445,7 @@ class StreamLoss:
     return {"cross_entropy": 1.0, **({"anchor": 1.0} if anchored else {})}
 
   def __call__(
-    self, model: StreamModel, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: StreamModel, params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     recoding, fresh = model.config.recoding, batch["fresh"] > 0

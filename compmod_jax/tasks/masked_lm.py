@@ -27,10 +27,10 @@ from compmod_jax.models.base import Encoder, ModelConfig, valid_at
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
-  Context,
   Metrics,
   Params,
   Scoring,
+  StepContext,
   Task,
   TaskModel,
   Terms,
@@ -280,7 +280,7 @@ class MaskedTokenLoss:
     return {"cross_entropy": 1.0}
 
   def __call__(
-    self, model: MaskedModel, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: MaskedModel, params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     key = jax.random.fold_in(context.rng, _STREAM)

@@ -27,11 +27,11 @@ from compmod_jax.models.base import ModelConfig
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
-  Context,
   Metrics,
   Objective,
   Params,
   Scoring,
+  StepContext,
   TaskModel,
   Terms,
 )
@@ -70,7 +70,7 @@ class WithTrainingEdits:
     return self.objective.weights(config)
 
   def __call__(
-    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     if context.train:
@@ -95,7 +95,7 @@ class WithRouterLosses:
     return self.objective.weights(config) | losses.objective(config.routers())
 
   def __call__(
-    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     routers = model.running_config(batch).routers()
@@ -126,7 +126,7 @@ class WithRouterStatistics:
     return self.objective.weights(config)
 
   def __call__(
-    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     outside = context.intermediates
@@ -157,7 +157,7 @@ class WithGateStatistics:
     return self.objective.weights(config)
 
   def __call__(
-    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     outside = context.intermediates
@@ -224,7 +224,7 @@ class Mixture:
     }
 
   def __call__(
-    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     terms, metrics, after = Terms(), Metrics(), carry
@@ -353,7 +353,7 @@ class Meta:
     chosen(params, self.parameters, "meta.parameters")
 
   def __call__(
-    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`; columns of the batch are [episodes, rows, ...].
 
@@ -386,7 +386,7 @@ class Meta:
     return total(terms), carry, total(metrics)
 
   def adapted(
-    self, model: TaskModel[Any], params: Params, support: Batch, context: Context
+    self, model: TaskModel[Any], params: Params, support: Batch, context: StepContext
   ) -> Iterator["Adapted"]:
     """The parameters before the first step, and after each one, for one episode.
 
@@ -522,7 +522,7 @@ class AdaptationScores:
     meta = dataclasses.replace(self.meta, first_order=True)
 
     def episode(batch: Batch) -> list[Terms]:
-      context = Context(jax.random.key(self.seed), jnp.int32(0), train=False)
+      context = StepContext(jax.random.key(self.seed), jnp.int32(0), train=False)
       support, query = meta.split(batch)
       return [
         meta.objective(model, one.params, (), query, context)[0]

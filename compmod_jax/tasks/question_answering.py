@@ -33,10 +33,10 @@ from compmod_jax.tasks.answerer import Answerer
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
-  Context,
   Metrics,
   Params,
   Scoring,
+  StepContext,
   Task,
   TaskModel,
   Terms,
@@ -294,8 +294,8 @@ class QuestionModel(TaskModel[Decoder]):
 
 def in_options(batch: Batch, time: int) -> jax.Array:
   """Positions of answer options, bool [rows, time]."""
-  places, ends = jnp.arange(time)[None], batch["options"]
-  return (places >= ends[:, :1]) & (places < ends[:, 1:])
+  positions, ends = jnp.arange(time)[None], batch["options"]
+  return (positions >= ends[:, :1]) & (positions < ends[:, 1:])
 
 
 def counted(
@@ -312,16 +312,16 @@ def counted(
     interacting: options see each other; what their positions predict, as they see it, is left out.
   """
   tokens, starts = jnp.asarray(batch["tokens"]), jnp.asarray(batch["answer"])
-  places = jnp.arange(1, tokens.shape[1])
+  positions = jnp.arange(1, tokens.shape[1])
   real = (tokens[:, 1:] != tokenizer.pad) & (batch["index"] >= 0)[:, None]
   real &= tokens[:, :-1] != tokenizer.eos
   labels = [jnp.full((count, 1), task == MULTIPLE_CHOICE) for task, count in blocks_of(batch)]
-  begins = jnp.any(places[None, :, None] == starts[:, None], axis=-1)
+  begins = jnp.any(positions[None, :, None] == starts[:, None], axis=-1)
   ends = tokens[:, 1:] == tokenizer.eos
   inside = jnp.cumsum(begins, axis=1) > jnp.cumsum(ends, axis=1) - ends
   answer = real & jnp.where(jnp.concatenate(labels), begins, inside)
   if interacting:
-    real = real & ~in_options(batch, len(places))
+    real = real & ~in_options(batch, len(positions))
   return answer, real
 
 
@@ -336,16 +336,16 @@ def shares(answer: jax.Array, starts: ArrayLike, mean: str) -> jax.Array:
   share = answer.astype(jnp.float32)
   if mean == "token":
     return share
-  starts, places = jnp.asarray(starts), jnp.arange(1, answer.shape[1] + 1)
-  begun = places[None, :, None] >= starts[:, None]
+  starts, positions = jnp.asarray(starts), jnp.arange(1, answer.shape[1] + 1)
+  begun = positions[None, :, None] >= starts[:, None]
   number = jnp.sum(begun & (starts > 0)[:, None], axis=-1)
   mine = number[..., None] == jnp.arange(1, starts.shape[1] + 1)[None, None]
   lengths = jnp.sum(share[..., None] * mine, axis=1, keepdims=True)
   return share / jnp.maximum(jnp.sum(mine * lengths, axis=-1), 1)
 
 
-def places_of(answer: jax.Array, most: int) -> jax.Array:
-  """Distinct positions [rows, places] among which are all that predict answers.
+def positions_of(answer: jax.Array, most: int) -> jax.Array:
+  """Distinct positions [rows, positions] among which are all that predict answers.
 
   Args:
     answer: tokens of answers, of `counted`.
@@ -376,19 +376,19 @@ class AnswerLosses:
     return {name: weight for name, weight in found.items() if weight}
 
   def __call__(
-    self, model: QuestionModel, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: QuestionModel, params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    wanted, places = self.weights(model.config), None
+    wanted, positions = self.weights(model.config), None
     labels, (answer, whole) = jnp.asarray(batch["tokens"])[:, 1:], model.counted(batch)
     if "vanilla" in wanted:
-      places = places_of(answer, self.dataset.longest_answer)
-    out = model.run(params, batch, context.intermediates, context.dropout_rng, places)
+      positions = positions_of(answer, self.dataset.longest_answer)
+    out = model.run(params, batch, context.intermediates, context.dropout_rng, positions)
     nll = token_nll(out.logits, labels)
     share = shares(answer, batch["answer"], self.config.answer_mean)
     losses = {"answer": (nll, share), "sequence": (nll, whole.astype(jnp.float32))}
-    if places is not None and out.vanilla is not None:
-      own, mine = (jnp.take_along_axis(values, places, axis=1) for values in (labels, share))
+    if positions is not None and out.vanilla is not None:
+      own, mine = (jnp.take_along_axis(values, positions, axis=1) for values in (labels, share))
       losses["vanilla"] = token_nll(out.vanilla, own), mine
     terms = {
       name: Term(jnp.sum(values * weights), jnp.sum(weights), weight=wanted[name])

@@ -39,10 +39,10 @@ from compmod_jax.models.transformer import shift_right
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
-  Context,
   Metrics,
   Params,
   Scoring,
+  StepContext,
   Task,
   TaskModel,
   Terms,
@@ -308,7 +308,7 @@ class SmoothedCrossEntropy:
     return {"cross_entropy": 1.0}
 
   def __call__(
-    self, model: PairModel, params: Params, carry: Carry, batch: Batch, context: Context
+    self, model: PairModel, params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     logits = model.forward(

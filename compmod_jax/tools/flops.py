@@ -14,7 +14,7 @@ from compmod_jax.core.types import Params
 from compmod_jax.layers.block import StackConfig
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms import dispatch
-from compmod_jax.tasks.base import Batch, Carry, Context, Task
+from compmod_jax.tasks.base import Batch, Carry, StepContext, Task
 from compmod_jax.tools import shapes
 
 TOKENS = 4096
@@ -64,7 +64,7 @@ def count(task: Task, params: Params) -> Flops:
   key = jax.eval_shape(lambda: jax.random.key(0))
 
   def loss(params: Params, carry: Carry, batch: Batch, key: jax.Array, train: bool) -> jax.Array:
-    context = Context(key, jnp.int32(0), train)
+    context = StepContext(key, jnp.int32(0), train)
     return losses.objective(task.loss(params, carry, batch, context)[0])
 
   forward = functools.partial(loss, train=False)

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from compmod_jax.core import errors, losses, sharding
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.types import Params
-from compmod_jax.tasks.base import Batch, Context, Task
+from compmod_jax.tasks.base import Batch, StepContext, Task
 from compmod_jax.training.hooks import Hook, Training
 from compmod_jax.training.log import Read
 from compmod_jax.training.step import TrainState
@@ -82,7 +82,7 @@ def locate(task: Task, state: TrainState, batch: Batch, seed: int) -> str:
     return [jnp.isfinite(value).all() for value in intermediates.captured.values()]
 
   def objective(params: Params) -> jax.Array:
-    context = Context(jax.random.key(seed), state.step, train=False)
+    context = StepContext(jax.random.key(seed), state.step, train=False)
     return losses.objective(task.loss(params, state.carry, batch, context)[0])
 
   finite = sharding.fetch(jax.jit(finite_sites)(state.params))

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from compmod_jax.core import errors, losses
 from compmod_jax.core.types import Params
-from compmod_jax.tasks.base import Batch, Carry, Context, Loss, Metrics, Task, Terms
+from compmod_jax.tasks.base import Batch, Carry, Loss, Metrics, StepContext, Task, Terms
 from compmod_jax.training.optimizer import ParamGroup, groups, like_parameters, plateau_factor
 
 
@@ -86,7 +86,7 @@ def trainable_mask(
 
 
 def gradients(
-  loss: Loss, params: Params, carry: Carry, batch: Batch, context: Context, micro_batches: int
+  loss: Loss, params: Params, carry: Carry, batch: Batch, context: StepContext, micro_batches: int
 ) -> tuple[Params, jax.Array, Terms, Carry, Metrics]:
   """Gradient of the objective over a batch, taken in `micro_batches` parts that add up exactly.
 
@@ -171,7 +171,7 @@ def make_step(
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
     rng = jax.random.fold_in(jax.random.key(seed), state.step)
     progress = jnp.minimum(state.step / max(total_steps - 1, 1), 1)
-    context = Context(rng=rng, step=state.step, train=True, progress=progress)
+    context = StepContext(rng=rng, step=state.step, train=True, progress=progress)
     grads, value, terms, carry, found = gradients(
       task.loss, state.params, state.carry, batch, context, micro_batches
     )

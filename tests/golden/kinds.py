@@ -49,14 +49,14 @@ def numbers_of(folder: Path) -> dict[str, Any]:
 
   import compmod_jax
   from compmod_jax.core import losses
-  from compmod_jax.tasks.base import Context
+  from compmod_jax.tasks.base import StepContext
 
   model = compmod_jax.load(folder)
   task: Any = model.task
   found = task.evaluate(model.params, "test", decode=DECODED)
   batches, _ = task.dataset.train_batches(seed=0, multiple=1)
   batch = {name: jnp.asarray(value) for name, value in next(batches).items()}
-  context = Context(jax.random.key(0), jnp.int32(0), train=False)
+  context = StepContext(jax.random.key(0), jnp.int32(0), train=False)
 
   def objective(params: Any) -> tuple[jax.Array, Any]:
     terms, *_ = task.loss(params, task.model.init_carry(), batch, context)

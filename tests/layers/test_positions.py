@@ -8,7 +8,7 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.layers.attention import Attention
-from compmod_jax.layers.context import AttentionMask, Context, Places
+from compmod_jax.layers.context import AttentionMask, Context, PositionIds
 from compmod_jax.layers.positions import RelativePositions, check_positions, rotate
 
 BATCH, TIME, HEADS, WIDTH = 2, 5, 3, 8
@@ -19,11 +19,11 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def test_a_rotation_multiplies_pairs_as_complex_numbers():
-  x, places = draw(BATCH, TIME, HEADS, WIDTH), np.array([[0, 1, 2, 7, 9], [3, 3, 0, 1, 30]])
-  found = np.asarray(rotate(jnp.asarray(x), jnp.asarray(places)))
+  x, ids = draw(BATCH, TIME, HEADS, WIDTH), np.array([[0, 1, 2, 7, 9], [3, 3, 0, 1, 30]])
+  found = np.asarray(rotate(jnp.asarray(x), jnp.asarray(ids)))
   half = WIDTH // 2
   pairs = x[..., :half] + 1j * x[..., half:].astype(np.float64)
-  angles = places[..., None] * 10000.0 ** (-2 * np.arange(half) / WIDTH)
+  angles = ids[..., None] * 10000.0 ** (-2 * np.arange(half) / WIDTH)
   expected = pairs * np.exp(1j * angles)[:, :, None]
   np.testing.assert_allclose(found[..., :half], expected.real, atol=2e-5)
   np.testing.assert_allclose(found[..., half:], expected.imag, atol=2e-5)
@@ -31,10 +31,10 @@ def test_a_rotation_multiplies_pairs_as_complex_numbers():
 
 def test_products_of_rotated_queries_and_keys_depend_on_differences_of_places_alone():
   query, key = (jnp.asarray(draw(1, TIME, HEADS, WIDTH, seed=seed)) for seed in (1, 2))
-  places = jnp.arange(TIME)[None]
+  ids = jnp.arange(TIME)[None]
 
   def products(shift: int) -> jax.Array:
-    return jnp.einsum("bthd,bshd->bhts", rotate(query, places + shift), rotate(key, places + shift))
+    return jnp.einsum("bthd,bshd->bhts", rotate(query, ids + shift), rotate(key, ids + shift))
 
   np.testing.assert_allclose(products(0), products(11), atol=1e-4)
   assert np.abs(products(0) - jnp.einsum("bthd,bshd->bhts", query, key)).max() > 0.1
@@ -45,10 +45,10 @@ def test_relative_positions_are_those_of_the_equation():
   module = RelativePositions(dim, HEADS)
   query, key = draw(BATCH, TIME, HEADS, WIDTH), draw(BATCH, TIME, HEADS, WIDTH, seed=1)
   of_queries, of_keys = np.array([[0, 1, 2, 3, 4], [4, 2, 0, 1, 3]]), np.arange(TIME)[None]
-  places = Places(jnp.asarray(of_queries), jnp.asarray(of_keys), TIME)
-  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), jnp.asarray(query), places))
+  ids = PositionIds(jnp.asarray(of_queries), jnp.asarray(of_keys), TIME)
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), jnp.asarray(query), ids))
   params = {name: draw(*leaf.shape, seed=3) for name, leaf in shapes["params"].items()}
-  moved, logits = module.apply({"params": params}, jnp.asarray(query), places)
+  moved, logits = module.apply({"params": params}, jnp.asarray(query), ids)
   found = np.einsum("bthd,bshd->bhts", moved, key) / np.sqrt(WIDTH) + np.asarray(logits)
 
   rates = 10000.0 ** (-np.arange(0, dim, 2) / dim)
@@ -67,8 +67,8 @@ def test_attention_does_not_change_when_all_places_move(positions):
   x = jnp.asarray(draw(BATCH, TIME, HEADS * WIDTH))
 
   def at(shift: int) -> Context:
-    places = jnp.arange(TIME)[None] + shift
-    return Context(mask=AttentionMask(causal=True), places=Places(places, places, TIME))
+    ids = jnp.arange(TIME)[None] + shift
+    return Context(mask=AttentionMask(causal=True), position_ids=PositionIds(ids, ids, TIME))
 
   params = nn.unbox(module.init(jax.random.key(0), x, ctx=at(0)))
   (here, _), (there, _) = (module.apply(params, x, ctx=at(shift)) for shift in (0, 13))

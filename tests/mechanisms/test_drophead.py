@@ -17,8 +17,8 @@ from compmod_jax.core.intermediates import Intermediates, run
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig, probability
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
-from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
-from compmod_jax.tasks.base import Context
+from compmod_jax.models.transformer import ATTENTION_KINDS, Transformer, TransformerConfig
+from compmod_jax.tasks.base import StepContext
 from compmod_jax.training.step import gradients
 
 draw = jax.jit(drophead.draw, static_argnums=(2, 3))
@@ -131,7 +131,7 @@ def test_a_bad_configuration_names_field_value_and_remedy(fields, words):
 
 CONFIG = TransformerConfig(
   encoder_layers=1, decoder_layers=1, dim=8, heads=2, ffn_dim=8, dropout=0.0, max_length=8,
-  compete=PLACES,
+  compete=ATTENTION_KINDS,
 )  # fmt: skip
 SOURCE, TARGET = jnp.asarray([[4, 5, 6], [6, 5, 4]] * 4), jnp.asarray([[2, 4], [2, 5]] * 4)
 V = DropHeadConfig("v", start=0.6, end=0.6)
@@ -232,7 +232,7 @@ def test_a_task_drops_heads_in_training_alone_by_the_progress_of_the_run(tmp_pat
 
   @functools.partial(jax.jit, static_argnums=2)
   def objective(progress, seed, train=True):
-    context = Context(jax.random.key(seed), jnp.int32(0), train, progress)
+    context = StepContext(jax.random.key(seed), jnp.int32(0), train, progress)
     return task.loss(params, (), batch, context)[0]["cross_entropy"].sum
 
   calm = objective(0.0, 0, False)
@@ -247,7 +247,7 @@ def test_micro_batches_drop_heads_of_their_own(tmp_path):
   task = experiment.task.build(config)
   batch = jax.tree.map(jnp.asarray, next(iter(task.dataset.eval_batches("test", multiple=2))))
   params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
-  context = Context(jax.random.key(7), jnp.int32(0), True)
+  context = StepContext(jax.random.key(7), jnp.int32(0), True)
 
   @jax.jit
   def in_two(params):

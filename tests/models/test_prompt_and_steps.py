@@ -30,7 +30,7 @@ from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.text import Text
-from compmod_jax.models.transformer import PLACES, TransformerConfig
+from compmod_jax.models.transformer import ATTENTION_KINDS, TransformerConfig
 from compmod_jax.tasks.configs import ModelConfig
 
 VOCAB, BEAMS, STEPS, PROMPT, ROWS = 23, 2, 3, 3, 3
@@ -50,7 +50,7 @@ def experts(implementation: Any, count: int = 3, **fields: Any) -> ExpertsConfig
 
 TRANSFORMERS: dict[str, dict[str, Any]] = {
   "all compete": {
-    "compete": PLACES,
+    "compete": ATTENTION_KINDS,
     "competition": heads(rule="top_k", keep=2, rescale=True, scale=False, temperature=0.7),
     "expert_layers": ("decoder",),
     "experts": experts("blocked"),
@@ -68,13 +68,13 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "share_embeddings": "none",
   },
   "step by step in bfloat16": {
-    "compete": PLACES,
+    "compete": ATTENTION_KINDS,
     "competition": heads(routing="plain"),
     "heads": 2,
     "dtype": "bfloat16",
   },
-  "rotary": {"positions": "rotary", "compete": PLACES, "competition": heads()},
-  "gated heads": {"gated_heads": PLACES, "compete": ("cross",), "competition": heads()},
+  "rotary": {"positions": "rotary", "compete": ATTENTION_KINDS, "competition": heads()},
+  "gated heads": {"gated_heads": ATTENTION_KINDS, "compete": ("cross",), "competition": heads()},
   "relative": {"positions": "relative"},
 }
 DECODERS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
-from compmod_jax.models.transformer import PLACES
+from compmod_jax.models.transformer import ATTENTION_KINDS
 
 torch = pytest.importorskip("torch", reason="PyTorch is installed by `make test-peers` only")
 
@@ -88,16 +88,16 @@ def assert_close(found, expected, what):
 
 
 CASES = [
-  (rule, place)
+  (rule, kind)
   for rule in RULES
-  for place in PLACES
-  if not (place == "cross" and RULES[rule].inactive == "value")
+  for kind in ATTENTION_KINDS
+  if not (kind == "cross" and RULES[rule].inactive == "value")
 ]
 
 
-@pytest.mark.parametrize(("rule", "place"), CASES)
-def test_outputs_and_gradients_equal_the_equations_in_pytorch(rule, place):
-  config, cross, causal = RULES[rule], place == "cross", place == "decoder_self"
+@pytest.mark.parametrize(("rule", "kind"), CASES)
+def test_outputs_and_gradients_equal_the_equations_in_pytorch(rule, kind):
+  config, cross, causal = RULES[rule], kind == "cross", kind == "decoder_self"
   module = Attention(DIM, HEADS, competition=config, cross=cross)
   keys = jax.random.split(jax.random.key(len(rule)), 4)
   inputs = jax.random.normal(keys[0], (2, TIME, DIM))

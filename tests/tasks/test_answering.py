@@ -22,7 +22,7 @@ from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.answer_scores import by_facts, scores
-from compmod_jax.tasks.base import Context
+from compmod_jax.tasks.base import StepContext
 from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.step import init_state, make_step
 
@@ -33,7 +33,7 @@ MODEL = NemotConfig(
   **{"vanilla_layers": 1, "modulatory_layers": 1, "output_layers": 1, "dropout": 0.0},
   **{"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 128},
 )
-STILL = Context(jax.random.key(0), jnp.int32(0), train=False)
+STILL = StepContext(jax.random.key(0), jnp.int32(0), train=False)
 TINY = dataclasses.replace(CONFIG, tokenizer=dataclasses.replace(CONFIG.tokenizer, vocab_size=160))
 
 

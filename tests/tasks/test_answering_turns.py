@@ -17,8 +17,8 @@ from compmod_jax.data.qa.tokenized import tokenize_questions
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot import NemotConfig
-from compmod_jax.tasks.base import Context
-from compmod_jax.tasks.question_answering import AnsweringConfig, places_of
+from compmod_jax.tasks.base import StepContext
+from compmod_jax.tasks.question_answering import AnsweringConfig, positions_of
 
 WORLDS = WorldsData(train=96, valid=12, test=12, shifted=12, asked=4)
 CONFIG = AnsweringConfig(
@@ -29,7 +29,7 @@ MODEL = NemotConfig(
   **{"vanilla_layers": 1, "modulatory_layers": 1, "output_layers": 1, "dropout": 0.0},
   **{"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 160},
 )
-STILL = Context(jax.random.key(0), jnp.int32(0), train=False)
+STILL = StepContext(jax.random.key(0), jnp.int32(0), train=False)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_answers_of_all_questions_count_and_nothing_else_does(task, batch):
 
 def test_the_vanilla_head_is_read_wherever_an_answer_is_predicted(task, batch):
   counted, _ = task.model.counted(batch)
-  places = np.asarray(places_of(counted, task.dataset.longest_answer))
+  places = np.asarray(positions_of(counted, task.dataset.longest_answer))
   assert all(len(set(row)) == len(row) for row in places.tolist())
   assert np.take_along_axis(np.asarray(counted), places, axis=1).sum() == counted.sum()
 

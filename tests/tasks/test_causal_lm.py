@@ -15,7 +15,7 @@ from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.nemot import NemotConfig
-from compmod_jax.tasks.base import Context
+from compmod_jax.tasks.base import StepContext
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 
 SIZES = {"dim": 16, "heads": 2, "ffn_dim": 24, "max_length": 16, "dropout": 0.0}
@@ -132,7 +132,7 @@ def test_the_loss_is_the_mean_over_real_tokens(folder, model):
   params = params_of(task)
   batch = next(iter(task.dataset.eval_batches("valid")))
   given = {name: jnp.asarray(batch[name]) for name in ("tokens", "index")}
-  context = Context(jax.random.key(0), jnp.int32(0), train=False, progress=jnp.float32(0))
+  context = StepContext(jax.random.key(0), jnp.int32(0), train=False, progress=jnp.float32(0))
   terms, carry, found = jax.jit(lambda *both: task.loss(*both, context))(params, (), given)
   assert carry == ()
   log_probs = jax.nn.log_softmax(jax.jit(task.model.forward)(params, given))

@@ -21,11 +21,11 @@ from compmod_jax.data.tokenizers.vocabulary import Words
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.tasks.base import (
-  Context,
   Dataset,
   Evaluator,
   Generator,
   Objective,
+  StepContext,
   TaskModel,
   lower_is_better,
 )
@@ -55,7 +55,7 @@ def parameters(task):
 
 @functools.cache
 def loss_of(task):
-  context = Context(jax.random.key(0), jnp.int32(0), False)
+  context = StepContext(jax.random.key(0), jnp.int32(0), False)
   return jax.jit(lambda *given: task.loss(*given, context))
 
 
@@ -156,7 +156,7 @@ def test_every_signal_trains_and_scores(folder, signal):
   task = build(folder, signal)
   params = parameters(task)
   iterator, _ = task.dataset.train_batches(seed=0, multiple=1)
-  context = Context(jax.random.key(1), jnp.int32(0), True)
+  context = StepContext(jax.random.key(1), jnp.int32(0), True)
 
   def loss(params):
     terms, carry, _ = task.loss(params, task.model.init_carry(), next(iterator), context)

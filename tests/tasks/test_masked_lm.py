@@ -25,12 +25,12 @@ from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.base import (
-  Context,
   Dataset,
   Evaluator,
   Generator,
   Objective,
   Sharing,
+  StepContext,
   Task,
   TaskModel,
   lower_is_better,
@@ -38,7 +38,7 @@ from compmod_jax.tasks.base import (
 from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 
-CONTEXT = Context(jax.random.key(0), jnp.int32(0), True)
+CONTEXT = StepContext(jax.random.key(0), jnp.int32(0), True)
 HEADS = "encoder/layer_0/self/heads_scaled"
 
 
@@ -75,7 +75,7 @@ def loss(task):
   @jax.jit
   def call(params, batch, step, seed=0):
     rng = jax.random.fold_in(jax.random.key(seed), step)
-    terms, carry, found = task.loss(params, (), batch, Context(rng, step, True))
+    terms, carry, found = task.loss(params, (), batch, StepContext(rng, step, True))
     assert carry == ()
     return terms, found
 

@@ -17,14 +17,14 @@ from compmod_jax.core.config import from_json, to_json
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.losses import objective
 from compmod_jax.data.episodes import EpisodeConfig, EpisodeDataset
-from compmod_jax.tasks.base import Context, lower_is_better
+from compmod_jax.tasks.base import StepContext, lower_is_better
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from compmod_jax.tasks.objectives import MetaConfig
 from compmod_jax.tools.shapes import largest_batch
 from compmod_jax.training.experiment import Experiment
 from configs.mlm_maml import get_config
 
-CONTEXT = Context(jax.random.key(0), jnp.int32(0), True)
+CONTEXT = StepContext(jax.random.key(0), jnp.int32(0), True)
 META = MetaConfig(
   EpisodeConfig(support=1, query=1, batch=8), steps=1, rate=0.5, parameters=("encoder_0", "head")
 )
@@ -124,7 +124,7 @@ def test_evaluation_reports_the_queries_after_each_step_as_a_plain_loop_gives_th
   @functools.partial(jax.jit, static_argnums=3)
   def loss(params, rows, number, inner):
     rng = jax.random.fold_in(jax.random.fold_in(key, 0x1A9E), number) if inner else key
-    context = Context(rng, jnp.int32(0), train=False)
+    context = StepContext(rng, jnp.int32(0), train=False)
     terms, _, _ = inside(other.model, params, (), rows, context)
     return objective(terms), (terms["cross_entropy"].sum, terms["cross_entropy"].count)
 

@@ -14,12 +14,12 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.losses import Term, objective
 from compmod_jax.data.episodes import split_episode
-from compmod_jax.tasks.base import Context, Objective
+from compmod_jax.tasks.base import Objective, StepContext
 from compmod_jax.tasks.objectives import Meta, MetaConfig, Mixture, Share
 from compmod_jax.training.step import gradients
 
 EPISODES, SUPPORT, QUERY, WIDTH, RATE = 4, 5, 3, 3, 0.07
-CONTEXT = Context(jax.random.key(3), jnp.int32(0), True)
+CONTEXT = StepContext(jax.random.key(3), jnp.int32(0), True)
 SPLIT = functools.partial(split_episode, support=SUPPORT)
 
 
@@ -87,7 +87,7 @@ def meta(inside: Objective, **fields: Any) -> Meta:
   return Meta(inside, SPLIT, **{"rate": RATE, **fields})
 
 
-def value(one: Objective, params: Any, batch: Any, context: Context = CONTEXT) -> jax.Array:
+def value(one: Objective, params: Any, batch: Any, context: StepContext = CONTEXT) -> jax.Array:
   return objective(one(None, params, (), batch, context)[0])
 
 

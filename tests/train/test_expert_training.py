@@ -19,7 +19,7 @@ from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import TransformerConfig
-from compmod_jax.tasks.base import Context
+from compmod_jax.tasks.base import StepContext
 from compmod_jax.tasks.translation import Translation, TranslationConfig
 from compmod_jax.training.log import Window
 from compmod_jax.training.step import gradients
@@ -43,7 +43,7 @@ MODEL = TransformerConfig(
     implementation="blocked",
   ),
 )
-CONTEXT = Context(jax.random.key(0), jax.numpy.int32(0), True)
+CONTEXT = StepContext(jax.random.key(0), jax.numpy.int32(0), True)
 
 
 @functools.cache

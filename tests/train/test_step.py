@@ -16,7 +16,7 @@ from compmod_jax.core.losses import Term, cross_entropy
 from compmod_jax.data.tokenizers import BOS
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import Transformer, TransformerConfig, shift_right
-from compmod_jax.tasks.base import Context
+from compmod_jax.tasks.base import StepContext
 from compmod_jax.training.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from compmod_jax.training.step import TrainState, gradients, init_state, make_step, trainable_mask
 
@@ -33,7 +33,7 @@ class Toy:
   def unused_parameters(self, batch: Any) -> tuple[str, ...]:
     return ()
 
-  def loss(self, params: Any, carry: Any, batch: Any, context: Context) -> Any:
+  def loss(self, params: Any, carry: Any, batch: Any, context: StepContext) -> Any:
     mask, x = batch["mask"], batch["x"]
     hidden = jnp.tanh(jnp.einsum("btd,dh->bth", x, params["body"]["kernel"]))
     scores = jnp.einsum("bth,hu->btu", hidden, params["layer"]["router"]["signatures"])
@@ -82,7 +82,7 @@ def toy_batch(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 CARRY = jnp.arange(float(ROWS))
-CONTEXT = Context(jax.random.key(0), jnp.int32(0), True)
+CONTEXT = StepContext(jax.random.key(0), jnp.int32(0), True)
 
 
 @functools.cache
@@ -151,7 +151,7 @@ class TinyTranslation:
     9,
   )
 
-  def loss(self, params: Any, carry: Any, batch: Any, context: Context) -> Any:
+  def loss(self, params: Any, carry: Any, batch: Any, context: StepContext) -> Any:
     source, target = batch["source"], batch["target"]
     logits = self.model.apply({"params": params}, source, shift_right(target, BOS))
     found = cross_entropy(logits, target, target != 0, label_smoothing=0.1)

@@ -32,7 +32,7 @@ from compmod_jax.data.tokenizers import (
 )
 from compmod_jax.data.tokenizers.gpt2 import MERGES, VOCAB, read_gpt2_tokenizer
 from compmod_jax.models.nemot import NemotConfig
-from compmod_jax.tasks.base import Context
+from compmod_jax.tasks.base import StepContext
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 
 GRAMMAR = GrammarDocuments(GrammarData(train=60, valid=10, test=10, shifted=4))
@@ -335,7 +335,7 @@ def test_a_language_model_reads_its_tokens(copied):
   shapes = jax.eval_shape(lambda key: nn.unbox(task.model.init(key)), jax.random.key(0))
   random = np.random.default_rng(0)
   params = jax.tree.map(lambda s: jnp.asarray(random.normal(0, 0.1, s.shape), s.dtype), shapes)
-  context = Context(jax.random.key(1), jnp.int32(0), train=False)
+  context = StepContext(jax.random.key(1), jnp.int32(0), train=False)
   batch = {"tokens": jnp.asarray(tokens), "index": jnp.arange(4)}
   terms, _, _ = jax.jit(lambda params, batch: task.loss(params, (), batch, context))(params, batch)
   term = terms["cross_entropy"]

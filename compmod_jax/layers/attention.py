@@ -275,15 +275,15 @@ class Attention(nn.Module):
     else:
       query, key, *others = self.query_key_value(inputs, beside)
       value, *hidden = (key, *others) if self.tied_key_value else others
-      position_ids, newest = ctx.position_ids, ctx.newest
-      if position_ids is None and self.positions not in ADDED:
+      if self.positions not in ADDED:
         ids = jnp.arange(query.shape[1])[None]
-        position_ids = PositionIds(ids, ids, query.shape[1])
-      if self.positions == "rotary" and position_ids is not None:
-        query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
-      if self.positions == "relative" and position_ids is not None:
-        query, relative = self.relative(query, position_ids)
-        bias = relative if bias is None else bias + relative
+        position_ids = ctx.position_ids or PositionIds(ids, ids, query.shape[1])
+        if self.positions == "rotary":
+          query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
+        else:
+          query, relative = self.relative(query, position_ids)
+          bias = relative if bias is None else bias + relative
+      newest = ctx.newest
       if state is not None:
         state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))
       if state is None or newest is None:  # whole texts, or prompts, before which nothing stands

@@ -16,7 +16,7 @@ from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical, platform_of
 from compmod_jax.kernels.routing import scaled_projection
 from compmod_jax.layers.basic import Dropout
-from compmod_jax.layers.context import AttentionMask, Context
+from compmod_jax.layers.context import AttentionMask, Context, PositionIds
 from compmod_jax.layers.kv_cache import (
   KVCache,
   add_to_cache,
@@ -24,7 +24,7 @@ from compmod_jax.layers.kv_cache import (
   attend_cached,
   empty_cache,
 )
-from compmod_jax.layers.positions import Positions, RelativePositions, rotate
+from compmod_jax.layers.positions import ADDED, Positions, RelativePositions, rotate
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router, scale_heads
 from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
 
@@ -275,12 +275,15 @@ class Attention(nn.Module):
     else:
       query, key, *others = self.query_key_value(inputs, beside)
       value, *hidden = (key, *others) if self.tied_key_value else others
-      position_ids, newest = ctx.position_ids, ctx.newest
-      if self.positions == "rotary" and position_ids is not None:
-        query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
-      if self.positions == "relative" and position_ids is not None:
-        query, relative = self.relative(query, position_ids)
-        bias = relative if bias is None else bias + relative
+      if self.positions not in ADDED:
+        ids = jnp.arange(query.shape[1])[None]
+        position_ids = ctx.position_ids or PositionIds(ids, ids, query.shape[1])
+        if self.positions == "rotary":
+          query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
+        else:
+          query, relative = self.relative(query, position_ids)
+          bias = relative if bias is None else bias + relative
+      newest = ctx.newest
       if state is not None:
         state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))
       if state is None or newest is None:  # whole texts, or prompts, before which nothing stands

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.linear import over_rows
+from compmod_jax.core.linear import group_product, over_rows
 from compmod_jax.core.sharding import logical, platform_of
 from compmod_jax.kernels.routing import scaled_projection
 from compmod_jax.layers.basic import Dropout
@@ -129,9 +129,8 @@ class IntoHeads(nn.Module):
     def project(rows: jax.Array) -> jax.Array:
       if groups == 1:
         return rows.astype(self.dtype) @ kernel + bias
-      parts = rows.astype(self.dtype).reshape(-1, groups, embed)
-      made = jnp.einsum("nmi,imo->nmo", parts, kernel.reshape(embed, groups, -1))
-      return made.reshape(len(rows), -1) + bias
+      slices = kernel.reshape(embed, groups, -1).swapaxes(0, 1)
+      return group_product(rows.astype(self.dtype), slices) + bias
 
     outputs = over_rows(project, inputs)
     split = outputs[..., :width].reshape(*inputs.shape[:2], *shape)
@@ -173,9 +172,9 @@ class OutOfHeads(nn.Module):
     bias = bias.astype(self.dtype)[None]
     if groups > 1:
       assert weights is None, "a product of slices weighs no heads in the same pass"
-      parts = heads.reshape(-1, groups, heads.shape[2] // groups * heads.shape[3])
-      made = jnp.einsum("nmi,mio->nmo", parts, kernel.reshape(groups, parts.shape[2], -1))
-      return made.reshape(*heads.shape[:2], self.dim) + bias[None]
+      slices = kernel.reshape(groups, -1, kernel.shape[-1])
+      flat = heads.reshape(*heads.shape[:2], -1)
+      return over_rows(lambda rows: group_product(rows, slices) + bias, flat)
     if weights is None:
       flat = kernel.reshape(-1, self.dim)
       return over_rows(lambda rows: rows @ flat + bias, heads.reshape(*heads.shape[:2], -1))

@@ -25,6 +25,7 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Intermediates
+from compmod_jax.core.linear import group_product, over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout
 
@@ -95,9 +96,8 @@ class GroupLinear(nn.Module):
     shape = self.mechanisms, inputs.shape[-1] // self.mechanisms, self.features // self.mechanisms
     kernel = self.param("kernel", logical(init, "experts", "embed", "expert_mlp"), shape)
     bias = self.param("bias", logical(nn.initializers.zeros, "norm"), (self.features,))
-    parts = slices(inputs.astype(self.dtype), self.mechanisms)
-    made = jnp.einsum("btmi,mio->btmo", parts, kernel.astype(self.dtype))
-    return made.reshape(*inputs.shape[:2], self.features) + bias.astype(self.dtype)[None, None]
+    kernel, bias = kernel.astype(self.dtype), bias.astype(self.dtype)[None]
+    return over_rows(lambda rows: group_product(rows.astype(self.dtype), kernel) + bias, inputs)
 
 
 class GroupNorm(nn.Module):

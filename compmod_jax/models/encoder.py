@@ -113,7 +113,7 @@ class Encoder(nn.Module):
     )
     self.embedding_norm = layer_norm(dtype, c.norm_epsilon)
     self.encoder = [
-      Block(c, c.norm, "encoder_self", experts=c.experts_in("encoder", i))
+      Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
       for i in range(c.encoder_layers)
     ]
     if c.norm == "pre":

@@ -106,11 +106,11 @@ class Transformer(nn.Module):
     self.encoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
     self.decoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
     self.encoder = [
-      Block(c, c.norm, "encoder_self", experts=c.experts_in("encoder", i))
+      Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
       for i in range(c.encoder_layers)
     ]
     self.decoder = [
-      Block(c, c.norm, "decoder_self", cross=True, experts=c.experts_in("decoder", i))
+      Block(c, c.norm, "decoder_self", cross=True, inside=c.inside("decoder", i))
       for i in range(c.decoder_layers)
     ]
     if c.norm == "pre":

@@ -15,6 +15,12 @@ CHANCE = 1e-6
 FAINT = 0.1
 
 
+def unit_kind(site: str) -> str:
+  """What competes at a site, or in a module: heads, experts, or mechanisms."""
+  kinds = {"ffn": "expert", "mechanisms": "mechanism"}
+  return next((kind for part in site.split("/") if (kind := kinds.get(part))), "head")
+
+
 def router_statistics(
   name: str,
   weights: Float[Array, "batch time units"],

@@ -1,6 +1,7 @@
 """Multi-head attention whose heads may compete for every query position."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -32,6 +33,16 @@ from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
 _INTO_HEADS = nn.initializers.variance_scaling(
   0.5, "fan_avg", "uniform", in_axis=0, out_axis=(1, 3), batch_axis=(2,)
 )
+
+
+def _small_queries(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32):
+  """The same with queries 1 / sqrt(head_dim) as large, for logits that are not divided by that.
+
+  Source: Raffel et al. 2020, section 3.1.2 and their code.
+  """
+  return _INTO_HEADS(key, shape, dtype).at[:, :, 0].multiply(shape[-1] ** -0.5)
+
+
 _OUT_OF_HEADS = nn.initializers.variance_scaling(
   1.0, "fan_avg", "uniform", in_axis=(0, 1), out_axis=2
 )
@@ -86,12 +97,16 @@ class IntoHeads(nn.Module):
     heads: number of heads.
     head_dim: width of a head.
     dtype: compute type.
+    biases: whether there are some.
+    init: of the matrix, [embed, heads, projections, head_dim].
   """
 
   projections: int
   heads: int
   head_dim: int
   dtype: DTypeLike = jnp.float32
+  biases: bool = True
+  init: nn.initializers.Initializer = _INTO_HEADS
 
   @nn.compact
   def __call__(
@@ -103,8 +118,8 @@ class IntoHeads(nn.Module):
     # Heads come first, so that they can be split over devices after the axes are merged.
     shape = (self.heads, self.projections, self.head_dim)
     names = ("heads", "projections", "head_dim")
-    kernel = self.param("kernel", logical(_INTO_HEADS, "embed", *names), (inputs.shape[-1], *shape))
-    bias = self.param("bias", logical(nn.initializers.zeros, *names), shape)
+    kernel = self.param("kernel", logical(self.init, "embed", *names), (inputs.shape[-1], *shape))
+    bias = _bias(self, names, shape)
     kernel = kernel.astype(self.dtype).reshape(inputs.shape[-1], -1)
     bias = bias.astype(self.dtype).reshape(1, -1)
     width = kernel.shape[1]
@@ -117,16 +132,27 @@ class IntoHeads(nn.Module):
     return (*(split[:, :, :, i] for i in range(self.projections)), *rest)
 
 
+def _bias(
+  module: "IntoHeads | OutOfHeads", names: tuple[str, ...], shape: tuple[int, ...]
+) -> jax.Array:
+  """The bias of a projection; zeros where it has none."""
+  if not module.biases:
+    return jnp.zeros(shape)
+  return module.param("bias", logical(nn.initializers.zeros, *names), shape)
+
+
 class OutOfHeads(nn.Module):
   """The output projection: concatenates heads and multiplies by W_O.
 
   Attributes:
     dim: model width.
     dtype: compute type.
+    biases: whether there are some.
   """
 
   dim: int
   dtype: DTypeLike = jnp.float32
+  biases: bool = True
 
   @nn.compact
   def __call__(
@@ -143,7 +169,7 @@ class OutOfHeads(nn.Module):
     shape = (*heads.shape[2:], self.dim)
     names = ("heads", "head_dim", "embed")
     kernel = self.param("kernel", logical(_OUT_OF_HEADS, *names), shape).astype(self.dtype)
-    bias = self.param("bias", logical(nn.initializers.zeros, "norm"), (self.dim,))
+    bias = _bias(self, ("norm",), (self.dim,))
     bias = bias.astype(self.dtype)[None]
     if weights is None:
       flat = kernel.reshape(-1, self.dim)
@@ -185,6 +211,9 @@ class Attention(nn.Module):
     gated: every head's output has a sigmoid gate.
     dropout: rate on attention probabilities.
     dtype: compute type.
+    head_dim: width of a head; none for dim / heads.
+    biases: whether projections have some.
+    scale_logits: whether logits are divided by sqrt(head_dim).
   """
 
   dim: int
@@ -196,15 +225,20 @@ class Attention(nn.Module):
   gated: bool = False
   dropout: float = 0.0
   dtype: DTypeLike = jnp.float32
+  head_dim: int | None = None
+  biases: bool = True
+  scale_logits: bool = True
 
   def setup(self):
     """Makes the projections and the router."""
-    sizes = {"heads": self.heads, "head_dim": self.dim // self.heads, "dtype": self.dtype}
+    sizes = {"heads": self.heads, "head_dim": self.width, "dtype": self.dtype}
+    sizes["biases"] = self.biases
+    init = _INTO_HEADS if self.scale_logits else _small_queries
     if self.cross:
-      self.query = IntoHeads(1, **sizes)
+      self.query = IntoHeads(1, **sizes, init=init)
       self.key_value = IntoHeads(2, **sizes)
     else:
-      self.query_key_value = IntoHeads(2 if self.tied_key_value else 3, **sizes)
+      self.query_key_value = IntoHeads(2 if self.tied_key_value else 3, **sizes, init=init)
       if self.positions == "relative":
         self.relative = RelativePositions(self.dim, self.heads, dtype=self.dtype)
     self.drop = Dropout(self.dropout)
@@ -212,7 +246,16 @@ class Attention(nn.Module):
       self.head_gate = HeadGate(self.heads, dtype=self.dtype)
     if self.competition is not None:
       self.router = Router(self.heads, self.competition, dtype=self.dtype)
-    self.output = OutOfHeads(self.dim, dtype=self.dtype)
+    self.output = OutOfHeads(self.dim, dtype=self.dtype, biases=self.biases)
+
+  @property
+  def width(self) -> int:
+    """Of a head."""
+    return self.head_dim or self.dim // self.heads
+
+  def _unscaled(self, query: jax.Array) -> jax.Array:
+    """Queries times sqrt(head_dim), by which attention will divide, if logits are not scaled."""
+    return query if self.scale_logits else query * math.sqrt(self.width)
 
   def initial_state(self, batch: int, keys: int) -> KVCache:
     """An empty key/value cache of self-attention: a prompt's keys, and `beams` for every step.
@@ -220,7 +263,7 @@ class Attention(nn.Module):
     What a beam wrote stays where it is when beams change places; `ancestor_mask` says which of it
     belongs to whom.
     """
-    return empty_cache(batch, keys, self.heads, self.dim // self.heads, self.dtype)
+    return empty_cache(batch, keys, self.heads, self.width, self.dtype)
 
   def memory_state(self, memory: Float[Array, "batch keys embed"]) -> KVCache:
     """Keys and values of a memory for cross attention, computed once for all steps."""
@@ -265,6 +308,7 @@ class Attention(nn.Module):
     attention = functools.partial(attend, dropout=drop, intermediates=intermediates)
     if self.cross:
       (query, *hidden), value = self.query(inputs, beside), None
+      query = self._unscaled(query)
       if state is not None:
         heads = attend_cached(query, state, ctx.memory_mask, intermediates=intermediates)
       else:
@@ -275,12 +319,15 @@ class Attention(nn.Module):
     else:
       query, key, *others = self.query_key_value(inputs, beside)
       value, *hidden = (key, *others) if self.tied_key_value else others
+      query = self._unscaled(query)
       position_ids, newest = ctx.position_ids, ctx.newest
       if self.positions == "rotary" and position_ids is not None:
         query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
       if self.positions == "relative" and position_ids is not None:
         query, relative = self.relative(query, position_ids)
         bias = relative if bias is None else bias + relative
+      if ctx.position_bias is not None:
+        bias = ctx.position_bias if bias is None else bias + ctx.position_bias
       if state is not None:
         state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))
       if state is None or newest is None:  # whole texts, or prompts, before which nothing stands

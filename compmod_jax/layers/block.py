@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import flax.linen as nn
 import jax
@@ -14,11 +14,18 @@ from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import EditMaker
 from compmod_jax.layers.attention import Attention
-from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, FeedForward, layer_norm
+from compmod_jax.layers.basic import (
+  ACTIVATIONS,
+  Activation,
+  Dropout,
+  FeedForward,
+  NormKind,
+  layer_norm,
+)
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.convolution import ShortConvolution
 from compmod_jax.layers.experts import Experts, ExpertsConfig
-from compmod_jax.layers.positions import Positions, check_positions
+from compmod_jax.layers.positions import ANYWHERE, Positions, check_positions
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.losses import Routers
@@ -75,13 +82,21 @@ class StackConfig:
   remat: bool = False
   """Recompute each layer's activations in the backward pass instead of storing them."""
 
+  # Fields of the models that have the choice; see `TransformerConfig`.
+  position_kinds: ClassVar[tuple[Positions, ...]] = ANYWHERE
+  head_dim: ClassVar[int | None] = None
+  norm_kind: ClassVar[NormKind] = "layer"
+  biases: ClassVar[bool] = True
+  scale_logits: ClassVar[bool] = True
+  gated_ffn: ClassVar[bool] = False
+
   def __post_init__(self):
     check_numbers(self, "model.")
     for field in ("dim", "heads", "ffn_dim", "max_length"):
       value = getattr(self, field)
       errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
     errors.check(
-      self.dim % self.heads == 0,
+      self.head_dim is not None or self.dim % self.heads == 0,
       f"model.heads is {self.heads}, which does not divide model.dim = {self.dim}; each head is"
       " dim / heads wide. Choose a number of heads that divides the width.",
     )
@@ -94,7 +109,7 @@ class StackConfig:
     for field in ("dropout", "attention_dropout", "ffn_dropout"):
       rate = getattr(self, field)
       errors.check(0 <= rate < 1, f"model.{field} is {rate}; it must be at least 0 and below 1.")
-    check_positions(self.positions, self.dim, self.heads)
+    check_positions(self.positions, self.dim, self.heads, self.position_kinds)
     self._check_competition()
 
   def _check_competition(self) -> None:
@@ -244,16 +259,20 @@ class Residual(nn.Module):
     rate: dropout on the sub-layer's output.
     dtype: compute type.
     epsilon: added to the variance by the norm.
+    kind: of the norm.
+    biases: whether the norm has some.
   """
 
   norm: str
   rate: float
   dtype: DTypeLike = jnp.float32
   epsilon: float = 1e-5
+  kind: NormKind = "layer"
+  biases: bool = True
 
   def setup(self):
     """Makes the norm."""
-    self.scale = layer_norm(self.dtype, self.epsilon)
+    self.scale = layer_norm(self.dtype, self.epsilon, kind=self.kind, biases=self.biases)
     self.drop = Dropout(self.rate)
 
   def before(self, x: jax.Array) -> jax.Array:
@@ -293,7 +312,8 @@ class Block(nn.Module):
     """Makes the sub-layers and their frames."""
     c = self.config
     dtype = jnp.dtype(c.dtype)
-    sizes = {"dropout": c.attention_dropout, "dtype": dtype}
+    sizes = {"dropout": c.attention_dropout, "dtype": dtype, "head_dim": c.head_dim}
+    sizes |= {"biases": c.biases, "scale_logits": c.scale_logits}
     competition = dict.fromkeys(c.compete, c.competition)
     self.self_attention = Attention(
       c.dim,
@@ -306,7 +326,7 @@ class Block(nn.Module):
     )
     if self.convolution > 1:
       self.mix = ShortConvolution(self.convolution, c.dim, dtype)
-    frame = self.norm, c.dropout, dtype, c.norm_epsilon
+    frame = self.norm, c.dropout, dtype, c.norm_epsilon, c.norm_kind, c.biases
     self.self_residual = Residual(*frame)
     if self.cross:
       self.cross_attention = Attention(
@@ -319,7 +339,8 @@ class Block(nn.Module):
       )
       self.cross_residual = Residual(*frame)
     if self.experts is None:
-      self.ffn = FeedForward(c.dim, c.ffn_dim, c.activation, c.ffn_dropout, dtype)
+      sizes = c.dim, c.ffn_dim, c.activation, c.ffn_dropout, dtype
+      self.ffn = FeedForward(*sizes, gated=c.gated_ffn, biases=c.biases)
     else:
       width = self.experts.width(c.ffn_dim)
       self.ffn = Experts(c.dim, width, self.experts, c.activation, c.ffn_dropout, dtype)

@@ -76,6 +76,20 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
   "rotary": {"positions": "rotary", "compete": ATTENTION_KINDS, "competition": heads()},
   "gated heads": {"gated_heads": ATTENTION_KINDS, "compete": ("cross",), "competition": heads()},
   "relative": {"positions": "relative"},
+  "T5": {
+    "norm": "pre",
+    "norm_kind": "rms",
+    "biases": False,
+    "scale_logits": False,
+    "gated_ffn": True,
+    "positions": "relative_bias",
+    "relative_buckets": 6,
+    "relative_distance": 5,
+    "head_dim": 3,
+    "share_embeddings": "inputs",
+    "compete": ATTENTION_KINDS,
+    "competition": heads(),
+  },
 }
 DECODERS: dict[str, dict[str, Any]] = {
   "plain": {},

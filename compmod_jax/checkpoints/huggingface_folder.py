@@ -58,6 +58,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
   },
+  "t5": {
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.1,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+  },
 }
 """`model_type` -> what a field means that their `config.json` leaves out, of all fields read here.
 

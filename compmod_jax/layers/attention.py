@@ -1,6 +1,7 @@
 """Multi-head attention whose heads may compete for every query position."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -24,7 +25,7 @@ from compmod_jax.layers.kv_cache import (
   attend_cached,
   empty_cache,
 )
-from compmod_jax.layers.positions import ADDED, Positions, RelativePositions, rotate
+from compmod_jax.layers.positions import Positions, RelativePositions, rotate
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router, scale_heads
 from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
 
@@ -32,6 +33,16 @@ from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
 _INTO_HEADS = nn.initializers.variance_scaling(
   0.5, "fan_avg", "uniform", in_axis=0, out_axis=(1, 3), batch_axis=(2,)
 )
+
+
+def _small_queries(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32):
+  """The same with queries 1 / sqrt(head_dim) as large, for logits that are not divided by that.
+
+  Source: Raffel et al. 2020, section 3.1.2 and their code.
+  """
+  return _INTO_HEADS(key, shape, dtype).at[:, :, 0].multiply(shape[-1] ** -0.5)
+
+
 _OUT_OF_HEADS = nn.initializers.variance_scaling(
   1.0, "fan_avg", "uniform", in_axis=(0, 1), out_axis=2
 )
@@ -97,6 +108,8 @@ class IntoHeads(nn.Module):
     head_dim: width of a head.
     dtype: compute type.
     mechanisms: into how many slices inputs and heads are cut; the heads of one read its slice.
+    biases: whether there are some.
+    kernel_init: of the matrix, [embed, heads, projections, head_dim].
   """
 
   projections: int
@@ -104,6 +117,8 @@ class IntoHeads(nn.Module):
   head_dim: int
   dtype: DTypeLike = jnp.float32
   mechanisms: int = 1
+  biases: bool = True
+  kernel_init: nn.initializers.Initializer = _INTO_HEADS
 
   @nn.compact
   def __call__(
@@ -116,9 +131,9 @@ class IntoHeads(nn.Module):
     shape = (self.heads, self.projections, self.head_dim)
     names = ("heads", "projections", "head_dim")
     embed, groups = inputs.shape[-1] // self.mechanisms, self.mechanisms
-    init = _INTO_HEADS if groups == 1 else _within_slice(0.5, embed)
+    init = self.kernel_init if groups == 1 else _within_slice(0.5, embed)
     kernel = self.param("kernel", logical(init, "embed", *names), (embed, *shape))
-    bias = self.param("bias", logical(nn.initializers.zeros, *names), shape)
+    bias = _bias(self, names, shape)
     kernel = kernel.astype(self.dtype).reshape(embed, -1)
     bias = bias.astype(self.dtype).reshape(1, -1)
     width = kernel.shape[1]
@@ -138,6 +153,15 @@ class IntoHeads(nn.Module):
     return (*(split[:, :, :, i] for i in range(self.projections)), *rest)
 
 
+def _bias(
+  module: "IntoHeads | OutOfHeads", names: tuple[str, ...], shape: tuple[int, ...]
+) -> jax.Array:
+  """The bias of a projection; zeros where it has none."""
+  if not module.biases:
+    return jnp.zeros(shape)
+  return module.param("bias", logical(nn.initializers.zeros, *names), shape)
+
+
 class OutOfHeads(nn.Module):
   """The output projection: concatenates heads and multiplies by W_O.
 
@@ -145,11 +169,13 @@ class OutOfHeads(nn.Module):
     dim: model width.
     dtype: compute type.
     mechanisms: into how many slices heads and outputs are cut; the heads of one make its slice.
+    biases: whether there are some.
   """
 
   dim: int
   dtype: DTypeLike = jnp.float32
   mechanisms: int = 1
+  biases: bool = True
 
   @nn.compact
   def __call__(
@@ -168,7 +194,7 @@ class OutOfHeads(nn.Module):
     names = ("heads", "head_dim", "embed")
     init = _OUT_OF_HEADS if groups == 1 else _within_slice(1.0, shape[-1])
     kernel = self.param("kernel", logical(init, *names), shape).astype(self.dtype)
-    bias = self.param("bias", logical(nn.initializers.zeros, "norm"), (self.dim,))
+    bias = _bias(self, ("norm",), (self.dim,))
     bias = bias.astype(self.dtype)[None]
     if groups > 1:
       assert weights is None, "a product of slices weighs no heads in the same pass"
@@ -217,6 +243,9 @@ class Attention(nn.Module):
       add to it.
     dropout: rate on attention probabilities.
     dtype: compute type.
+    head_dim: width of a head; none for dim / heads.
+    biases: whether projections have some.
+    scale_logits: whether logits are divided by sqrt(head_dim).
   """
 
   dim: int
@@ -229,16 +258,20 @@ class Attention(nn.Module):
   mechanisms: int = 1
   dropout: float = 0.0
   dtype: DTypeLike = jnp.float32
+  head_dim: int | None = None
+  biases: bool = True
+  scale_logits: bool = True
 
   def setup(self):
     """Makes the projections and the router."""
-    sizes = {"heads": self.heads, "head_dim": self.dim // self.heads, "dtype": self.dtype}
-    sizes["mechanisms"] = self.mechanisms
+    sizes = {"heads": self.heads, "head_dim": self.width, "dtype": self.dtype}
+    sizes |= {"biases": self.biases, "mechanisms": self.mechanisms}
+    init = _INTO_HEADS if self.scale_logits else _small_queries
     if self.cross:
-      self.query = IntoHeads(1, **sizes)
+      self.query = IntoHeads(1, **sizes, kernel_init=init)
       self.key_value = IntoHeads(2, **sizes)
     else:
-      self.query_key_value = IntoHeads(2 if self.tied_key_value else 3, **sizes)
+      self.query_key_value = IntoHeads(2 if self.tied_key_value else 3, **sizes, kernel_init=init)
       if self.positions == "relative":
         self.relative = RelativePositions(self.dim, self.heads, dtype=self.dtype)
     self.drop = Dropout(self.dropout)
@@ -246,7 +279,16 @@ class Attention(nn.Module):
       self.head_gate = HeadGate(self.heads, dtype=self.dtype)
     if self.competition is not None:
       self.router = Router(self.heads, self.competition, dtype=self.dtype)
-    self.output = OutOfHeads(self.dim, dtype=self.dtype, mechanisms=self.mechanisms)
+    self.output = OutOfHeads(self.dim, self.dtype, self.mechanisms, self.biases)
+
+  @property
+  def width(self) -> int:
+    """Of a head."""
+    return self.head_dim or self.dim // self.heads
+
+  def _unscaled(self, query: jax.Array) -> jax.Array:
+    """Queries times sqrt(head_dim), by which attention will divide, if logits are not scaled."""
+    return query if self.scale_logits else query * math.sqrt(self.width)
 
   def initial_state(self, batch: int, keys: int) -> KVCache:
     """An empty key/value cache of self-attention: a prompt's keys, and `beams` for every step.
@@ -254,7 +296,7 @@ class Attention(nn.Module):
     What a beam wrote stays where it is when beams change places; `ancestor_mask` says which of it
     belongs to whom.
     """
-    return empty_cache(batch, keys, self.heads, self.dim // self.heads, self.dtype)
+    return empty_cache(batch, keys, self.heads, self.width, self.dtype)
 
   def memory_state(self, memory: Float[Array, "batch keys embed"]) -> KVCache:
     """Keys and values of a memory for cross attention, computed once for all steps."""
@@ -300,6 +342,7 @@ class Attention(nn.Module):
     attention = functools.partial(attend, dropout=drop, intermediates=intermediates)
     if self.cross:
       (query, *hidden), value = self.query(inputs, beside), None
+      query = self._unscaled(query)
       if state is not None:
         heads = attend_cached(query, state, ctx.memory_mask, intermediates=intermediates)
       else:
@@ -310,7 +353,8 @@ class Attention(nn.Module):
     else:
       query, key, *others = self.query_key_value(inputs, beside)
       value, *hidden = (key, *others) if self.tied_key_value else others
-      if self.positions not in ADDED:
+      query = self._unscaled(query)
+      if self.positions in ("rotary", "relative"):
         ids = jnp.arange(query.shape[1])[None]
         position_ids = ctx.position_ids or PositionIds(ids, ids, query.shape[1])
         if self.positions == "rotary":
@@ -318,6 +362,8 @@ class Attention(nn.Module):
         else:
           query, relative = self.relative(query, position_ids)
           bias = relative if bias is None else bias + relative
+      if ctx.position_bias is not None:
+        bias = ctx.position_bias if bias is None else bias + ctx.position_bias
       newest = ctx.newest
       if state is not None:
         state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))

@@ -3,6 +3,7 @@
 Dropout's masks are cheap on every backend and the same however arrays are sharded.
 """
 
+import functools
 from typing import Literal
 
 import flax.linen as nn
@@ -18,6 +19,9 @@ from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
+NormKind = Literal["layer", "rms"]
+"""Layer normalisation (Ba et al. 2016), or by the root mean square alone (Zhang and Sennrich
+2019)."""
 
 ACTIVATIONS = {
   "relu": nn.relu,
@@ -29,16 +33,23 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 
-def layer_norm(dtype: DTypeLike, epsilon: float = 1e-5, name: str | None = None) -> nn.LayerNorm:
-  """Layer normalisation with float32 statistics."""
+def layer_norm(
+  dtype: DTypeLike,
+  epsilon: float = 1e-5,
+  name: str | None = None,
+  *,
+  kind: NormKind = "layer",
+  biases: bool = True,
+) -> nn.LayerNorm | nn.RMSNorm:
+  r"""A normalisation with float32 statistics: of a layer, or by its root mean square.
+
+  .. math:: \mathrm{rms}(x)_i = g_i\, x_i \big/ \sqrt{\tfrac{1}{D} \sum_j x_j^2 + \epsilon}
+  """
   ones, zeros = nn.initializers.ones, nn.initializers.zeros
-  return nn.LayerNorm(
-    epsilon=epsilon,
-    dtype=dtype,
-    scale_init=logical(ones, "norm"),
-    bias_init=logical(zeros, "norm"),
-    name=name,
-  )
+  settings = {"epsilon": epsilon, "dtype": dtype, "scale_init": logical(ones, "norm"), "name": name}
+  if kind == "rms":
+    return nn.RMSNorm(**settings)
+  return nn.LayerNorm(**settings, use_bias=biases, bias_init=logical(zeros, "norm"))
 
 
 def threefry(
@@ -105,9 +116,11 @@ class Dropout(nn.Module):
 
 
 class FeedForward(nn.Module):
-  """Two dense layers with a nonlinearity between.
+  r"""Two dense layers with a nonlinearity between, or a product with a second one.
 
-  Site: `hidden` [batch, time, mlp], after the nonlinearity.
+  .. math:: F(x) = \phi(x W_u) W_d, \qquad F(x) = (\phi(x W_g) \odot x W_u) W_d
+
+  Site: `hidden` [batch, time, mlp], which the last layer reads.
 
   Attributes:
     dim: model width.
@@ -115,6 +128,8 @@ class FeedForward(nn.Module):
     activation: the nonlinearity.
     dropout: rate on the hidden layer.
     dtype: compute type.
+    gated: whether it is the second of the equations (Shazeer 2020).
+    biases: whether its layers have some.
   """
 
   dim: int
@@ -122,6 +137,8 @@ class FeedForward(nn.Module):
   activation: Activation = "relu"
   dropout: float = 0.0
   dtype: DTypeLike = jnp.float32
+  gated: bool = False
+  biases: bool = True
 
   @nn.compact
   def __call__(
@@ -132,14 +149,12 @@ class FeedForward(nn.Module):
     intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch time embed"]:
     """The network at every position."""
-    init = nn.initializers.xavier_uniform()
-    up = nn.Dense(
-      self.hidden_dim, dtype=self.dtype, kernel_init=logical(init, "embed", "mlp"), name="up"
-    )
-    hidden = over_rows(up, inputs)
-    hidden = intermediates("hidden", ACTIVATIONS[self.activation](hidden))
+    init, phi = nn.initializers.xavier_uniform(), ACTIVATIONS[self.activation]
+    dense = functools.partial(nn.Dense, use_bias=self.biases, dtype=self.dtype)
+    inner = functools.partial(dense, self.hidden_dim, kernel_init=logical(init, "embed", "mlp"))
+    hidden = over_rows(inner(name="up"), inputs)
+    hidden = phi(over_rows(inner(name="gate"), inputs)) * hidden if self.gated else phi(hidden)
+    hidden = intermediates("hidden", hidden)
     hidden = Dropout(self.dropout)(hidden, deterministic=deterministic)
-    down = nn.Dense(
-      self.dim, dtype=self.dtype, kernel_init=logical(init, "mlp", "embed"), name="down"
-    )
+    down = dense(self.dim, kernel_init=logical(init, "mlp", "embed"), name="down")
     return over_rows(down, hidden)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,14 @@ from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import EditMaker
 from compmod_jax.layers.attention import Attention
-from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, FeedForward, layer_norm
+from compmod_jax.layers.basic import (
+  ACTIVATIONS,
+  Activation,
+  Dropout,
+  FeedForward,
+  NormKind,
+  layer_norm,
+)
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.convolution import ShortConvolution
 from compmod_jax.layers.experts import Experts, ExpertsConfig
@@ -25,7 +32,7 @@ from compmod_jax.layers.mechanisms import (
   MechanismFeedForward,
   MechanismsConfig,
 )
-from compmod_jax.layers.positions import Positions, check_positions
+from compmod_jax.layers.positions import ANYWHERE, Positions, check_positions
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.losses import Routers
@@ -105,13 +112,21 @@ class StackConfig:
   remat: bool = False
   """Recompute each layer's activations in the backward pass instead of storing them."""
 
+  # Fields of the models that have the choice; see `TransformerConfig`.
+  position_kinds: ClassVar[tuple[Positions, ...]] = ANYWHERE
+  head_dim: ClassVar[int | None] = None
+  norm_kind: ClassVar[NormKind] = "layer"
+  biases: ClassVar[bool] = True
+  scale_logits: ClassVar[bool] = True
+  gated_ffn: ClassVar[bool] = False
+
   def __post_init__(self):
     check_numbers(self, "model.")
     for field in ("dim", "heads", "ffn_dim", "max_length"):
       value = getattr(self, field)
       errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
     errors.check(
-      self.dim % self.heads == 0,
+      self.head_dim is not None or self.dim % self.heads == 0,
       f"model.heads is {self.heads}, which does not divide model.dim = {self.dim}; each head is"
       " dim / heads wide. Choose a number of heads that divides the width.",
     )
@@ -124,7 +139,7 @@ class StackConfig:
     for field in ("dropout", "attention_dropout", "ffn_dropout"):
       rate = getattr(self, field)
       errors.check(0 <= rate < 1, f"model.{field} is {rate}; it must be at least 0 and below 1.")
-    check_positions(self.positions, self.dim, self.heads)
+    check_positions(self.positions, self.dim, self.heads, self.position_kinds)
     self._check_competition()
 
   def _check_competition(self) -> None:
@@ -147,6 +162,11 @@ class StackConfig:
       self.experts.width(self.ffn_dim)
     if self.mechanism_layers:
       self.mechanisms.check_sizes(self.dim, self.heads, self.ffn_dim)
+      errors.check(
+        self.norm_kind == "layer" and self.biases and not self.gated_ffn,
+        f"model.mechanism_layers is {self.mechanism_layers}; mechanisms have layer norms, biases"
+        " and plain feed-forward networks, which this kind of model has not. Leave it empty here.",
+      )
       both = [
         f"{side}_{i}"
         for side in self.sides()
@@ -301,6 +321,8 @@ class Residual(nn.Module):
     dtype: compute type.
     epsilon: added to the variance by the norm.
     mechanisms: into how many slices the width is cut, each of which is normalised by itself.
+    kind: of the norm.
+    biases: whether the norm has some.
   """
 
   norm: str
@@ -308,11 +330,13 @@ class Residual(nn.Module):
   dtype: DTypeLike = jnp.float32
   epsilon: float = 1e-5
   mechanisms: int = 1
+  kind: NormKind = "layer"
+  biases: bool = True
 
   def setup(self):
     """Makes the norm."""
     self.scale = (
-      layer_norm(self.dtype, self.epsilon)
+      layer_norm(self.dtype, self.epsilon, kind=self.kind, biases=self.biases)
       if self.mechanisms == 1
       else GroupNorm(self.mechanisms, self.epsilon, self.dtype)
     )
@@ -357,7 +381,8 @@ class Block(nn.Module):
     dtype = jnp.dtype(c.dtype)
     experts, mechanisms = self.inside
     slices = 1 if mechanisms is None else mechanisms.count
-    sizes = {"dropout": c.attention_dropout, "dtype": dtype, "mechanisms": slices}
+    sizes = {"dropout": c.attention_dropout, "dtype": dtype, "head_dim": c.head_dim}
+    sizes |= {"biases": c.biases, "scale_logits": c.scale_logits, "mechanisms": slices}
     competition = dict.fromkeys(c.compete, c.competition)
     self.self_attention = Attention(
       c.dim,
@@ -370,7 +395,7 @@ class Block(nn.Module):
     )
     if self.convolution > 1:
       self.mix = ShortConvolution(self.convolution, c.dim, dtype)
-    frame = self.norm, c.dropout, dtype, c.norm_epsilon, slices
+    frame = self.norm, c.dropout, dtype, c.norm_epsilon, slices, c.norm_kind, c.biases
     self.self_residual = Residual(*frame)
     if self.cross:
       self.cross_attention = Attention(
@@ -389,7 +414,8 @@ class Block(nn.Module):
       self.exchange_residual = Residual(*frame)
       self.ffn = MechanismFeedForward(slices, c.ffn_dim, c.activation, c.ffn_dropout, dtype)
     elif experts is None:
-      self.ffn = FeedForward(c.dim, c.ffn_dim, c.activation, c.ffn_dropout, dtype)
+      sizes = c.dim, c.ffn_dim, c.activation, c.ffn_dropout, dtype
+      self.ffn = FeedForward(*sizes, gated=c.gated_ffn, biases=c.biases)
     else:
       width = experts.width(c.ffn_dim)
       self.ffn = Experts(c.dim, width, experts, c.activation, c.ffn_dropout, dtype)

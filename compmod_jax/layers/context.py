@@ -6,7 +6,7 @@ import operator
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core.intermediates import OFF, Intermediates
 
@@ -143,6 +143,7 @@ class Context:
     newest: where decoding stands; None: whole sequences, at the start of the state if there is one.
     position_ids: where queries and keys stand, for positions that are not added to embeddings;
       None: one behind the other, from 0.
+    position_bias: added to the logits of self-attention in all layers.
     deterministic: no dropout.
     intermediates: activations to read or change.
   """
@@ -152,6 +153,7 @@ class Context:
   same_segment: Bool[Array, "#batch time before"] | None = None
   newest: Newest | None = None
   position_ids: PositionIds | None = None
+  position_bias: Float[Array, "#batch heads #queries own_keys"] | None = None
   deterministic: bool = True
   intermediates: Intermediates = OFF
 

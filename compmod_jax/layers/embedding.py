@@ -16,9 +16,9 @@ from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.positions import ADDED, Positions
 
-Shared = Literal["none", "decoder", "all"]
-"""Which embeddings of an encoder-decoder are one: none, the decoder's input and output, or these
-and the encoder's."""
+Shared = Literal["none", "decoder", "inputs", "all"]
+"""Which embeddings of an encoder-decoder are one: none, the decoder's input and output, the inputs
+of both, or all three."""
 
 _STDDEV = 0.02  # of a fresh table of learned positions
 
@@ -63,17 +63,17 @@ def encoder_decoder_embeddings(
   """Embeddings of the decoder's input, the encoder's input and the decoder's output, in this order.
 
   Raises:
-    UserError: all are to be one, but the vocabularies differ in size.
+    UserError: both inputs are to be one, but the vocabularies differ in size.
   """
-  if shared == "all" and source_vocab != target_vocab:
+  if shared in ("inputs", "all") and source_vocab != target_vocab:
     raise UserError(
-      f"model.share_embeddings is 'all' but the vocabularies have {source_vocab} and {target_vocab}"
-      " tokens; one table needs one joint vocabulary. Use a joint tokenizer or share_embeddings ="
-      " decoder."
+      f"model.share_embeddings is {shared!r} but the vocabularies have {source_vocab} and"
+      f" {target_vocab} tokens; one table needs one joint vocabulary. Use a joint tokenizer or"
+      " share_embeddings = decoder."
     )
   own = Embedding(target_vocab, dim, dtype)
-  source = own if shared == "all" else Embedding(source_vocab, dim, dtype)
-  output = Embedding(target_vocab, dim, dtype) if shared == "none" else own
+  source = own if shared in ("inputs", "all") else Embedding(source_vocab, dim, dtype)
+  output = own if shared in ("decoder", "all") else Embedding(target_vocab, dim, dtype)
   return own, source, output
 
 

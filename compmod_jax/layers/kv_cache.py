@@ -79,7 +79,7 @@ def attend_cached(
   cache: KVCache,
   mask: Bool[Array, "batch 1 #beams keys"] | None,
   *,
-  bias: Float[Array, "batch heads #beams keys"] | None = None,
+  bias: Float[Array, "#batch heads #beams keys"] | None = None,
   filled: Array | None = None,
   intermediates: Intermediates = OFF,
 ) -> Float[Array, "batch beams heads head_dim"]:

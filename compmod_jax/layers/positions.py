@@ -3,7 +3,9 @@
 Those that are vectors added to embeddings stand beside the embedding.
 """
 
-from typing import Literal, get_args
+import math
+from collections.abc import Sequence
+from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -15,10 +17,14 @@ from compmod_jax.core import errors
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.context import PositionIds
 
-Positions = Literal["sinusoidal", "learned", "rotary", "relative"]
+Positions = Literal["sinusoidal", "learned", "rotary", "relative", "relative_bias"]
 """Vectors added to embeddings, fixed or learned; or what acts on queries and keys: rotations (Su et
-al. 2021), or relative positions (Dai et al. 2019)."""
+al. 2021), or relative positions (Dai et al. 2019); or learned numbers added to the logits of all
+layers (Raffel et al. 2020), where a model has these."""
 ADDED = ("sinusoidal", "learned")
+ANYWHERE: tuple[Positions, ...] = ("sinusoidal", "learned", "rotary", "relative")
+"""Positions that every stack of layers can have."""
+_STDDEV = 0.05  # of fresh biases; T5's is 1 / sqrt(dim), 0.044 in its small and 0.031 in its large
 
 
 def rotate(
@@ -93,17 +99,79 @@ class RelativePositions(nn.Module):
     return query + self.content.astype(query.dtype)[None, None], logits / scale
 
 
-def check_positions(positions: str, dim: int, heads: int) -> None:
+def distance_buckets(
+  distance: Int[Array, "..."], *, buckets: int, most: int, bidirectional: bool
+) -> Int[Array, "..."]:
+  r"""Number of the bucket of every distance, from 0.
+
+  Of the B buckets for keys that come first (half of all if `bidirectional`, all otherwise), the
+  first half has one distance each; the rest grow as the logarithm does, up to the last one, which
+  has all distances from M on:
+
+  .. math:: b(d) = \begin{cases} d & d < B/2 \\
+     \min(B/2 + \lfloor \frac{\log(2d/B)}{\log(2M/B)} B/2 \rfloor, B - 1) & \text{otherwise}
+     \end{cases}
+
+  Keys that come later are B + b(|d|), or, if not `bidirectional`, in the bucket of distance 0.
+
+  Args:
+    distance: position of the query minus that of the key.
+    buckets: of both directions.
+    most: M.
+    bidirectional: whether keys may come later.
+
+  Source: Raffel et al. 2020, section 2.1, and their code.
+  """
+  one_way = buckets // 2 if bidirectional else buckets
+  exact = one_way // 2
+  offset = jnp.where(distance < 0, one_way, 0) if bidirectional else 0
+  distance = jnp.abs(distance) if bidirectional else jnp.maximum(distance, 0)
+  ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(most / exact)
+  far = exact + (ratio * (one_way - exact)).astype(jnp.int32)
+  return offset + jnp.where(distance < exact, distance, jnp.minimum(far, one_way - 1))
+
+
+class RelativeBias(nn.Module):
+  r"""Learned numbers for buckets of distances, added to the logits of attention in each head.
+
+  .. math:: s_{ts} = q_t \cdot k_s + w_{b(t-s), h}
+
+  Attributes:
+    heads: number of heads.
+    buckets: number of buckets.
+    most: distance from which on all are in the last bucket.
+    bidirectional: whether keys may come later than queries; see `distance_buckets`.
+
+  Source: Raffel et al. 2020, section 2.1.
+  """
+
+  heads: int
+  buckets: int
+  most: int
+  bidirectional: bool
+
+  @nn.compact
+  def __call__(self, position_ids: PositionIds) -> Float[Array, "#batch heads queries keys"]:
+    """What is added to the logits, float32."""
+    init = logical(nn.initializers.normal(stddev=_STDDEV), "position", "heads")
+    table = self.param("table", init, (self.buckets, self.heads))
+    distance = position_ids.queries[:, :, None] - position_ids.keys[:, None, :]
+    way = {"buckets": self.buckets, "most": self.most, "bidirectional": self.bidirectional}
+    return jnp.moveaxis(table[distance_buckets(distance, **way)], -1, 1)
+
+
+def check_positions(positions: str, dim: int, heads: int, kinds: Sequence[str] = ANYWHERE) -> None:
   """Raises a `UserError` for positions that do not exist or do not suit the widths.
 
   Args:
     positions: as `model.positions` has them.
     dim: model width.
     heads: number of heads.
+    kinds: those that the model can have.
   """
-  errors.check_choice("model.positions", positions, get_args(Positions))
+  errors.check_choice("model.positions", positions, kinds)
   errors.check(
-    positions == "learned" or dim % 2 == 0,
+    positions in ("learned", "relative_bias") or dim % 2 == 0,
     f"model.dim is {dim}; {positions} positions need an even width. Use an even width or"
     " positions = learned.",
   )

@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer, with competition in any of its three kinds of attention."""
 
 import dataclasses
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -11,12 +11,12 @@ from jaxtyping import Array, Float, Int
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.layers.basic import Dropout, layer_norm
+from compmod_jax.layers.basic import Dropout, NormKind, layer_norm
 from compmod_jax.layers.block import Block, Norm, StackConfig, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
 from compmod_jax.layers.embedding import PositionTable, Shared, encoder_decoder_embeddings
 from compmod_jax.layers.kv_cache import ancestor_mask
-from compmod_jax.layers.positions import Positions
+from compmod_jax.layers.positions import Positions, RelativeBias
 from compmod_jax.models.base import ModelConfig
 
 AttentionKind = Literal["encoder_self", "decoder_self", "cross"]
@@ -41,7 +41,25 @@ class TransformerConfig(StackConfig, ModelConfig):
   positions: Positions = "sinusoidal"
   """How positions are known; see `layers.positions`."""
   share_embeddings: Shared = "decoder"
-  """Which embeddings are one: decoder input and output, or those and the encoder's."""
+  """Which embeddings are one: none, decoder input and output (decoder), the inputs of encoder and
+  decoder (inputs), or all three."""
+  relative_buckets: int = 32
+  """Positions relative_bias: buckets of distances between queries and keys."""
+  relative_distance: int = 128
+  """Positions relative_bias: from this distance on, all are in the last bucket."""
+  head_dim: int | None = None
+  """Width of every head; none: dim / heads."""
+  norm_kind: NormKind = "layer"
+  """Layer normalisation, or by the root mean square alone (rms)."""
+  biases: bool = True
+  """Whether projections, feed-forward networks and layer normalisations add learned vectors."""
+  scale_logits: bool = True
+  """Whether attention logits are divided by the square root of the heads' width."""
+  gated_ffn: bool = False
+  """Feed-forward networks multiply the nonlinearity of one layer by another layer (Shazeer 2020);
+  with gelu that is GEGLU."""
+
+  position_kinds: ClassVar[tuple[Positions, ...]] = get_args(Positions)
 
   def __post_init__(self):
     check_numbers(self, "model.")
@@ -51,6 +69,36 @@ class TransformerConfig(StackConfig, ModelConfig):
     super().__post_init__()
     errors.check_choice("model.norm", self.norm, ("pre", "post"))
     errors.check_choice("model.share_embeddings", self.share_embeddings, get_args(Shared))
+    errors.check_choice("model.norm_kind", self.norm_kind, get_args(NormKind))
+    self._check_options()
+
+  def _check_options(self) -> None:
+    width, buckets = self.head_dim, self.relative_buckets
+    errors.check(
+      width is None or width >= 1, f"model.head_dim is {width}; it must be at least 1, or none."
+    )
+    errors.check(
+      width is None
+      or self.positions not in ("relative", "rotary")
+      or width * self.heads == self.dim,
+      f"model.head_dim is {width} and model.positions is {self.positions!r}; these positions need"
+      " heads of width dim / heads. Leave head_dim out.",
+    )
+    errors.check(
+      buckets >= 4 and buckets % 2 == 0,
+      f"model.relative_buckets is {buckets}; both directions need an even number, at least 4.",
+    )
+    errors.check(
+      self.relative_distance > buckets // 2,
+      f"model.relative_distance is {self.relative_distance}; it must be more than half of"
+      f" model.relative_buckets = {buckets}: each shorter distance has a bucket in the decoder.",
+    )
+    errors.check(
+      not self.expert_layers or (self.biases and not self.gated_ffn),
+      f"model.expert_layers is {self.expert_layers}, but experts always have biases and one layer"
+      f" before the nonlinearity: model.biases is {self.biases} and model.gated_ffn"
+      f" {self.gated_ffn}. Use biases = True and gated_ffn = False, or leave expert_layers empty.",
+    )
 
   def describe(self) -> str:
     """Sizes and competition, in a few words."""
@@ -113,8 +161,15 @@ class Transformer(nn.Module):
       Block(c, c.norm, "decoder_self", cross=True, inside=c.inside("decoder", i))
       for i in range(c.decoder_layers)
     ]
+    if c.positions == "relative_bias":
+      self.encoder_bias, self.decoder_bias = (
+        RelativeBias(c.heads, c.relative_buckets, c.relative_distance, bidirectional)
+        for bidirectional in (True, False)
+      )
     if c.norm == "pre":
-      self.encoder_norm, self.decoder_norm = (layer_norm(dtype, c.norm_epsilon) for _ in range(2))
+      self.encoder_norm, self.decoder_norm = (
+        layer_norm(dtype, c.norm_epsilon, kind=c.norm_kind, biases=c.biases) for _ in range(2)
+      )
     self.drop = Dropout(c.dropout)
 
   def __call__(
@@ -137,6 +192,7 @@ class Transformer(nn.Module):
     ctx = Context(
       mask=AttentionMask(causal=True),  # which hides padding, as that follows the tokens
       memory_mask=(source != self.pad)[:, None, None, :],
+      position_bias=self._position_bias("decoder", target.shape[1]),
       deterministic=deterministic,
       intermediates=intermediates,
     )
@@ -153,6 +209,7 @@ class Transformer(nn.Module):
     """The encoder's output."""
     ctx = Context(
       mask=AttentionMask(valid=source != self.pad),
+      position_bias=self._position_bias("encoder", source.shape[1]),
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )
@@ -237,10 +294,12 @@ class Transformer(nn.Module):
     mine = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
     ancestry = jax.lax.dynamic_update_slice(cache["ancestry"], mine, (0, 0, position))
     length, place = ancestry.shape[2], jnp.reshape(position, (1, 1))
+    position_ids = PositionIds(place, jnp.repeat(jnp.arange(length), beams)[None], length)
     ctx = Context(
       memory_mask=cache["memory_mask"],
       newest=Newest(start=position * beams, past=ancestor_mask(ancestry, position)),
-      position_ids=PositionIds(place, jnp.repeat(jnp.arange(length), beams)[None], length),
+      position_ids=position_ids,
+      position_bias=self._position_bias("decoder", length, position_ids),
       intermediates=record,
     )
     x = self.decoder_positions.add(self.decoder_embedding(tokens), place)
@@ -270,6 +329,16 @@ class Transformer(nn.Module):
   def decoder_routing_sites(self) -> tuple[str, ...]:
     """The part of `routing_sites` that belongs to the decoder."""
     return self.config.routing_sites("decoder")
+
+  def _position_bias(
+    self, side: str, length: int, position_ids: PositionIds | None = None
+  ) -> Array | None:
+    """What all layers of the encoder or the decoder add to the logits of self-attention."""
+    if self.config.positions != "relative_bias":
+      return None
+    ids = jnp.arange(length)[None]
+    make = self.encoder_bias if side == "encoder" else self.decoder_bias
+    return make(position_ids or PositionIds(ids, ids, length))
 
 
 def shift_right(target: Int[Array, "batch time"], start: int) -> Int[Array, "batch time"]:

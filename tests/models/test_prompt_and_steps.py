@@ -20,6 +20,7 @@ import pytest
 
 from compmod_jax.decoding.types import permute_cache
 from compmod_jax.layers.experts import ExpertsConfig
+from compmod_jax.layers.mechanisms import MechanismsConfig
 from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.modulation import KINDS
@@ -46,6 +47,10 @@ def heads(**fields: Any) -> CompetitionConfig:
 def experts(implementation: Any, count: int = 3, **fields: Any) -> ExpertsConfig:
   rule = {} if implementation == "dense" else {"rule": "top_k", "keep": 2}
   return ExpertsConfig(count, True, heads(**(rule | fields)), implementation)
+
+
+def mechanisms(**fields: Any) -> MechanismsConfig:
+  return MechanismsConfig(**{"exchange_heads": 1, "exchange_dim": 3, **fields})
 
 
 TRANSFORMERS: dict[str, dict[str, Any]] = {
@@ -76,6 +81,21 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
   "rotary": {"positions": "rotary", "compete": ATTENTION_KINDS, "competition": heads()},
   "gated heads": {"gated_heads": ATTENTION_KINDS, "compete": ("cross",), "competition": heads()},
   "relative": {"positions": "relative"},
+  "mechanisms": {"mechanism_layers": ("encoder", "decoder_0"), "mechanisms": mechanisms()},
+  "T5": {
+    "norm": "pre",
+    "norm_kind": "rms",
+    "biases": False,
+    "scale_logits": False,
+    "gated_ffn": True,
+    "positions": "relative_bias",
+    "relative_buckets": 6,
+    "relative_distance": 5,
+    "head_dim": 3,
+    "share_embeddings": "inputs",
+    "compete": ATTENTION_KINDS,
+    "competition": heads(),
+  },
 }
 DECODERS: dict[str, dict[str, Any]] = {
   "plain": {},
@@ -98,6 +118,7 @@ DECODERS: dict[str, dict[str, Any]] = {
   },
   "rotary": {"positions": "rotary", "gated_heads": ("decoder_self",)},
   "relative": {"positions": "relative", "convolution": 2},
+  "mechanisms": {"mechanism_layers": ("decoder_0",), "mechanisms": mechanisms(competition=False)},
 }
 NEMOTS: dict[str, dict[str, Any]] = {
   "as GPT-2": {
@@ -151,6 +172,10 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "positions": "rotary",
     "convolution": 2,
     "gated_heads": ("vanilla_self", "modulatory_self", "output_self"),
+  },
+  "mechanisms": {
+    "mechanism_layers": ("modulatory", "vanilla"),
+    "mechanisms": mechanisms(count=4),
   },
   "relative": {
     "positions": "relative",

@@ -103,8 +103,9 @@ class ClassSource:
   turns: int = 1
 
   def __len__(self) -> int:
-    """An epoch has about as many rows as there are examples."""
-    return max(1, sum(map(len, self.members)) // self.config.rows)
+    """An epoch has about as many rows as there are examples, in whole batches."""
+    batch = self.config.batch
+    return max(1, round(sum(map(len, self.members)) / self.config.rows / batch)) * batch
 
   def plan(self, seed: int, epoch: int) -> np.ndarray:
     """An epoch's episodes, [episodes, rows]; an example n turned t times is t times all + n."""

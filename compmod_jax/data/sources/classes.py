@@ -318,18 +318,21 @@ class ClassLines:
 
 def _objects(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
   """(file:line, object) of every line that is not blank."""
-  with file.open(encoding="utf-8") as lines:
-    for number, line in enumerate(lines, start=1):
-      where = f"{file}:{number}"
-      try:
-        one = json.loads(line) if line.strip() else None
-      except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not JSON ({error}).") from error
-      if one is None:
-        continue
-      if not (isinstance(one, dict) and isinstance(one.get("class"), str) and "input" in one):
-        raise DataError(f'{where} is not like {{"class": "a name", "input": [[0, 1], [1, 0]]}}.')
-      yield where, one
+  try:
+    lines = file.read_text(encoding="utf-8").split("\n")
+  except UnicodeDecodeError as error:
+    raise DataError(f"{file} is not UTF-8 ({error.reason}).") from error
+  for number, line in enumerate(lines, start=1):
+    if not line.strip():
+      continue
+    where = f"{file}:{number}"
+    try:
+      one = json.loads(line)
+    except (ValueError, RecursionError) as error:
+      raise DataError(f"{where} is not JSON ({error}).") from error
+    if not (isinstance(one, dict) and isinstance(one.get("class"), str) and "input" in one):
+      raise DataError(f'{where} is not like {{"class": "a name", "input": [[0, 1], [1, 0]]}}.')
+    yield where, one
 
 
 def _numbers(where: str, one: dict[str, Any]) -> np.ndarray:

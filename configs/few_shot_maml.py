@@ -34,12 +34,12 @@ def get_config(variant: str) -> Experiment:
   shots = 5 if variant == "5shot" else 1
   task = FewShotConfig(
     episodes=ClassEpisodeConfig(
-      ways=20 if many else 5, shots=shots, queries=3 if many else 5, batch=8 if many else 16
+      ways=20 if many else 5, shots=shots, queries=3 if many else 5, batch=5 if many else 16
     ),
     method=Maml(
       steps=1,
       evaluate_steps=3,
-      rate=0.1 if many else 0.4,
+      rate=0.4,
       learned="element" if variant == "meta_sgd" else "no",
       parameters=("head",) if variant == "anil" else ("*",),
       first_order=variant == "first_order",
@@ -55,7 +55,7 @@ def get_config(variant: str) -> Experiment:
     task=task,
     model=ConvNetConfig(halve="stride"),
     optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=20),
-    phases=(Phase(steps=1500),),
+    phases=(Phase(steps=1000 if many else 1500),),
     evaluate_every=250,
     evaluate_sentences=100,
     watch_sentences=0,

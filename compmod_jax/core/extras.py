@@ -16,7 +16,6 @@ from compmod_jax.core.errors import UserError
 
 # Name that is imported -> the extra of pyproject.toml that installs it.
 PACKAGES = {
-  "PIL": "report",
   "chex": "train",
   "grain": "data",
   "importlib_resources": "data",

@@ -213,7 +213,7 @@ class ModelConfig:
     Raises:
       UserError: it is none.
     """
-    self._is_no("a classifier of single examples, such as a ConvNetConfig")
+    self._is_no("a classifier of single examples, such as pictures")
 
   def _is_no(self, kind: str) -> NoReturn:
     raise UserError(

@@ -1,4 +1,4 @@
-"""Few-shot classification: classes are told apart after a few examples of each.
+"""Few-shot classification: classes are recognised after a few examples of each.
 
 Methods are pure functions of a loss or an embedding, parameters and an episode, for any model:
 `adapt` and `adapted_loss` (MAML, to the first order, Meta-SGD, ANIL), `prototype_logits`,
@@ -613,7 +613,7 @@ class EpisodeScores:
   def units(self) -> str:
     """What its scores are, and per what."""
     return (
-      f"{self.prefix}accuracy: share of the query examples that are told rightly, mean over up to"
+      f"{self.prefix}accuracy: share of the query examples that are classified rightly, mean over up to"
       f" {self.count} episodes ({self.episodes.describe()}), with a 95 % interval"
       f" ({self.prefix}accuracy_low, {self.prefix}accuracy_high); {self.prefix}loss: nats per query"
       " example."
@@ -662,7 +662,7 @@ class Classify(NoSearch):
   ) -> np.ndarray:
     """Probabilities of the classes of every query example, [query, classes].
 
-    The normalisation of `ConvNet` takes the query's own statistics: give all of an episode at once.
+    A network that normalises by its batch takes the query's statistics: give a whole query at once.
 
     Args:
       model: the task's model.

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compmod_jax.core import extras
-from compmod_jax.core.errors import check, check_choice
+from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.data.base import ClassExamples, DataError
 from compmod_jax.data.sources.tfds import open_split
 
@@ -243,8 +242,13 @@ class ClassFolder:
     return _by_class(names, np.stack(found))
 
   def _picture(self, file: Path) -> np.ndarray:
-    with extras.needed():
+    try:
       import PIL.Image
+    except ModuleNotFoundError as error:
+      raise UserError(
+        f"{file} is a picture, which Pillow reads, but it is not installed. It comes with"
+        ' matplotlib: pip install "compmod_jax[report]"; or save arrays as .npy.'
+      ) from error
 
     try:
       with PIL.Image.open(file) as opened:

@@ -613,8 +613,8 @@ class EpisodeScores:
   def units(self) -> str:
     """What its scores are, and per what."""
     return (
-      f"{self.prefix}accuracy: share of the query examples that are classified rightly, mean over up to"
-      f" {self.count} episodes ({self.episodes.describe()}), with a 95 % interval"
+      f"{self.prefix}accuracy: share of the query examples that are classified rightly, mean over"
+      f" up to {self.count} episodes ({self.episodes.describe()}), with a 95 % interval"
       f" ({self.prefix}accuracy_low, {self.prefix}accuracy_high); {self.prefix}loss: nats per query"
       " example."
     )

@@ -83,10 +83,10 @@ class Report:
     print(f"[{time.perf_counter() - self._start:5.0f} s] {text}", flush=True)
 
   def measure(
-    self, group: str, runs: Runs, rounds: int, *, amount: float, unit: str
+    self, group: str, runs: Runs, rounds: int, *, amount: float, unit: str, warm_up: int = 2
   ) -> dict[str, np.ndarray]:
     """Times runs in turn; `amount` of `unit` is done by each call. Returns seconds of each."""
-    seconds = alternate(runs, rounds, lambda text: self.say(f"{group}: {text}"))
+    seconds = alternate(runs, rounds, lambda text: self.say(f"{group}: {text}"), warm_up)
     for name, values in seconds.items():
       self.timings[f"{group}: {name}"] = {
         "seconds": dataclasses.asdict(Spread.of(values)),

@@ -19,7 +19,9 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "rotary positions and those of Transformer-XL": (
     "rotary", "rotate(", '"relative"', "RelativePositions", "relative positions", "Transformer-XL",
   ),
-  "an objective of MAML": ("MAML", "MetaConfig", "AdaptationScores", "episode"),
+  "an objective of MAML": ("mlm_maml", "MetaConfig", "AdaptationScores", "EpisodeDataset"),
+  "generated characters": ("glyphs", "GlyphData"),
+  "a convolutional network": ("conv_net", "ConvNet"),
   "a gate on every head": ("head_gate", "HeadGate", "gate_heads", "gated_heads"),
 }  # fmt: skip
 # Files of the addition's own.
@@ -29,6 +31,8 @@ OWN = {
     "compmod_jax/models/seq2seq_lstm.py",
     "configs/nmt_lstm.py",
   ),
+  "generated characters": ("compmod_jax/data/synthetic/glyphs.py",),
+  "a convolutional network": ("compmod_jax/models/conv_net.py",),
   "a gate on every head": ("compmod_jax/mechanisms/head_gate.py",),
 }
 

@@ -70,6 +70,39 @@ class Pairs:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class ClassExamples:
+  """Examples by class, such as pictures.
+
+  Args:
+    inputs: [examples, ...]: uint8 for pictures, whose 0 to 255 models see as 0 to 1; else floats.
+    classes: the class of every example, from 0, int [examples].
+    names: of the classes, which tell them apart over splits.
+
+  Raises:
+    UserError: the numbers of inputs and classes differ, or a class has no name.
+  """
+
+  inputs: np.ndarray
+  classes: np.ndarray
+  names: tuple[str, ...]
+
+  def __post_init__(self) -> None:
+    check(
+      len(self.inputs) == len(self.classes),
+      f"There are {len(self.inputs)} inputs but classes of {len(self.classes)}; give one for each.",
+    )
+    top = int(self.classes.max(initial=-1))
+    check(
+      self.classes.min(initial=0) >= 0 and top < len(self.names),
+      f"classes goes up to {top}, but names has {len(self.names)}; number classes from 0, and give"
+      " each a name.",
+    )
+
+  def __len__(self) -> int:
+    return len(self.inputs)
+
+
 @runtime_checkable
 class NamesSplits(Protocol):
   """A data configuration of any task."""
@@ -85,6 +118,19 @@ class HasSplits(NamesSplits, Protocol):
 
   def load(self, split: str) -> Pairs:
     """The pairs of a split."""
+    ...
+
+
+@runtime_checkable
+class HasClasses(NamesSplits, Protocol):
+  """A data configuration of examples by class; those of two splits are different classes."""
+
+  def load(self, split: str) -> ClassExamples:
+    """The examples of a split."""
+    ...
+
+  def describe(self) -> str:
+    """What the classes are, in a few words."""
     ...
 
 

@@ -7,7 +7,8 @@ columns of the data set with one axis more,
     {"tokens": [episodes, support + query, time], "index": [episodes, support + query]}
 
 the rows of the support first. Devices, processes and micro-batches share whole episodes, since the
-first axis of a batch is what they share.
+first axis of a batch is what they share. Where an episode is of several classes
+(`data.class_episodes`), numbered anew in each, there is a column of their numbers besides.
 
 Source: Vinyals et al. 2016, section 4 (episodes).
 """
@@ -126,6 +127,22 @@ def _cut(groups: np.ndarray, order: np.ndarray, rows: int) -> np.ndarray:
   return order[place < np.repeat(sizes // rows * rows, sizes)].reshape(-1, rows)
 
 
+class EpisodeSource(Protocol):
+  """A split as episodes at random access."""
+
+  def __len__(self) -> int:
+    """Episodes of an epoch."""
+    ...
+
+  def plan(self, seed: int, epoch: int) -> np.ndarray:
+    """An epoch's episodes: numbers of their examples, [episodes, rows]."""
+    ...
+
+  def batch(self, episodes: np.ndarray, size: int, first: int = 0) -> pipeline.Batch:
+    """Episodes `first` to `first + size` of these; those beyond the last are filler."""
+    ...
+
+
 @dataclasses.dataclass(frozen=True)
 class _Source:
   """Examples of which episodes are drawn, and their groups."""
@@ -133,6 +150,14 @@ class _Source:
   examples: Examples
   groups: np.ndarray
   length: int  # padded
+  rows: int
+
+  def __len__(self) -> int:
+    return len(fixed_episodes(self.groups, self.rows))
+
+  def plan(self, seed: int, epoch: int) -> np.ndarray:
+    """See `episode_plan`."""
+    return episode_plan(self.groups, self.rows, seed=seed, epoch=epoch)
 
   def batch(self, episodes: np.ndarray, size: int, first: int = 0) -> pipeline.Batch:
     """Episodes `first` to `first + size` of these; those beyond the last are filler."""
@@ -142,20 +167,25 @@ class _Source:
     return {name: x.reshape(size, -1, *x.shape[1:]) for name, x in made.items()}
 
 
-class _Epochs:
-  """Batch i of an endless sequence of epochs of episodes, at random access."""
+class EpisodeBatches:
+  """Batch i of an endless sequence of epochs of episodes, at random access.
 
-  def __init__(self, source: _Source, rows: int, size: int, seed: int, part: tuple[int, int]):
-    self._source, self._rows, self._size, self._seed = source, rows, size, seed
+  Attributes:
+    per_epoch: batches of an epoch.
+  """
+
+  def __init__(self, source: EpisodeSource, size: int, seed: int, part: tuple[int, int]):
+    """Arguments: episodes; how many a batch has; which of how many processes reads."""
+    self._source, self._size, self._seed = source, size, seed
     self._part, self._lock = part, threading.Lock()
     self._held: tuple[int, np.ndarray] | None = None
-    self.per_epoch = -(-len(fixed_episodes(source.groups, rows)) // size)
+    self.per_epoch = -(-len(source) // size)
 
   def __len__(self) -> int:
     return pipeline.ENDLESS
 
   def __repr__(self) -> str:
-    return f"episodes of {len(self._source.examples)} examples"
+    return f"batches of {self._size} episodes"
 
   def __getitem__(self, index: int) -> pipeline.Batch:
     epoch, place = divmod(int(index), self.per_epoch)
@@ -167,8 +197,7 @@ class _Epochs:
   def _plan(self, epoch: int) -> np.ndarray:
     with self._lock:
       if self._held is None or self._held[0] != epoch:
-        plan = episode_plan(self._source.groups, self._rows, seed=self._seed, epoch=epoch)
-        self._held = epoch, plan
+        self._held = epoch, self._source.plan(self._seed, epoch)
       return self._held[1]
 
 
@@ -218,7 +247,7 @@ class EpisodeDataset(Dataset[Any], Generic[D]):
       f" {split!r} has {largest}. Ask for fewer rows, make rows shorter (task.length), or set"
       " episodes.within to 'text'.",
     )
-    return _Source(examples, groups, edges_for(examples.lengths, inside.batch)[-1])
+    return _Source(examples, groups, edges_for(examples.lengths, inside.batch)[-1], rows)
 
   def _size(self, multiple: int) -> int:
     """Episodes of a batch."""
@@ -240,8 +269,8 @@ class EpisodeDataset(Dataset[Any], Generic[D]):
       UserError: no group has enough rows for an episode.
     """
     pipeline.check_processes(multiple, process, processes)
-    source, rows = self._source("train", part, seed), self.episode_config.rows
-    epochs = _Epochs(source, rows, self._size(multiple), seed, (process, processes))
+    source = self._source("train", part, seed)
+    epochs = EpisodeBatches(source, self._size(multiple), seed, (process, processes))
     inside: Any = self.dataset
     return pipeline.iterate(epochs, inside.batch.prefetch), epochs.per_epoch
 

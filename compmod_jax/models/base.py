@@ -1,8 +1,9 @@
-"""What tasks ask of models: four kinds of modules, and what every configuration of one answers.
+"""What tasks ask of models: five kinds of modules, and what every configuration of one answers.
 
 A configuration declares the kinds of which it can build a module by the methods that it overrides:
-`seq2seq`, `decoder`, `encoder`, `recurrent`. A task calls the method of the kind that it needs and
-takes every model that has it. Masked and causal language modelling are objectives, not kinds.
+`seq2seq`, `decoder`, `encoder`, `recurrent`, `classifier`. A task calls the method of the kind that
+it needs and takes every model that has it. Masked and causal language modelling are objectives, not
+kinds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -139,6 +140,17 @@ class Encoder(Module, Protocol):
     ...
 
 
+@runtime_checkable
+class Classifier(Module, Protocol):
+  """From examples, such as pictures, to the logits of their classes, or to features."""
+
+  def __call__(
+    self, inputs: Float[Array, "batch *shape"], *, intermediates: Intermediates = ...
+  ) -> Float[Array, "batch outputs"]:
+    """Logits; features where the classifier was made without outputs."""
+    ...
+
+
 class ModelConfig:
   """What tasks, training and analyses ask of every model's configuration.
 
@@ -190,6 +202,18 @@ class ModelConfig:
       UserError: it is none.
     """
     self._is_no("a recurrent language model, such as an LstmConfig")
+
+  def classifier(self, shape: tuple[int, ...], outputs: int) -> "Classifier":
+    """The classifier of this configuration.
+
+    Args:
+      shape: of an example.
+      outputs: classes; 0 for features in place of logits.
+
+    Raises:
+      UserError: it is none.
+    """
+    self._is_no("a classifier of single examples, such as pictures")
 
   def _is_no(self, kind: str) -> NoReturn:
     raise UserError(

@@ -18,8 +18,17 @@ Shapes = dict[str, jax.ShapeDtypeStruct]
 
 
 def longest(task: Task) -> int:
-  """Most positions of a row, as configured."""
+  """Most positions of a row, as configured.
+
+  Raises:
+    UserError: rows have no positions, as pictures have none.
+  """
   config = task.dataset.config
+  errors.check(
+    hasattr(config, "batch") or hasattr(config, "length"),
+    f"the examples of a {type(config).__name__} are no sequences of tokens, whose shapes are asked"
+    " for here. Give the configuration of a task on text.",
+  )
   return config.batch.longest if hasattr(config, "batch") else config.length
 
 

@@ -56,8 +56,14 @@ class SplitResult(TypedDict, total=False):
   """Per token of the model's own vocabulary."""
   word_perplexity: float | None
   """Per word of the raw reference: comparable between tokenizers."""
+  episodes: int | None
+  """Small training sets with questions on them, over whose accuracies `accuracy` is the mean."""
   accuracy: float | None
-  """Share of tokens whose most probable prediction is right, 0 to 1."""
+  """Share of tokens, or of an episode's questions, whose most probable prediction is right, 0 to
+  1."""
+  accuracy_low: float | None
+  """Lower end of the 95 % interval of the mean over episodes."""
+  accuracy_high: float | None
   unknown: float | None
   """0 to 100: per cent of the text's tokens that are unknown words."""
   bleu: float | None
@@ -154,7 +160,8 @@ _UNITS = {
   "tokens_per_second": "tokens per second",
 }  # fmt: skip
 HEADINGS = {
-  "split": "split", "sentences": "sentences", "tokens": "tokens", "loss": "loss",
+  "split": "split", "sentences": "sentences", "tokens": "tokens", "episodes": "episodes",
+  "loss": "loss",
   "unigram": "unigram",
   "perplexity": "ppl/token", "word_perplexity": "ppl/word", "accuracy": "accuracy",
   "unknown": "unknown", "bleu": "BLEU",
@@ -170,6 +177,8 @@ def columns(results: Results) -> list[str]:
   measured = {name for row in results["splits"] for name, value in row.items() if value is not None}
   # Where outputs are scored, how many tokens are predicted from the right ones before says less.
   needed = {"interval": {"bleu"}, "accuracy": {"accuracy", "unigram"}}
+  if "episodes" in measured:
+    needed = {"interval": {"accuracy_low"}}
   return [name for name in HEADINGS if needed.get(name, {name}) <= measured]
 
 
@@ -304,12 +313,13 @@ def signatures(results: Results) -> list[tuple[str, str, str]]:
 
 def cells(row: SplitResult, dash: str, between: str) -> dict[str, str]:
   """The cells of a table's row, by column."""
-  low, high = row.get("bleu_low"), row.get("bleu_high")
+  scored = "bleu" if row.get("accuracy_low") is None else "accuracy"
+  low, high = row.get(f"{scored}_low"), row.get(f"{scored}_high")
   interval = dash
   if low is not None and high is not None:
-    interval = f"{number('bleu', low)} {between} {number('bleu', high)}"
+    interval = f"{number(scored, low)} {between} {number(scored, high)}"
   texts = {"split": row["split"]}
-  for name in ("sentences", "tokens"):
+  for name in ("sentences", "tokens", "episodes"):
     count = row.get(name)
     texts[name] = dash if count is None else f"{count:,}"
   for metric in METRICS:

@@ -1,1 +1,1 @@
-"""Data that others made: text files, and TensorFlow Datasets."""
+"""Data that others made: text files, classes of pictures, and TensorFlow Datasets."""

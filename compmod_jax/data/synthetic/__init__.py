@@ -1,1 +1,1 @@
-"""Data that the project makes itself: a grammar, small worlds, SCAN."""
+"""Data that the project makes itself: a grammar, small worlds, SCAN, characters and waves."""

@@ -1,0 +1,96 @@
+"""The convolutional net: derivatives as JAX has them, twice; statistics are those of the batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import run
+from compmod_jax.models.conv_net import ConvNetConfig, convolve, largest
+from compmod_jax.models.encoder import EncoderConfig
+
+
+def numbers(*shape, seed):
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def plain(x, kernel, stride):
+  return jax.lax.conv_general_dilated(
+    x, kernel, (stride, stride), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
+
+
+@pytest.mark.parametrize("size", [(5, 6), (4, 4)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_first_and_second_derivatives_of_the_convolution_are_those_of_jax(stride, size):
+  def results(convolution):
+    def inside(x, kernel):
+      return jnp.sum(jnp.tanh(convolution(x, kernel, stride)))
+
+    def outside(x, kernel):
+      of_x, of_kernel = jax.grad(inside, (0, 1))(x, kernel)
+      return jnp.sum(jnp.sin(of_x)) + jnp.sum(of_kernel**3)
+
+    return jax.value_and_grad(inside, (0, 1))(*given), jax.value_and_grad(outside, (0, 1))(*given)
+
+  with jax.enable_x64(True):
+    given = numbers(2, *size, 3, seed=0), numbers(3, 3, 3, 4, seed=1)
+    for one, two in zip(
+      jax.tree.leaves(results(convolve)), jax.tree.leaves(results(plain)), strict=True
+    ):
+      np.testing.assert_allclose(one, two, rtol=1e-10, atol=1e-10)
+
+
+def test_every_task_can_have_filters_of_its_own():
+  x, kernels = numbers(3, 2, 4, 4, 2, seed=0), numbers(3, 3, 3, 2, 3, seed=1)
+
+  def slope(x, kernel):
+    return jax.grad(lambda k: jnp.sum(jnp.sin(convolve(x, k, 1))))(kernel)
+
+  together = jax.vmap(slope)(x, kernels)
+  for i in range(3):
+    np.testing.assert_allclose(together[i], slope(x[i], kernels[i]), rtol=1e-4, atol=1e-5)
+
+
+def test_pooling_takes_the_largest_of_four_and_leaves_out_what_is_odd():
+  x = jnp.arange(2 * 5 * 4 * 3.0).reshape(2, 5, 4, 3)
+  found = largest(x)
+  np.testing.assert_array_equal(found, x[:, 1:4:2, 1::2])  # the last of each grows with its place
+
+
+@pytest.mark.parametrize("halve", ["pool", "stride"])
+def test_statistics_are_those_of_the_batch_so_that_brightness_and_contrast_do_not_matter(halve):
+  module = ConvNetConfig(blocks=2, filters=4, halve=halve).classifier((8, 8, 1), 3)
+  x = numbers(5, 8, 8, 1, seed=0)
+  params = module.init(jax.random.key(0), x)["params"]
+  out = module.apply({"params": params}, x)
+  assert out.shape == (5, 3)
+  np.testing.assert_allclose(module.apply({"params": params}, 7 * x), out, atol=1e-4)
+  other = module.apply({"params": params}, jnp.concatenate([x, 3 * x[:2] + 1]))[:5]
+  assert np.abs(other - out).max() > 1e-3  # what else is in the batch matters
+
+
+def test_sites_are_blocks_features_and_logits():
+  module = ConvNetConfig(blocks=2, filters=4).classifier((9, 8, 1), 3)
+  x = numbers(2, 9, 8, 1, seed=0)
+  params = module.init(jax.random.key(0), x)["params"]
+  out, found = run(lambda p, **k: module.apply({"params": p}, x, **k), params, capture=None)
+  assert {name: value.shape for name, value in found.items()} == {
+    "block_0": (2, 4, 4, 4), "block_1": (2, 2, 2, 4), "features": (2, 16), "logits": (2, 3),
+  }  # fmt: skip
+  features = ConvNetConfig(blocks=2, filters=4).classifier((9, 8, 1), 0)
+  own = {name: part for name, part in params.items() if name != "head"}
+  np.testing.assert_array_equal(features.apply({"params": own}, x), found["features"])
+  np.testing.assert_array_equal(out, found["logits"])
+
+
+def test_what_does_not_fit_is_refused():
+  with pytest.raises(UserError, match=r"example has the shape \(5,\); it must be \[height, width"):
+    ConvNetConfig().classifier((5,), 3)
+  with pytest.raises(UserError, match=r"model.blocks is 4, but pictures of 9 x 28 can be halved 3"):
+    ConvNetConfig().classifier((9, 28, 1), 3)
+  with pytest.raises(UserError, match=r"model.filters is 0; it must be at least 1"):
+    ConvNetConfig(filters=0)
+  with pytest.raises(UserError, match="but the task needs a classifier of single examples"):
+    EncoderConfig().classifier((28, 28, 1), 5)

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.peer_rims import TorchRims
 from compmod_jax.mechanisms.rims import RimConfig
 
 torch = pytest.importorskip("torch", reason="PyTorch is installed by `make test-peers` only")
-
-from torch_rims import TorchRims  # needs torch
 
 pytestmark = pytest.mark.peers
 

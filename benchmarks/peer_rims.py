@@ -6,7 +6,6 @@ Source: Kolios 2023, equations 4.27 to 4.31.
 from typing import Any
 
 import numpy as np
-import torch
 
 
 class TorchRims:
@@ -16,15 +15,18 @@ class TorchRims:
     weights: by our names, to read gradients from.
   """
 
-  def __init__(self, config: Any, params: Any):
-    self.config = config
+  def __init__(self, config: Any, params: Any, place: str = "cpu"):
+    import torch
+
+    self.config, self.torch = config, torch
     self.weights = {
-      name: torch.tensor(np.array(value)).requires_grad_() for name, value in params.items()
+      name: torch.tensor(np.array(value)).to(place).requires_grad_()
+      for name, value in params.items()
     }
 
   def __call__(self, x: Any, state: Any) -> Any:
     """One step: x [batch, embed], h and c [batch, modules, dim]; c None for GRUs."""
-    c, w, (h, cell) = self.config, self.weights, state
+    torch, c, w, (h, cell) = self.torch, self.config, self.weights, state
     rows = torch.stack([torch.zeros_like(x), x], dim=1)  # [batch, rows, embed]
     keys, values = rows @ w["input_key"], rows @ w["input_value"]
     read, null = [], []
@@ -52,7 +54,7 @@ class TorchRims:
     return state[0].flatten(1), state
 
   def _step(self, k: int, read: Any, h: Any, cell: Any) -> Any:
-    w, kernel = self.weights, self.weights["recurrent"][k]
+    torch, w, kernel = self.torch, self.weights, self.weights["recurrent"][k]
     added = read @ w["input"][k] + w["bias"][k]
     if cell is not None:
       i, f, g, o = (added + h @ kernel).chunk(4, dim=-1)
@@ -64,7 +66,7 @@ class TorchRims:
     return (1 - z) * n + z * h, None
 
   def _read(self, k: int, h: Any) -> Any:  # (4.30), (4.31)
-    c, w = self.config, self.weights
+    torch, c, w = self.torch, self.config, self.weights
     query = (h[k] @ w["query"][k]).unflatten(-1, (c.heads, c.head_dim))
     keys, values = (
       torch.stack([h[j] @ w[name][j] for j in range(c.modules)], dim=1).unflatten(

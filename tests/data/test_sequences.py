@@ -63,12 +63,12 @@ def test_digits_are_rows_of_pixels_with_a_class_at_the_last(digits):
 
 
 def test_what_is_no_file_of_images_is_an_error_that_names_it(tmp_path, digits):
-  with pytest.raises(UserError, match="train.npz cannot be read"):
+  with pytest.raises(UserError, match=r"train\.npz cannot be read"):
     DigitsData(str(tmp_path / "nothing")).load("train")
   np.savez(tmp_path / "test.npz", images=np.zeros((2, 8)), labels=np.zeros(2))
-  with pytest.raises(UserError, match="test.npz has images"):
+  with pytest.raises(UserError, match=r"test\.npz has images"):
     digits.load("pixels_4")
-  with pytest.raises(UserError, match="task.data.valid is 9, but the training file has 9"):
+  with pytest.raises(UserError, match=r"task\.data\.valid is 9, but the training file has 9"):
     DigitsData(str(tmp_path), valid=9).load("train")
 
 

@@ -49,10 +49,11 @@ from compmod_jax.text_models import (
   RecurrentModel,
   ScoringModel,
 )
-from compmod_jax.trained import Axis, Captured, TrainedModel
+from compmod_jax.trained import Axis, BatchModel, Captured, TrainedModel
 
 __all__ = [
   "AnsweringModel",
+  "BatchModel",
   "CausalModel",
   "MaskedModel",
   "RecurrentModel",
@@ -76,7 +77,7 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
 
   Returns:
     A `TranslationModel`, `MaskedModel`, `RecurrentModel`, `CausalModel` or `AnsweringModel`, by its
-    task.
+    task; of a task without texts a `BatchModel`.
 
   Raises:
     UserError: there is no model, it is damaged (a tokenizer that is not the one it was saved with
@@ -112,7 +113,7 @@ def model_of(
     CausalLM: CausalModel,
     Answering: AnsweringModel,
   }
-  kind = task.opened_as or kinds[type(task)]
+  kind = task.opened_as or kinds.get(type(task), BatchModel)
   return kind(task, params, meta or {}, folder)
 
 

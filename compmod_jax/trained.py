@@ -237,6 +237,26 @@ class TrainedModel(abc.ABC, Generic[R]):
     return jnp.asarray(padded)
 
 
+@dataclasses.dataclass(frozen=True)
+class BatchModel(TrainedModel[Mapping[str, ArrayLike]]):
+  """A trained model of a task without texts: it reads rows of the task's batches.
+
+  batch = next(iter(model.task.dataset.eval_batches("valid")))
+  found = model.capture([{name: column[0] for name, column in batch.items()}])
+  """
+
+  def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
+    valid = np.asarray(self.task.model.valid_mask(site, batch))
+    nothing = [[""] * valid.shape[1] for _ in valid]
+    return Axis(nothing, nothing, valid)
+
+  def _read(
+    self, texts: Sequence[Mapping[str, ArrayLike]], names: tuple[str, ...] | None
+  ) -> tuple[dict[str, jax.Array], list[str]]:
+    columns = {name: jnp.stack([jnp.asarray(row[name]) for row in texts]) for name in texts[0]}
+    return columns, list(columns)
+
+
 def as_numpy(value: jax.Array) -> np.ndarray:
   """The value on the host, float32 if it is a floating-point number."""
   return np.asarray(value, np.float32 if jnp.issubdtype(value.dtype, jnp.floating) else None)

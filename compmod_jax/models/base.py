@@ -297,6 +297,9 @@ class ModelConfig:
   def check_running_text(self) -> None:
     """Raises a `UserError` if the model cannot read text that asks no question."""
 
+  reads_vectors: ClassVar[bool] = False
+  """Whether a recurrent model also reads real numbers in place of tokens."""
+
   @property
   def reads_options(self) -> bool:
     """Whether the model has to know where answer options stand."""

@@ -5,6 +5,7 @@ from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.nemot import NemotConfig
+from compmod_jax.models.recurrent import RecurrentConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
@@ -12,6 +13,7 @@ from compmod_jax.tasks.few_shot import FewShotConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
+from compmod_jax.tasks.sequence import SequenceConfig
 from compmod_jax.tasks.translation import TranslationConfig
 
 TaskConfig = (
@@ -21,6 +23,7 @@ TaskConfig = (
   | CausalLMConfig
   | AnsweringConfig
   | FewShotConfig
+  | SequenceConfig
 )
 ModelConfig = (
   TransformerConfig
@@ -30,4 +33,5 @@ ModelConfig = (
   | DecoderConfig
   | Seq2SeqLstmConfig
   | ConvNetConfig
+  | RecurrentConfig
 )

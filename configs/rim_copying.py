@@ -1,0 +1,67 @@
+"""Copying symbols after a pause, by recurrent independent mechanisms (Kolios 2023, Table 4.1).
+
+Trained with 50 blanks between the symbols and the cue, tested with 50 and 200.
+
+Run:      python -m train.main --config configs/rim_copying.py --workdir runs/rim_copying
+Variants: (none)     6 modules of 100 units (LSTM), 3 active
+          gru        the same of GRUs
+          lstm-300   an LSTM of 300 units
+          lstm-600   an LSTM of 600 units
+          gru-600    a GRU of 600 units
+          debug      a model and data so small that a run ends within a minute, and learns nothing
+Modules:  add --config.model.cell.active=2
+Report:   python -m train.analyse modules --workdir W --split blanks_200
+"""
+
+import dataclasses
+
+from compmod_jax.core import errors
+from compmod_jax.data.sequences import CopyingData
+from compmod_jax.mechanisms.rims import RimConfig
+from compmod_jax.models.recurrent import GruCellConfig, LstmCellConfig, RecurrentConfig
+from compmod_jax.tasks.sequence import SequenceConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
+
+CELLS = {
+  "": RimConfig(active=3),
+  "gru": RimConfig(active=3, kind="gru"),
+  "lstm-300": LstmCellConfig(300),
+  "lstm-600": LstmCellConfig(600),
+  "gru-600": GruCellConfig(600),
+}
+
+
+def get_config(variant: str) -> Experiment:
+  errors.check_choice("variant", variant, [*CELLS, "debug"])
+  return debug() if variant == "debug" else copying(variant)
+
+
+def copying(variant: str = "") -> Experiment:
+  cell = CELLS[variant]
+  return Experiment(
+    name=f"copying by {cell.describe()}",
+    task=SequenceConfig(data=CopyingData()),
+    model=RecurrentConfig(cell=cell),
+    optimizer=OptimizerConfig(
+      name="adam", learning_rate=1e-3, schedule="constant", warmup_steps=0, b2=0.999, clip=1.0
+    ),
+    phases=(Phase(steps=10_000),),
+    evaluate_every=250,
+  )
+
+
+def debug() -> Experiment:
+  base = copying()
+  return dataclasses.replace(
+    base,
+    name="copying by tiny recurrent independent mechanisms",
+    task=SequenceConfig(
+      data=CopyingData(length=3, blanks=4, test_blanks=(4, 8), train=200, valid=20, test=20),
+      rows=16,
+      eval_rows=16,
+    ),
+    model=RecurrentConfig(cell=RimConfig(active=3, dim=8, head_dim=4), embedding_dim=8),
+    phases=(Phase(steps=20),),
+    evaluate_every=10,
+  )

@@ -1,0 +1,3 @@
+"""The report on roles."""
+from compmod_jax.analysis.roles.measure import Measured, Roles
+def make_page(settings, subject, found): ...

@@ -210,7 +210,7 @@ class MaskedReader(_TextReader):
 
 
 class CausalReader(_TextReader):
-  """Blocks of running text, of which every token is predicted from those before it; see `Reader`."""
+  """Blocks of running text, whose tokens are predicted from those before them; see `Reader`."""
 
   task: CausalLM
 

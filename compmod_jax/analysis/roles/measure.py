@@ -39,6 +39,9 @@ FIRST, SEPARATOR, RAREST = "first", "separator", "rarest"
 KINDS = ("word", "punctuation", "separator")
 """Kinds of keys: separators are all control tokens, those in front of a text included."""
 REACH = 10  # tokens to either side among which the best fixed offset is looked for
+ROLES = ("positional", "syntactic", "rare", "other")
+"""What heads are called; see `role_of`."""
+_POSITIONAL, _SYNTACTIC, _RARE, _LEAST = 0.9, 0.1, 0.5, 20
 _QUERIES = 128  # queries of a batch on which heads are compared
 
 
@@ -444,7 +447,10 @@ def _targets(
 
   def behind(values: jax.Array, fill: Any, *sizes: int) -> jax.Array:
     """Auxiliary positions in front, of which nothing is known."""
-    width = [(0, 0), *((size - have, 0) for size, have in zip(sizes, values.shape[1:], strict=True))]
+    width = [
+      (0, 0),
+      *((size - have, 0) for size, have in zip(sizes, values.shape[1:], strict=True)),
+    ]
     return jnp.pad(values, width, constant_values=fill)
 
   kind = behind(batch[f"{prefix}kind"], KINDS.index("separator"), keys)
@@ -619,6 +625,65 @@ def classical_scaling(distances: np.ndarray, dims: int = 2) -> np.ndarray:
   chosen = np.argsort(values)[::-1][:dims]
   points = vectors[:, chosen] * np.sqrt(np.maximum(values[chosen], 0))
   return np.pad(points, ((0, 0), (0, dims - points.shape[1])))
+
+
+# What a head is called.
+
+
+class Role(NamedTuple):
+  """What a head does, in a word.
+
+  Attributes:
+    kind: one of ROLES.
+    target: what it looks at; empty for `other`.
+    share: how often, in the half where it does so less.
+    beyond: the share that it is held against: best fixed offset, or chance.
+  """
+
+  kind: str
+  target: str = ""
+  share: float = float("nan")
+  beyond: float = float("nan")
+
+
+def role_of(looks: Sequence[Look], head: int, *, shuffled: bool = False) -> Role:
+  """The role that a head has in all passes: the first of ROLES whose rule holds.
+
+  Positional: at least 90 % of the largest weights are at one offset, at the first token or at
+  separators. Syntactic: it follows a relation at least 10 points more often than the best fixed
+  offset does. Rare: at least half are at the rarest token, and twice what chance gives. A target
+  that fewer than 20 queries may read says nothing.
+
+  Source: the thresholds of Voita et al. 2019, sections 5.1 to 5.3, but for the last.
+
+  Args:
+    looks: of one module, in several passes.
+    head: its number.
+    shuffled: of the shuffled weights.
+  """
+
+  def least(target: str) -> tuple[float, float, float]:
+    """The lowest share, and the highest of the best offset and of chance, over the passes."""
+    if any(look.count(target) < _LEAST for look in looks):
+      return float("nan"), float("nan"), float("nan")
+    shares = [float(look.share(target, shuffled=shuffled)[head]) for look in looks]
+    offsets = [look.best_offset(target)[1] for look in looks]
+    return min(shares), max(offsets), max(look.chance(target) for look in looks)
+
+  names = looks[0].names
+  places = [(least(name), name) for name in (*PLACES, FIRST, SEPARATOR)]
+  (share, _, chance), target = max(places, key=lambda pair: np.nan_to_num(pair[0][0], nan=-1))
+  if share >= _POSITIONAL:
+    return Role(ROLES[0], target, share, chance)
+  syntax = [(least(name), name) for name in names if " → " in name]
+  syntax = [one for one in syntax if one[0][0] >= one[0][1] + _SYNTACTIC]
+  if syntax:
+    (share, offset, _), target = max(syntax, key=lambda pair: pair[0][0] - pair[0][1])
+    return Role(ROLES[1], target, share, offset)
+  share, _, chance = least(RAREST)
+  if share >= max(_RARE, 2 * chance):
+    return Role(ROLES[2], RAREST, share, chance)
+  return Role(ROLES[3])
 
 
 # Weights of the projections.

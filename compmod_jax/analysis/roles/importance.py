@@ -188,7 +188,7 @@ class Ways:
     return cross_entropy(logits, *self.read.targets(batch)).nll
 
   def _relevances(self, gates: Gates, params: PyTree, batch: Batch) -> Gates:
-    edits = dict.fromkeys(constant_sites(self.subject), jax.lax.stop_gradient)
+    edits: dict[str, Edit] = dict.fromkeys(constant_sites(self.subject), _constant)
 
     def largest(gates: Gates) -> jax.Array:
       intermediates = Intermediates(edits={**edits, **self._edits(gates)})
@@ -203,6 +203,11 @@ class Ways:
 def _multiplied(gates: jax.Array, value: jax.Array) -> jax.Array:
   """Outputs [rows, time, heads, head_dim], those of each row and head times its gate."""
   return value * gates[:, None, :, None].astype(value.dtype)
+
+
+def _constant(value: jax.Array) -> jax.Array:
+  """The same, through which no gradient goes."""
+  return jax.lax.stop_gradient(value)
 
 
 def constant_sites(subject: Subject) -> list[str]:

@@ -74,7 +74,7 @@ class Look(NamedTuple):
 
   def count(self, target: str) -> int:
     """How many queries may read a target."""
-    return int(self._of(target, "count"))
+    return int(self._of(target, "count")) if target in self.names else 0
 
   def best_offset(self, target: str) -> tuple[int, float]:
     """The fixed offset that hits a target most often, and its share."""
@@ -176,8 +176,8 @@ class Measured(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-  """What attention heads do: where they look (positions, syntax, rare tokens, separators), how alike
-  they are, and how much they matter by four ways, each beside an untrained model and shuffled
+  """What attention heads do: where they look (positions, syntax, rare tokens, separators), how
+  alike they are and how much they matter by four ways, each beside an untrained model and shuffled
   attention; the spectra of their weights."""
 
   importance: int = 250
@@ -198,11 +198,12 @@ class Roles:
     Raises:
       UserError: the model has no attention, or the split has nothing to read.
     """
-    read, modules = reader(subject.task), attention_modules(subject)
+    modules = attention_modules(subject)
     errors.check(
       bool(modules),
       "The model has no attention: none of its sites ends in /attention. Give another model.",
     )
+    read = reader(subject.task)
     halves = halves_of(subject)
     fresh = untrained(subject) if self.untrained else None
     looking = Looking(subject, read, modules)
@@ -447,14 +448,37 @@ def _targets(
 
   def behind(values: jax.Array, fill: Any, *sizes: int) -> jax.Array:
     """Auxiliary positions in front, of which nothing is known."""
-    width = [
-      (0, 0),
-      *((size - have, 0) for size, have in zip(sizes, values.shape[1:], strict=True)),
-    ]
-    return jnp.pad(values, width, constant_values=fill)
+    before = [size - have for size, have in zip(sizes, values.shape[1:], strict=True)]
+    return jnp.pad(values, [(0, 0), *((n, 0) for n in before)], constant_values=fill)
 
   kind = behind(batch[f"{prefix}kind"], KINDS.index("separator"), keys)
   rank = behind(batch[f"{prefix}rank"], jnp.inf, keys)
+  relations = f"{prefix}relations/"
+  related = {
+    name.removeprefix(relations): behind(value, False, time, keys)
+    for name, value in batch.items()
+    if name.startswith(relations) and name.removeprefix(relations) in names
+  }
+  return kind, stack_targets(names, allowed, kind, rank, related)
+
+
+def stack_targets(
+  names: Sequence[str],
+  allowed: Bool[Array, "batch time keys"],
+  kind: Array,
+  rank: Float[Array, "batch keys"],
+  related: Mapping[str, Bool[Array, "batch time keys"]],
+) -> Bool[Array, "targets batch time keys"]:
+  """Which keys are which target for a query.
+
+  Args:
+    names: of the targets.
+    allowed: which keys a query may read.
+    kind: number in KINDS of every key, int [batch, keys].
+    rank: how often the key's token stands in training; infinite for what is no word.
+    related: name of a relation, one way -> whether the key's word is so related to the query's.
+  """
+  _, time, keys = allowed.shape
   offsets = jnp.arange(keys)[None] - jnp.arange(time)[:, None]
   least = jnp.min(jnp.where(allowed, rank[:, None], jnp.inf), axis=-1, keepdims=True)
   first = jnp.argmax(allowed, axis=-1)[..., None]
@@ -463,13 +487,9 @@ def _targets(
     FIRST: jnp.arange(keys)[None, None] == first,
     SEPARATOR: (kind == KINDS.index("separator"))[:, None],
     RAREST: (rank[:, None] == least) & jnp.isfinite(least),
+    **related,
   }
-  relations = f"{prefix}relations/"
-  found = [
-    known[name] if name in known else behind(batch[relations + name], False, time, keys)
-    for name in names
-  ]
-  return kind, jnp.stack([jnp.broadcast_to(target, allowed.shape) for target in found])
+  return jnp.stack([jnp.broadcast_to(known[name], allowed.shape) for name in names])
 
 
 def look_sums(
@@ -503,9 +523,9 @@ def look_sums(
     jnp.argmax(jnp.where(allowed[:, None], weights, -1), axis=-1) for weights in (attention, dealt)
   )
   number = jnp.maximum(jnp.sum(allowed, axis=-1), 1).astype(jnp.float32)
-  here = targets & allowed
-  possible = asked & jnp.any(here, axis=-1)
-  share = jnp.sum(here, axis=-1) / number
+  here = targets & allowed[None]
+  possible = asked[None] & jnp.any(here, axis=-1)
+  share = jnp.sum(here, axis=-1) / number[None]
   found: Sums = {
     "queries": jnp.sum(asked),
     "entropy": jnp.sum(jnp.where(asked[:, None], _entropy(attention), 0), axis=(0, 2)),
@@ -704,7 +724,7 @@ def spectrum(query: np.ndarray, key: np.ndarray) -> Spectrum:
   query, key = (np.asarray(value, np.float64) for value in (query, key))
 
   def shares(one: np.ndarray, other: np.ndarray, ranks: int) -> np.ndarray:
-    (left, right) = (np.linalg.qr(value, mode="r") for value in (one, other))
+    left, right = (np.asarray(np.linalg.qr(value, mode="r")) for value in (one, other))
     squares = np.square(np.linalg.svd(left @ right.T, compute_uv=False))
     total = squares.sum()
     shares = np.cumsum(squares) / (total if total > 0 else 1)

@@ -33,7 +33,7 @@ from compmod_jax.analysis.roles.measure import (
 from compmod_jax.analysis.subject import Module, Subject
 
 _NUMBERED = 16  # heads of a layer up to which maps have numbers
-_MARKS = dict(zip(ROLES, ("s", "^", "D", "o"), strict=True))
+_MARKS: dict[str, str] = dict(zip(ROLES, ("s", "^", "D", "o"), strict=True))
 _WAY_NAMES = {
   "ablation": "ablation: rise of the loss, nats per token",
   "gradient": "gradient times activation, nats per token",
@@ -269,6 +269,9 @@ def _positions(found: Measured) -> Iterator[Picture]:
     "next": "Decoders do not see the next token of their own text.",
   }
   for target in (*PLACES, FIRST, SEPARATOR):
+    caption = captions.get(target, "Of the queries that may read it.")
+    if target in PLACES:
+      caption += " Across two texts, offsets are between numbers of positions."
     yield _maps(
       found,
       f"at_{target}",
@@ -277,10 +280,7 @@ def _positions(found: Measured) -> Iterator[Picture]:
         look.share(target, shuffled=dealt) if look.count(target) else None
       ),
       "share of queries",
-      captions.get(target, "Of the queries that may read it.")
-      + (
-        " Across two texts, offsets are between numbers of positions." if target in PLACES else ""
-      ),
+      caption,
     )
 
 
@@ -575,9 +575,7 @@ def _importance(found: Measured) -> Iterator[Picture | Table]:
     yield Picture(
       f"importance_{way}",
       _heat_figure(f"Importance by {title}", maps, unit, centre),
-      "Orange: the loss is higher without the head."
-      if centre == 0.0
-      else "Bright: it matters more.",
+      "Orange: the loss is higher without the head." if centre == 0 else "Bright: more.",
     )
   maps = {"trained": panels.Heat(_mean_correlations(found.importance), WAYS, WAYS)}
   if before is not None:

@@ -89,7 +89,7 @@ def _summary(found: Measured, roles: Named) -> Iterator[str]:
   """What stands out, beside what the controls give."""
   controls = [("shuffled attention", _roles(found, shuffled=True))]
   if found.untrained is not None:
-    controls.append(("the untrained model", _roles(found, [found.untrained])))
+    controls.append(("the untrained model, which read one half", _roles(found, [found.untrained])))
   for kind in ROLES[:-1]:
     if kind == "syntactic" and not found.relations:
       yield "Syntax: the data know no relations between words, so no head is called syntactic."
@@ -127,9 +127,16 @@ def _summary(found: Measured, roles: Named) -> Iterator[str]:
       )
 
 
+def _number(module: Module, head: int) -> str:
+  """Layer and head, as `2.0`."""
+  layer = module.title.rpartition(", layer ")[2] if ", layer" in module.title else ""
+  return f"{layer}.{head}" if layer else str(head)
+
+
 def _head_title(found: Measured, name: str, head: int) -> str:
-  title = next(module.title for module in found.modules if module.name == name)
-  return f"{title}, head {head}"
+  """Kind of module, layer and head, as `encoder self 2.0`."""
+  module = next(module for module in found.modules if module.name == name)
+  return f"{module.title.partition(', layer')[0]} {_number(module, head)}"
 
 
 def _sections(found: Measured, roles: Named) -> Iterator[Section]:
@@ -191,8 +198,8 @@ def _kind(module: Module) -> str:
   return module.title.partition(", layer")[0].replace(" ", "/")
 
 
-def _heats(found: Measured, values: Mapping[str, np.ndarray], control: str = "") -> dict[str, Any]:
-  """Kind of module, and the control's name behind it -> map [layer, head]."""
+def _heats(found: Measured, values: Mapping[str, np.ndarray], panel: str = "{}") -> dict[str, Any]:
+  """Name of a panel, from that of a kind of module -> map [layer, head]."""
   kinds: dict[str, list[Module]] = {}
   for module in found.modules:
     if module.name in values:
@@ -204,7 +211,7 @@ def _heats(found: Measured, values: Mapping[str, np.ndarray], control: str = "")
       table[row, : module.units] = values[module.name]
     layers = [m.title.rpartition(" ")[2] if ", layer" in m.title else "" for m in modules]
     columns = [str(head) for head in range(table.shape[1])]
-    maps[f"{kind}/{control}" if control else kind] = panels.Heat(table, layers, columns)
+    maps[panel.format(kind)] = panels.Heat(table, layers, columns)
   return maps
 
 
@@ -233,9 +240,11 @@ def _maps(
   """A picture of a measure: the trained model, and its controls beside it."""
   maps = _heats(found, _by_module(found.halves, values, False))
   if shuffled:
-    maps |= _heats(found, _by_module(found.halves, values, True), "shuffled")
+    maps |= _heats(found, _by_module(found.halves, values, True), "{}/shuffled")
   if found.untrained is not None:
-    maps |= _heats(found, _by_module([found.untrained], values, False), "untrained")
+    # Of three panels a row is a kind of module; of two, a row is all kinds.
+    name_of = "{}/untrained" if shuffled else "untrained/{}"
+    maps |= _heats(found, _by_module([found.untrained], values, False), name_of)
   return Picture(name, _heat_figure(title, maps, unit, centre), caption)
 
 
@@ -307,12 +316,12 @@ def _syntax(found: Measured) -> Iterator[Picture | Table]:
   )
   rows = []
   for name in found.relations:
-    for kind, looks in _kinds(found, found.halves).items():
+    for looks in _kinds(found, found.halves).values():
       those = [pair for pair in looks if all(look.count(name) for look in pair[1])]
       if not those:
         continue
       shares = {
-        (module.title, head): float(np.mean([look.share(name)[head] for look in halves]))
+        (module.name, head): float(np.mean([look.share(name)[head] for look in halves]))
         for module, halves in those
         for head in range(module.units)
       }
@@ -325,10 +334,9 @@ def _syntax(found: Measured) -> Iterator[Picture | Table]:
       offsets = [look.best_offset(name) for look in halves]
       rows.append(
         [
-          kind.replace("/", " "),
           name,
           sum(look.count(name) for look in halves),
-          f"{best[0]}, head {best[1]}",
+          _head_title(found, *best),
           shares[best],
           float(np.mean([share for _, share in offsets])),
           str(offsets[0][0]),
@@ -338,7 +346,7 @@ def _syntax(found: Measured) -> Iterator[Picture | Table]:
         ]
       )
   columns = (
-    "attention", "relation", "queries", "best head", "share", "best offset's share", "offset",
+    "relation", "queries", "best head", "share", "best offset's share", "offset",
     "best untrained", "best shuffled", "chance",
   )  # fmt: skip
   yield Table(
@@ -400,11 +408,14 @@ def _spread(found: Measured) -> Iterator[Picture]:
         Look.gradient,
       ),
     ):
+      curves = _by_layers(found, of)
+      if max(len(layers) for lines in curves.values() for layers, _ in lines.values()) < 2:
+        continue
       yield Picture(
         name,
-        panels.lines(title, _by_layers(found, of), across="layer", up=up),
+        panels.lines(title, curves, across="layer", up=up),
         "Means over heads; weights of all keys of a kind together, gradients of one weight, of a"
-        " batch's loss. Dashed: untrained.",
+        " batch's loss.",
       )
 
 
@@ -546,9 +557,8 @@ def _points(
   for (module, head), (x, y) in zip(heads, places, strict=True):
     kind = roles[module.name, head].kind if trained else "other"
     axes.plot([x], [y], _MARKS[kind], color=colour, markersize=6)
-    layer = module.title.rpartition(", layer ")[2] if ", layer" in module.title else ""
     axes.annotate(
-      f"{layer}.{head}" if layer else str(head),
+      _number(module, head),
       (x, y),
       xytext=(4, 3),
       textcoords="offset points",
@@ -569,7 +579,7 @@ def _importance(found: Measured) -> Iterator[Picture | Table]:
   for way in WAYS:
     maps = _heats(found, mean(found.importance, way))
     if before is not None:
-      maps |= _heats(found, before.values[way], "untrained")
+      maps |= _heats(found, before.values[way], "untrained/{}")
     centre = 0.0 if way in ("ablation", "attribution") else None
     title, _, unit = _WAY_NAMES[way].rpartition(", ")
     yield Picture(
@@ -690,9 +700,10 @@ def _heads_table(found: Measured, roles: Named) -> Table:
     "entropy", *ways,
   )  # fmt: skip
   caption = (
-    "Share: of the largest weights that are where the role says, in the half with fewer; against:"
-    " chance, or the best fixed offset of a relation. The next columns are shares, too; the entropy"
-    " is in nats, the last columns are importance."
+    "Heads are called by kind of module, layer and number. Share: of the largest weights that are"
+    " where the role says, in the half with fewer; against: chance, or the best fixed offset of a"
+    " relation. The next columns are shares, too; the entropy is in nats, the last columns are"
+    " importance."
   )
   return Table("heads", columns, rows, caption)
 

@@ -14,6 +14,8 @@ import tiny_masked
 import tiny_model
 
 from compmod_jax.analysis import roles
+from compmod_jax.analysis.ablation import Ablate
+from compmod_jax.analysis.heads import Heads
 from compmod_jax.analysis.reading import NOTHING, CausalReader, reader
 from compmod_jax.analysis.report import page
 from compmod_jax.analysis.roles.importance import (
@@ -461,6 +463,24 @@ def test_the_report_on_gpt2_from_a_folder_of_its_own(tmp_path):
   values = task.evaluate(subject.params, "test", decode=False).values
   assert counts.sum() == values["tokens"]
   assert losses.sum() / counts.sum() == pytest.approx(values["loss"], rel=1e-5)
+
+
+def test_the_other_analyses_read_causal_models_too_but_not_auxiliary_tokens():
+  task = causal_task(DecoderConfig(decoder_layers=1, compete=("decoder_self",), **SIZES))
+  subject = random_subject(task)
+  read, batch = reader(task), subject.batches[0]
+  tokens = read.tokens("text", batch)
+  row = int(np.flatnonzero(batch["index"] >= 0)[0])
+  assert tokens[row, 0] == NOTHING, "the start token"
+  np.testing.assert_array_equal(tokens[row, 1:], batch["tokens"][row, 1:-1])
+  ablated = Ablate(units=("decoder/layer_0/self:1",), samples=100).measure(subject)
+  assert ablated.effects[0].loss.difference.value != 0
+  (finding,) = Heads(shuffles=1, untrained=False).measure(subject).findings
+  weights = finding.totals.mean("weight")
+  assert weights.sum() == pytest.approx(1, abs=1e-5)
+  nemot = NemotConfig(vanilla_layers=1, modulatory_layers=1, output_layers=1, **SIZES)
+  with pytest.raises(UserError, match="auxiliary tokens, which are no words"):
+    Heads().measure(random_subject(causal_task(nemot)))
 
 
 def test_auxiliary_tokens_are_separators_in_front_of_the_text(tmp_path):

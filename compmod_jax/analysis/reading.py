@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core.errors import UserError, check
+from compmod_jax.data.base import Relations
 from compmod_jax.data.tokenizers import PAD, Tokenizer
 from compmod_jax.tasks.base import Batch, Task
+from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.masked_lm import MaskedLM
 from compmod_jax.tasks.translation import Translation
 
@@ -29,6 +31,10 @@ class Reader(Protocol):
 
   def stream(self, site: str) -> str:
     """The stream that the positions of a site read."""
+    ...
+
+  def key_stream(self, site: str) -> str:
+    """The stream that the keys of a site of attention read."""
     ...
 
   def tokenizer(self, stream: str) -> Tokenizer:
@@ -51,6 +57,10 @@ class Reader(Protocol):
     """All gold annotations of an example."""
     ...
 
+  def relations(self, stream: str, split: str, number: int) -> Relations | None:
+    """Gold relations of an example's words, None where there are none."""
+    ...
+
   def texts(self, stream: str, split: str) -> Sequence[str]:
     """The raw text of all examples of a split, by number."""
     ...
@@ -71,6 +81,10 @@ class TranslationReader:
   def stream(self, site: str) -> str:
     """The encoder reads the source, everything else the target."""
     return "source" if site.startswith("encoder/") else "target"
+
+  def key_stream(self, site: str) -> str:
+    """Attention of the encoder and across reads the source."""
+    return "source" if site.startswith("encoder/") or "/cross/" in site else "target"
 
   def tokenizer(self, stream: str) -> Tokenizer:
     """The tokenizer of that side."""
@@ -102,6 +116,11 @@ class TranslationReader:
     info = self.task.dataset.pairs[split].info
     return {} if info is None else info[number]
 
+  def relations(self, stream: str, split: str, number: int) -> Relations | None:
+    """`Pairs.relations` of a pair."""
+    known = self.task.dataset.pairs[split].relations
+    return None if known is None else known(number)[stream]
+
   def texts(self, stream: str, split: str) -> Sequence[str]:
     """That side of all pairs."""
     pairs = self.task.dataset.pairs[split]
@@ -112,21 +131,56 @@ class TranslationReader:
     return batch["target"], batch["target"] != PAD
 
 
-class MaskedReader:
-  """Blocks of running text, some of whose tokens are masked; see `Reader`."""
+class _TextReader:
+  """Blocks of running text, of which no gold is known; see `Reader`."""
 
   streams: tuple[str, ...] = ("text",)
 
-  def __init__(self, task: MaskedLM):
+  def __init__(self, task: MaskedLM | CausalLM):
     self.task = task
 
   def stream(self, site: str) -> str:
     """There is one text."""
     return "text"
 
+  def key_stream(self, site: str) -> str:
+    """There is one text."""
+    return "text"
+
   def tokenizer(self, stream: str) -> Tokenizer:
     """The tokenizer."""
     return self.task.dataset.tokenizer
+
+  def tags(self, stream: str, split: str, number: int) -> None:
+    """Running text has no gold."""
+    return None
+
+  def info(self, split: str, number: int) -> Mapping[str, Any]:
+    """Running text has no annotations."""
+    return {}
+
+  def relations(self, stream: str, split: str, number: int) -> None:
+    """Running text has no gold."""
+    return None
+
+  def blocks(self, split: str) -> Sequence[np.ndarray]:
+    """The tokens of all blocks, by number."""
+    raise NotImplementedError
+
+  def texts(self, stream: str, split: str) -> Sequence[str]:
+    """The blocks, documents parted by a line break."""
+    tokenizer = self.task.dataset.tokenizer
+    texts = []
+    for block in self.blocks(split):
+      parts = np.split(block, np.flatnonzero(block == tokenizer.eos) + 1)
+      texts.append("\n".join(tokenizer.decode(part.tolist()) for part in parts if len(part)))
+    return texts
+
+
+class MaskedReader(_TextReader):
+  """Blocks of running text, some of whose tokens are masked; see `Reader`."""
+
+  task: MaskedLM
 
   def tokens(self, stream: str, batch: Batch) -> np.ndarray:
     """The text as it was before it was masked, without the start token."""
@@ -140,22 +194,9 @@ class MaskedReader:
     """Tokens that are to be predicted."""
     return np.asarray(self.targets(batch)[1])
 
-  def tags(self, stream: str, split: str, number: int) -> None:
-    """Running text has no gold."""
-    return None
-
-  def info(self, split: str, number: int) -> Mapping[str, Any]:
-    """Running text has no annotations."""
-    return {}
-
-  def texts(self, stream: str, split: str) -> Sequence[str]:
-    """The blocks, documents parted by a line break."""
-    tokenizer = self.task.dataset.tokenizer
-    texts = []
-    for block in self.task.dataset.blocks(split).columns["tokens"]:
-      parts = np.split(block, np.flatnonzero(block == tokenizer.eos) + 1)
-      texts.append("\n".join(tokenizer.decode(part.tolist()) for part in parts if len(part)))
-    return texts
+  def blocks(self, split: str) -> Sequence[np.ndarray]:
+    """The tokens of all blocks before any is masked."""
+    return self.task.dataset.blocks(split).columns["tokens"]
 
   def targets(self, batch: Batch) -> tuple[Any, Any]:
     """The tokens that were masked, replaced or kept to be predicted."""
@@ -168,6 +209,33 @@ class MaskedReader:
     return labels, jnp.zeros_like(tokens).at[rows, places].add(real.astype(tokens.dtype)) > 0
 
 
+class CausalReader(_TextReader):
+  """Blocks of running text, whose tokens are predicted from those before them; see `Reader`."""
+
+  task: CausalLM
+
+  def tokens(self, stream: str, batch: Batch) -> np.ndarray:
+    """What every position reads; the last token of a block is predicted only."""
+    ids = np.asarray(batch["tokens"])[:, :-1]
+    start = np.arange(ids.shape[1]) < 1
+    pad = ids == self.task.dataset.tokenizer.pad
+    away = pad | start[None] | (np.asarray(batch["index"]) < 0)[:, None]
+    return np.where(away, NOTHING, ids)
+
+  def hidden(self, stream: str, batch: Batch) -> np.ndarray:
+    """Nowhere."""
+    return np.zeros(np.shape(self.tokens(stream, batch)), bool)
+
+  def blocks(self, split: str) -> Sequence[np.ndarray]:
+    """The tokens of all windows of evaluation."""
+    dataset = self.task.dataset
+    return dataset.blocks(split, dataset.stride).columns["tokens"]
+
+  def targets(self, batch: Batch) -> tuple[Any, Any]:
+    """Every token after the first, those that a window before had left out."""
+    return jnp.asarray(batch["tokens"])[:, 1:], jnp.asarray(batch["counted"])
+
+
 def reader(task: Task) -> Reader:
   """How to read this task's data.
 
@@ -178,6 +246,8 @@ def reader(task: Task) -> Reader:
     return TranslationReader(task)
   if isinstance(task, MaskedLM):
     return MaskedReader(task)
+  if isinstance(task, CausalLM):
+    return CausalReader(task)
   raise UserError(
     f"The task is a {type(task).__name__}, whose tokens no analysis can read yet; add a reader for"
     " it to compmod_jax/analysis/reading.py."

@@ -120,8 +120,8 @@ class Subject:
     return _numbers(self.batches)
 
   @functools.cached_property
-  def modules(self) -> list[Module]:
-    """All modules with units side by side, routed or not, in the order of the model."""
+  def shapes(self) -> dict[str, tuple[int, ...]]:
+    """The shapes of all activations on the smallest batch, by the names of their sites."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def trace(params: Params, batch: Mapping[str, jax.Array]) -> None:
@@ -130,7 +130,12 @@ class Subject:
       shapes.update({name: value.shape for name, value in intermediates.captured.items()})
 
     jax.eval_shape(trace, self.params, self.task.dataset.example())
-    return modules_of(shapes)
+    return shapes
+
+  @functools.cached_property
+  def modules(self) -> list[Module]:
+    """All modules with units side by side, routed or not, in the order of the model."""
+    return modules_of(self.shapes)
 
   def place(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
     """A batch on the devices."""

@@ -2,6 +2,7 @@
 
     python -m train.analyse heads --workdir runs/nmt_cah --split test --words but if we can
     python -m train.analyse ablate --workdir runs/nmt_cah --split test --replace mean
+    python -m train.analyse roles --workdir runs/nmt_cah --split test
     python -m train.analyse attention --workdir runs/nmt_cah --text "Der Hund schläft."
     python -m train.analyse traces --workdir runs/lm --text "The dog that the cats see sleeps ."
     python -m train.analyse gates --workdir runs/nemot_qa --text "Anna is here. | Where is Anna?"
@@ -24,6 +25,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import tyro
 
 from compmod_jax.analysis import ablation, attention, gates, heads, modules, recoding
+from compmod_jax.analysis import ablation, attention, gates, heads, recoding, roles
 from compmod_jax.analysis.report.page import Page
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.commands import cli
@@ -57,6 +59,7 @@ ANALYSES = {
   "gates": Analysis(gates.Gates, gates.make_page),
   "attention": Analysis(attention.Attention, attention.make_page),
   "modules": Analysis(modules.Modules, modules.make_page),
+  "roles": Analysis(roles.Roles, roles.make_page),
 }
 
 _START = "python -m train.analyse"

@@ -17,6 +17,10 @@ Batch = Mapping[str, Any]
 only fill up a batch."""
 
 
+Relations = Sequence[tuple[str, int, int]]
+"""Gold syntax of a text: (relation, dependent, head), with the numbers of words between blanks."""
+
+
 class DataError(UserError):
   """The content of a data file is wrong: it is damaged, empty, misaligned or not text."""
 
@@ -32,6 +36,8 @@ class Pairs:
       `grammar:train[17]`.
     info: gold annotations of every pair, or None where the source has none.
     metric: what translations of these pairs are scored with.
+    relations: the number of a pair -> `source` and `target`, which of their words depend on which;
+      None where the source does not know.
 
   Raises:
     UserError: the sides, or the annotations, differ in number.
@@ -42,6 +48,7 @@ class Pairs:
   where: Callable[[int], str]
   info: Sequence[Mapping[str, Any]] | None = None
   metric: Metric = "bleu"
+  relations: Callable[[int], Mapping[str, Relations]] | None = None
 
   def __post_init__(self) -> None:
     check(
@@ -61,12 +68,14 @@ class Pairs:
   def select(self, numbers: Sequence[int]) -> "Pairs":
     """The pairs with these numbers, in this order; `where` still tells their original places."""
     numbers = [int(number) for number in numbers]
+    known = self.relations
     return Pairs(
       source=[self.source[number] for number in numbers],
       target=[self.target[number] for number in numbers],
       where=lambda i: self.where(numbers[i]),
       info=None if self.info is None else [self.info[number] for number in numbers],
       metric=self.metric,
+      relations=None if known is None else lambda i: known(numbers[i]),
     )
 
 

@@ -328,3 +328,51 @@ def test_deeper_training_leaves_the_splits_apart():
   data = GrammarData(depth=1, words=16, train=500, shifted=40)
   assert {info["depth"] for info in data.load("train").info} == {0, 1}
   assert {info["depth"] for info in data.load("depth").info} == {2}
+
+
+def test_relations_are_the_same_in_both_languages_and_join_words_of_the_right_kinds(loaded):
+  seen = Counter()
+  for split in ("test", "depth", "attractor"):
+    pairs = loaded[split]
+    for number in range(0, len(pairs), 2):
+      sides = pairs.relations(number)
+      counts = [Counter(name for name, _, _ in sides[side]) for side in ("source", "target")]
+      assert counts[0] == counts[1], (pairs.source[number], sides)
+      for side, texts in (("source", pairs.source), ("target", pairs.target)):
+        tags = pairs.info[number][f"pos_{side}"]
+        assert len(tags) == len(texts[number].split())
+        for name, dependent, head in sides[side]:
+          kinds = tags[dependent], tags[head]
+          if name in ("subject", "object"):
+            assert kinds[0] in ("noun", "name", "pron")
+            assert kinds[1] in ("verb", "adj")
+          elif name == "adjective":
+            assert kinds == ("adj", "noun")
+            assert set(tags[dependent:head]) == {"adj"}
+          elif name == "adverb":
+            assert kinds in (("adv", "verb"), ("adv", "adj"))
+          else:
+            assert name == "relative clause"
+            assert kinds in (("verb", "noun"), ("adj", "noun"))
+            assert tags[head + 1] == "pron"
+      seen += counts[0]
+  assert set(seen) == {"subject", "object", "adjective", "adverb", "relative clause"}
+
+
+def test_the_main_subject_has_the_annotated_number_where_its_english_verb_shows_it(loaded):
+  """The annotation of the number was made without the relations."""
+  pairs, checked = loaded["attractor"], 0
+  for number, info in enumerate(pairs.info):
+    words = pairs.target[number].split()
+    subjects = [d for name, d, _ in pairs.relations(number)["target"] if name == "subject"]
+    determiner = words[min(subjects) - 1].lower()
+    if determiner in ("this", "every", "a", "an", "these", "many", "some"):
+      checked += 1
+      assert (info["number"] == "pl") == (determiner in ("these", "many", "some"))
+  assert checked > 20
+
+
+def test_pairs_that_are_selected_keep_their_relations(loaded):
+  pairs = loaded["test"]
+  chosen = pairs.select([7, 3])
+  assert chosen.relations(1) == pairs.relations(3)

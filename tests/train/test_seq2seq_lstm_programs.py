@@ -9,6 +9,7 @@ import pytest
 import tiny_model
 
 import compmod_jax
+from compmod_jax.analysis.roles.measure import KINDS
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.commands import analyse
 from compmod_jax.commands.options import ModelArgs, open_model
@@ -112,6 +113,19 @@ def test_what_it_does_not_have_is_not_analysed(model, name, words):
   options = analyse.ANALYSES[name].options(**given)
   with pytest.raises(UserError, match=words):
     options.measure(Subject(model.task, model.params, "test"))
+
+
+def test_where_its_attention_looks_is_measured_though_it_has_no_heads_to_weigh(model):
+  subject = Subject(model.task, model.params, "test", sentences=4)
+  settings = analyse.ANALYSES["roles"].options(untrained=False)
+  found = settings.measure(subject)
+  (look,) = found.halves[0].looks.values()
+  assert look.module.name == "decoder/cross"
+  assert sum(look.weight(kind)[0] for kind in KINDS) == pytest.approx(1, abs=1e-5)
+  assert 0 <= look.entropy[0] <= look.most_entropy
+  assert (found.importance, found.spectra) == ([], {})
+  made = analyse.ANALYSES["roles"].make_page(settings, subject, found)
+  assert made.data["modules"]["decoder/cross"]["heads"] == 1
 
 
 @pytest.mark.parametrize("variant", ["", "recoding", "tatoeba", "debug"])

@@ -55,6 +55,12 @@ class Heads:
       bool(subject.modules),
       "The model has neither heads nor experts: none of its sites ends in heads or experts.",
     )
+    config = subject.task.model.config
+    errors.check(
+      not any(config.auxiliary_at(module.outputs) for module in subject.modules),
+      "The model has auxiliary tokens, which are no words and have no category; this analysis does"
+      " not read them. Use train.analyse roles, which does.",
+    )
     labels = {
       stream: labels_of(
         subject,

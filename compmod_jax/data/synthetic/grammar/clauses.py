@@ -29,11 +29,46 @@ _CANNOT = (("cannot", "aux"),)
 _FRAMES = [*["transitive"] * 3, "intransitive", "motion", "dative", "ditransitive", "copula"]
 _Sides = tuple[Tokens, Tokens]
 _NOTHING: _Sides = ((), ())
+_NOMINAL, _VERBAL = ("noun", "name", "pron"), ("verb", "adj")
+
+
+class Related(tuple[str, str]):
+  """A token that also knows its clause and what it is there: verb, subject, object or adverb.
+
+  Where the clause has a full verb, that is its `verb`; else the predicate adjective is.
+  """
+
+  clause: "Clause"
+  role: str
+
+
+def _related(tokens: Tokens, clause: "Clause", role: str, tags: tuple[str, ...]) -> Tokens:
+  """The tokens; where words are marked, the first that has one of these tags has this role."""
+  if not clause.marked:
+    return tokens
+  for at, token in enumerate(tokens):
+    if token[1] in tags:
+      word = Related(token)
+      word.clause, word.role = clause, role
+      return (*tokens[:at], word, *tokens[at + 1 :])
+  return tokens
+
+
+def as_object(sides: _Sides, clause: "Clause") -> _Sides:
+  """A noun phrase in both languages as an object of the clause."""
+  german, english = sides
+  return (
+    _related(german, clause, "object", _NOMINAL),
+    _related(english, clause, "object", _NOMINAL),
+  )
 
 
 @dataclasses.dataclass(slots=True)
 class Clause:
-  """The parts of a clause before they are put in order; `verb` or the predicate `adjective`."""
+  """The parts of a clause before they are put in order; `verb` or the predicate `adjective`.
+
+  `relative`: it is a relative clause. `marked`: its words are `Related`.
+  """
 
   subject: Phrase
   tense: str
@@ -46,6 +81,8 @@ class Clause:
   place: _Sides = _NOTHING
   time: _Sides = _NOTHING
   closed: bool = False
+  relative: bool = False
+  marked: bool = False
 
   def group(self, person: int | None = None) -> inflect.Group:
     """The verb forms, for the subject's person or another one."""
@@ -55,12 +92,19 @@ class Clause:
     return inflect.verb_group(VERBS[self.verb], self.tense, person)
 
 
+def _adverb(clause: Clause, side: int) -> Tokens:
+  """The adverb, German or English."""
+  if clause.adverb is None:
+    return ()
+  return _related((clause.adverb[side],), clause, "adverb", ("adv",))
+
+
 def _middle(clause: Clause) -> Tokens:
   """The German words between the subject and the verb at the end."""
   return (
     *clause.pronoun,
     *clause.time[0],
-    *(clause.adverb[:1] if clause.adverb else ()),
+    *_adverb(clause, 0),
     *clause.objects[0],
     *(_NOT[:1] if clause.negated else ()),
     *clause.place[0],
@@ -70,22 +114,24 @@ def _middle(clause: Clause) -> Tokens:
 def german_main(clause: Clause, front: Tokens | None = None, person: int | None = None) -> Tokens:
   """Verb second; behind a `front` the verb precedes the subject, an empty one makes a question."""
   group = clause.group(person)
-  subject = clause.subject.german
-  start = (*subject, group.finite) if front is None else (*front, group.finite, *subject)
-  return (*start, *_middle(clause), *group.main_end)
+  subject = _related(clause.subject.german, clause, "subject", _NOMINAL)
+  verbs = (group.finite, *group.main_end)
+  finite, *end = _related(verbs, clause, "verb", _VERBAL)
+  start = (*subject, finite) if front is None else (*front, finite, *subject)
+  return (*start, *_middle(clause), *end)
 
 
 def german_final(clause: Clause, person: int | None = None) -> Tokens:
   """Subject first, all verbs last."""
-  end = clause.group(person).final_end
-  return (*clause.subject.german, *_middle(clause), *end)
+  end = _related(clause.group(person).final_end, clause, "verb", _VERBAL)
+  return (*_related(clause.subject.german, clause, "subject", _NOMINAL), *_middle(clause), *end)
 
 
 def _english_rest(clause: Clause, verbs: Tokens) -> Tokens:
   return (
     *(_NOT[1:] if clause.negated else ()),
-    *(clause.adverb[1:] if clause.adverb else ()),
-    *verbs,
+    *_adverb(clause, 1),
+    *_related(verbs, clause, "verb", _VERBAL),
     *clause.objects[1],
     *clause.place[1],
     *clause.time[1],
@@ -97,21 +143,28 @@ def english_statement(clause: Clause, person: int | None = None) -> Tokens:
   group = clause.group(person)
   auxiliary, verbs = group.split if clause.negated else group.plain
   rest = _english_rest(clause, verbs)
+  subject = _related(clause.subject.english, clause, "subject", _NOMINAL)
   if auxiliary is None:
-    return (*clause.subject.english, *rest)
+    return (*subject, *rest)
   if clause.negated and auxiliary[0] == "can":
-    return (*clause.subject.english, *_CANNOT, *rest[1:])
-  return (*clause.subject.english, auxiliary, *rest)
+    return (*subject, *_CANNOT, *rest[1:])
+  return (*subject, auxiliary, *rest)
 
 
 def english_question(clause: Clause) -> Tokens:
   """The auxiliary before the subject."""
   auxiliary, verbs = clause.group().split
-  return (auxiliary, *clause.subject.english, *_english_rest(clause, verbs))
+  subject = _related(clause.subject.english, clause, "subject", _NOMINAL)
+  return (auxiliary, *subject, *_english_rest(clause, verbs))
 
 
 class Composer(PhraseComposer):
-  """Draws clauses: a verb, a tense, a subject that fits, and what else the verb takes."""
+  """Draws clauses: a verb, a tense, a subject that fits, and what else the verb takes.
+
+  With `marks` their words know what they are there; nothing is drawn otherwise for it.
+  """
+
+  marks = False
 
   def time(self, tense: str) -> _Sides:
     """A time that goes with a tense; none goes with the perfect."""
@@ -141,7 +194,10 @@ class Composer(PhraseComposer):
       verb = self.pick(verbs or FRAMES[frame])
       self.verbs.add(verb)
       clause = Clause(
-        subject or self.subject(VERBS[verb].subjects), self.pick(TENSES[self.era]), verb
+        subject or self.subject(VERBS[verb].subjects),
+        self.pick(TENSES[self.era]),
+        verb,
+        marked=self.marks,
       )
     self.complete(clause, 0, gap=gap)
     if time and not clause.closed and "perfect" not in clause.tense and self.random() < 0.15:
@@ -152,7 +208,7 @@ class Composer(PhraseComposer):
     """A clause that says what the subject is like, still without negation or adverb."""
     adjective = self.pick(ADJECTIVES_OF[kind])
     self.adjectives.add(adjective)
-    return Clause(subject, self.era, None, adjective)
+    return Clause(subject, self.era, None, adjective, marked=self.marks)
 
   def complete(self, clause: Clause, depth: int, *, gap: bool = False) -> None:
     """Draws negation or adverb, objects and place; with a `gap` the object is elsewhere."""
@@ -189,20 +245,22 @@ class Composer(PhraseComposer):
       case = "dat" if frame == "dative" else "acc"
       phrase = self.object(case, kinds, number, depth, determiners=determiners, pronoun=pronoun)
       clause.closed = phrase.closed
-      clause.objects = phrase.german, phrase.english
+      clause.objects = german, english = as_object((phrase.german, phrase.english), clause)
       if phrase.pronoun:
-        clause.pronoun, clause.objects = phrase.german, ((), phrase.english)
+        clause.pronoun, clause.objects = german, ((), english)
       return
     thing = self.noun_phrase(
       "acc", kinds, depth, after="preposition", determiners=determiners, verb=number
     )
     person = self.object("dat", "p", number, depth, determiners="definite", pronoun=pronoun)
     clause.closed = person.closed
-    english = (*thing.english, ("to", "prep"), *person.english)
+    given = as_object((thing.german, thing.english), clause)
+    german, to = as_object((person.german, person.english), clause)
+    english = (*given[1], ("to", "prep"), *to)
     if person.pronoun:
-      clause.pronoun, clause.objects = person.german, (thing.german, english)
+      clause.pronoun, clause.objects = german, (given[0], english)
     else:
-      clause.objects = (*person.german, *thing.german), english
+      clause.objects = (*german, *given[0]), english
 
   def relative(self, noun: int, plural: bool, depth: int) -> _Sides:
     """A relative clause: mostly on the subject, else on the object."""
@@ -220,7 +278,8 @@ class Composer(PhraseComposer):
     else:
       verb = self.pick(DOES[self.pick(RELATIVE_FRAMES), kind])
       self.verbs.add(verb)
-      clause = Clause(subject, self.pick(TENSES[self.era]), verb)
+      clause = Clause(subject, self.pick(TENSES[self.era]), verb, marked=self.marks)
+    clause.relative = True
     self.complete(clause, depth)
     return (COMMA, *german_final(clause), COMMA), english_statement(clause)
 
@@ -249,7 +308,9 @@ class Composer(PhraseComposer):
     elif subject is None:
       number = None if shown else not plural
       subject = self.noun_phrase("nom", VERBS[verb].subjects, depth, number=number)
-    clause = Clause(subject, self.pick(TENSES[self.era]), verb)
+    tense = self.pick(TENSES[self.era])
+    clause = Clause(subject, tense, verb, relative=True, marked=self.marks)
     self.complete(clause, depth, gap=True)
-    german = (COMMA, inflect.RELATIVE[gender, case], *german_final(clause), COMMA)
-    return german, (("whom" if kind == "p" else "which", "pron"), *english_statement(clause))
+    word = ("whom" if kind == "p" else "which", "pron")
+    front, whom = as_object(((inflect.RELATIVE[gender, case],), (word,)), clause)
+    return (COMMA, *front, *german_final(clause), COMMA), (*whom, *english_statement(clause))

@@ -7,6 +7,8 @@ from compmod_jax.data.synthetic.grammar.clauses import (
   COMMA,
   Clause,
   Composer,
+  Related,
+  as_object,
   english_question,
   english_statement,
   german_final,
@@ -72,6 +74,38 @@ def render(sentence: Tokens) -> tuple[str, tuple[str, ...]]:
   return text[0].upper() + text[1:], tuple(tags)
 
 
+def relations(sentence: Tokens) -> tuple[tuple[str, int, int], ...]:
+  """Which word depends on which, of a sentence whose composer marks words.
+
+  Triples (relation, dependent, head), with numbers of words from 0.
+
+  Relations: `subject`, `object` and `adverb` of a verb (or predicate adjective), `adjective` of the
+  noun behind it, and `relative clause`, from its verb to the noun that it is about. Of phrases
+  joined by `and` the first is the head; a verb that shares another one's subject has none.
+  """
+  words = [token for token in sentence if token[1] != "punct"]
+  found: list[tuple[str, int, int]] = []
+  clauses: dict[int, list[tuple[int, Related]]] = {}
+  noun = -1
+  for number in reversed(range(len(words))):
+    token, tag = words[number], words[number][1]
+    if isinstance(token, Related):
+      clauses.setdefault(id(token.clause), []).append((number, token))
+    if tag != "adj" or isinstance(token, Related):  # or a predicate
+      noun = number if tag == "noun" else -1
+    elif noun >= 0:
+      found.append(("adjective", number, noun))
+  for members in clauses.values():
+    verb = next((number for number, token in members if token.role == "verb"), None)
+    if verb is None:
+      continue
+    found += [(token.role, number, verb) for number, token in members if number != verb]
+    first, token = members[-1]
+    if token.clause.relative:  # whose pronoun comes first, directly behind the noun
+      found.append(("relative clause", verb, first - 1))
+  return tuple(sorted(found, key=lambda one: one[1:]))
+
+
 def _statement(composer: Composer) -> tuple[Tokens, Tokens, Clause]:
   """A main clause; some put a time or a place first, in both languages."""
   clause = composer.clause()
@@ -105,8 +139,9 @@ def _cleft(composer: Composer) -> Sentence:
     masculine=not dative,
     verb=clause.verb,
   )
-  german = (*german_main(clause, phrase.german), _STOP)
-  english = (*_IT_IS, *phrase.english, *_DASS[1], *english_statement(clause), _STOP)
+  front, it = as_object((phrase.german, phrase.english), clause)
+  german = (*german_main(clause, front), _STOP)
+  english = (*_IT_IS, *it, *_DASS[1], *english_statement(clause), _STOP)
   return Sentence("cleft", german, english, clause, clause.subject.between)
 
 
@@ -121,6 +156,7 @@ def _shared(composer: Composer) -> Sentence:
   first.negated = False
   composer.verbs.add(verb)
   second = Clause(first.subject._replace(german=(), english=()), first.tense, verb)
+  second.marked = first.marked
   composer.complete(second, 0)
   second.negated = False
   german = (*german_main(first), _UND[0], *german_main(second, ()))
@@ -144,8 +180,9 @@ def _wh(composer: Composer) -> Sentence:
     clause = composer.clause(_DONE_TO_PERSONS, gap=True)
     assert clause.verb is not None
     word = "wem" if VERBS[clause.verb].frame == "dative" else "wen"
-    german = german_main(clause, ((word, "pron"),))
-    english = (("whom", "pron"), *english_question(clause))
+    front, whom = as_object((((word, "pron"),), (("whom", "pron"),)), clause)
+    german = german_main(clause, front)
+    english = (*whom, *english_question(clause))
   else:
     clause = composer.clause(time=False)
     word, translation = composer.pick(_ASKED[:2] if clause.place[0] else _ASKED)
@@ -272,7 +309,7 @@ def attracted(composer: Composer, attractors: int) -> Sentence:
     verb = composer.pick(FRAMES[frame])
     composer.verbs.add(verb)
     subject = composer.noun_phrase("nom", VERBS[verb].subjects, tail=behind)
-    clause = Clause(subject, _AGREEING[composer.era], verb)
+    clause = Clause(subject, _AGREEING[composer.era], verb, marked=composer.marks)
   composer.complete(clause, 0)
   # A verb-final clause behind it keeps the two languages' words from standing in one order.
   conjunction, other = _subordinate(composer)

@@ -8,7 +8,7 @@ import zlib
 from typing import Any, Literal
 
 from compmod_jax.core.errors import check, check_choice
-from compmod_jax.data.base import Pairs
+from compmod_jax.data.base import Pairs, Relations
 from compmod_jax.data.synthetic.grammar.clauses import Composer
 from compmod_jax.data.synthetic.grammar.lexicon import ADJECTIVES, NOUNS
 from compmod_jax.data.synthetic.grammar.sentences import (
@@ -17,6 +17,7 @@ from compmod_jax.data.synthetic.grammar.sentences import (
   long,
   nested,
   ordinary,
+  relations,
   render,
 )
 from compmod_jax.data.synthetic.grammar.verbs import VERBS
@@ -92,7 +93,7 @@ class GrammarData:
   adj, adv, det, num, pron, prep, conj, neg, part); `number`, sg or pl, of the main clause's
   subject; `depth`, the relative clauses in each other; `attractors`; `kind` of sentence. In
   `attractor` also `ungrammatical`, the English sentence with its verb in the wrong number, and
-  `ungrammatical_german`.
+  `ungrammatical_german`. `Pairs.relations`: see `sentences.relations`.
   """
 
   seed: int = 0
@@ -163,6 +164,7 @@ class GrammarData:
       where=lambda i: f"grammar:{split}[{i}]",
       info=[row[2] for row in rows],
       metric="bleu",
+      relations=draw.relations,
     )
 
   def pair(self, split: str, index: int) -> tuple[str, str, dict[str, Any]]:
@@ -188,7 +190,8 @@ class _Draw:
     self.random = random.Random()
     self.composer = Composer(self.random.random, config.depth + (split == "depth"))
 
-  def __call__(self, index: int) -> tuple[str, str, dict[str, Any]]:
+  def _draw(self, index: int) -> tuple[Sentence, tuple[Any, ...]]:
+    """A sentence, and what `render` makes of its German and its English."""
     name = f"{self.config.seed} {self.split} {index}"
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     self.random.seed(int.from_bytes(digest, "big"))
@@ -200,11 +203,23 @@ class _Draw:
       english, english_tags = render(sentence.english)
       sizes = len(german_tags), len(english_tags)
       if self._long_enough(*sizes) and self._belongs(german):
-        break
+        return sentence, (german, german_tags, english, english_tags)
+
+  def __call__(self, index: int) -> tuple[str, str, dict[str, Any]]:
+    sentence, (german, german_tags, english, english_tags) = self._draw(index)
     info = self._info(sentence)
     if self.config.direction == "de-en":
       return german, english, {"pos_source": german_tags, "pos_target": english_tags, **info}
     return english, german, {"pos_source": english_tags, "pos_target": german_tags, **info}
+
+  def relations(self, index: int) -> dict[str, Relations]:
+    """The relations of one sentence, which is drawn again with its words marked."""
+    self.composer.marks = True
+    sentence = self._draw(index)[0]
+    self.composer.marks = False
+    sides = relations(sentence.german), relations(sentence.english)
+    source, target = sides if self.config.direction == "de-en" else sides[::-1]
+    return {"source": source, "target": target}
 
   def _propose(self, index: int) -> Sentence:
     self.composer.clear()

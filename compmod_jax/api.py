@@ -112,7 +112,8 @@ def model_of(
     CausalLM: CausalModel,
     Answering: AnsweringModel,
   }
-  return kinds[type(task)](task, params, meta or {}, folder)
+  kind = task.opened_as or kinds[type(task)]
+  return kind(task, params, meta or {}, folder)
 
 
 @dataclasses.dataclass(frozen=True)

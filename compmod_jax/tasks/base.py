@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import (
   TYPE_CHECKING,
   Any,
+  ClassVar,
   Generic,
   NamedTuple,
   Protocol,
@@ -366,6 +367,9 @@ class Task(Generic[D, N, G]):
     evaluators: scores of a split, computed in this order.
     generator: uses the model.
   """
+
+  opened_as: ClassVar[Any] = None
+  """The `TrainedModel` that `compmod_jax.load` gives for it; None where `api.model_of` knows."""
 
   dataset: D
   model: N

@@ -9,12 +9,24 @@ from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
+from compmod_jax.tasks.meta_transfer import CausalDirectionConfig, MetaTransferConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.tasks.translation import TranslationConfig
 
 TaskConfig = (
-  TranslationConfig | MaskedLMConfig | LanguageModelConfig | CausalLMConfig | AnsweringConfig
+  TranslationConfig
+  | MaskedLMConfig
+  | LanguageModelConfig
+  | CausalLMConfig
+  | AnsweringConfig
+  | MetaTransferConfig
 )
 ModelConfig = (
-  TransformerConfig | EncoderConfig | LstmConfig | NemotConfig | DecoderConfig | Seq2SeqLstmConfig
+  TransformerConfig
+  | EncoderConfig
+  | LstmConfig
+  | NemotConfig
+  | DecoderConfig
+  | Seq2SeqLstmConfig
+  | CausalDirectionConfig
 )

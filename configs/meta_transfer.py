@@ -43,13 +43,15 @@ def get_config(variant: str) -> Experiment:
     )
     function = "linear" if variant == "rotation_linear" else "cubic"
     data = RotatedPairs(function, direction)
-    task, steps = MetaTransferConfig(data, steps=40, samples=10), 400
+    task = MetaTransferConfig(data, steps=40, samples=10, evaluation_episodes=200)
+    steps = 400
   else:
     many = variant.startswith("values100")
     data = DiscretePairs(100, direction, 1_000_000) if many else DiscretePairs(10, direction)
     rate = 1.0 if many else 0.3
     model = CausalDirectionConfig(cause_rate=rate, effect_rate=rate)
-    task, steps = MetaTransferConfig(data, steps=50 if many else 20), 300
+    task = MetaTransferConfig(data, steps=50 if many else 20, evaluation_episodes=1000)
+    steps = 300
   return Experiment(
     name="finding the cause by the speed of adaptation",
     task=task,

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import tyro
 
-from compmod_jax.analysis import ablation, attention, gates, heads, recoding
+from compmod_jax.analysis import ablation, attention, gates, heads, meta_transfer, recoding
 from compmod_jax.analysis.report.page import Page
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.commands import cli
@@ -56,6 +56,7 @@ ANALYSES = {
   "probe": Analysis(recoding.ProbeNumber, recoding.probes.make_page),
   "gates": Analysis(gates.Gates, gates.make_page),
   "attention": Analysis(attention.Attention, attention.make_page),
+  "direction": Analysis(meta_transfer.Direction, meta_transfer.make_page),
 }
 
 _START = "python -m train.analyse"

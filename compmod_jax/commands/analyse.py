@@ -24,8 +24,16 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import tyro
 
-from compmod_jax.analysis import ablation, attention, gates, heads, modules, recoding
-from compmod_jax.analysis import ablation, attention, gates, heads, recoding, roles
+from compmod_jax.analysis import (
+  ablation,
+  attention,
+  gates,
+  heads,
+  meta_transfer,
+  modules,
+  recoding,
+  roles,
+)
 from compmod_jax.analysis.report.page import Page
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.commands import cli
@@ -60,6 +68,7 @@ ANALYSES = {
   "attention": Analysis(attention.Attention, attention.make_page),
   "modules": Analysis(modules.Modules, modules.make_page),
   "roles": Analysis(roles.Roles, roles.make_page),
+  "direction": Analysis(meta_transfer.Direction, meta_transfer.make_page),
 }
 
 _START = "python -m train.analyse"

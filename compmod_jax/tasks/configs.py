@@ -12,6 +12,7 @@ from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.few_shot import FewShotConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
+from compmod_jax.tasks.meta_transfer import CausalDirectionConfig, MetaTransferConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.tasks.sequence import SequenceConfig
 from compmod_jax.tasks.translation import TranslationConfig
@@ -24,6 +25,7 @@ TaskConfig = (
   | AnsweringConfig
   | FewShotConfig
   | SequenceConfig
+  | MetaTransferConfig
 )
 ModelConfig = (
   TransformerConfig
@@ -34,4 +36,5 @@ ModelConfig = (
   | Seq2SeqLstmConfig
   | ConvNetConfig
   | RecurrentConfig
+  | CausalDirectionConfig
 )

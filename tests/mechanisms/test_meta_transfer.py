@@ -1,0 +1,240 @@
+"""The meta-transfer objective: closed forms, finite differences in double precision, symmetry."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from compmod_jax.mechanisms.meta_transfer import (
+  Adaptation,
+  Tables,
+  basis,
+  fit_gaussians,
+  fit_tables,
+  gaussian_log_probability,
+  online_log_likelihood,
+  regret,
+  regret_slope,
+  rotate,
+  table_log_probability,
+)
+
+DRAW = np.random.default_rng(5)
+GAMMAS = np.array([-7.0, -0.4, 0.0, 0.0, 2.5, 30.0])
+FORTH = np.array([-3.0, -2.0, -1.5, -4.0, -0.2, -1.0])
+BACK = np.array([-2.0, -2.5, -1.5, -1.0, -3.0, -9.0])
+CENTRES = 6
+
+
+@pytest.fixture(autouse=True)
+def double():
+  with jax.enable_x64(True):
+    yield
+
+
+def arrays(*values):
+  """In the precision that is on."""
+  return tuple(map(jnp.asarray, values))
+
+
+def difference(function, at, step=1e-5):
+  return (function(at + step) - function(at - step)) / (2 * step)
+
+
+def test_the_regret_is_the_negative_log_of_the_mixture():
+  belief = 1 / (1 + np.exp(-GAMMAS))
+  wanted = -np.log(belief * np.exp(FORTH) + (1 - belief) * np.exp(BACK))
+  np.testing.assert_allclose(regret(*arrays(GAMMAS, FORTH, BACK)), wanted, rtol=1e-13)
+
+
+def test_the_slope_of_the_regret_is_that_of_its_derivative_and_of_differences():
+  slope = np.asarray(regret_slope(*arrays(GAMMAS, FORTH, BACK)))
+  derivative = jax.vmap(jax.grad(regret))(*arrays(GAMMAS, FORTH, BACK))
+  np.testing.assert_allclose(derivative, slope, atol=1e-15)
+  measured = difference(lambda g: np.asarray(regret(*arrays(g, FORTH, BACK))), GAMMAS)
+  np.testing.assert_allclose(measured, slope, atol=1e-9)
+
+  def belief(x):
+    return 1 / (1 + np.exp(-x))
+
+  np.testing.assert_allclose(slope, belief(GAMMAS) - belief(GAMMAS + FORTH - BACK), atol=1e-15)
+
+
+def test_the_curvature_of_the_regret_is_right_where_both_directions_are_equally_likely():
+  """There, a derivative taken through the absolute value would be 0."""
+  at = jnp.zeros(())
+  found = jax.grad(jax.grad(regret))(at, jnp.asarray(-4.0), jnp.asarray(-1.0))
+  back = 1 / (1 + np.exp(3.0))  # sigmoid(-3)
+  np.testing.assert_allclose(found, 0.25 - back * (1 - back), rtol=1e-12)
+  third = jax.grad(jax.grad(jax.grad(lambda g: regret(g, jnp.zeros(()), jnp.zeros(())))))
+  assert float(third(at)) == 0.0
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4])
+def test_hopeless_likelihoods_leave_the_regret_and_its_slope_finite(size):
+  value, slope = jax.value_and_grad(regret)(*map(jnp.float32, (0.3, -size, -3 * size)))
+  np.testing.assert_allclose(value, size - np.log(1 / (1 + np.exp(-0.3))), rtol=1e-6)
+  np.testing.assert_allclose(slope, 1 / (1 + np.exp(-0.3)) - 1, rtol=1e-6)
+
+
+def test_equal_likelihoods_do_not_move_the_belief():
+  assert np.all(np.asarray(regret_slope(*arrays(GAMMAS, FORTH, FORTH))) == 0)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_exchanging_the_directions_changes_the_sign_of_the_slope_and_no_bit_more(kind):
+  gamma, forth, back = (DRAW.normal(size=500, scale=9).astype(kind) for _ in range(3))
+  for function, sign in ((regret, 1), (regret_slope, -1), (jax.vmap(jax.grad(regret)), -1)):
+    one, other = function(*arrays(gamma, forth, back)), function(*arrays(-gamma, back, forth))
+    np.testing.assert_array_equal(np.asarray(one), sign * np.asarray(other))
+
+
+def test_fitted_tables_are_the_frequencies_and_no_slope_is_left():
+  counts = jnp.asarray(DRAW.integers(1, 20, size=(3, 4)), jnp.float64)
+  tables = fit_tables(counts)
+  joint = jax.nn.softmax(tables.cause)[:, None] * jax.nn.softmax(tables.effect, axis=-1)
+  np.testing.assert_allclose(joint, counts / counts.sum(), rtol=1e-12)
+  other = fit_tables(counts.T)
+  np.testing.assert_allclose(
+    jax.nn.softmax(other.cause)[:, None] * jax.nn.softmax(other.effect, axis=-1),
+    np.asarray(joint).T,
+    rtol=1e-12,
+  )
+  causes, effects = arrays(*(place.ravel() for place in np.indices(counts.shape)))
+
+  def likelihood(tables):
+    return jnp.sum(counts.ravel() * table_log_probability(tables, (causes, effects)))
+
+  for slope in jax.grad(likelihood)(tables):
+    np.testing.assert_allclose(slope, 0, atol=1e-12)
+
+
+def test_a_changed_cause_leaves_the_mechanism_of_the_right_direction_alone_and_no_other():
+  """Bengio et al. 2020, proposition 1: the expected gradient of P(B | A) is 0."""
+  first, changed = DRAW.dirichlet(np.ones(3)), DRAW.dirichlet(np.ones(3))
+  mechanism = DRAW.dirichlet(np.ones(4), size=3)
+  causes, effects = arrays(*(place.ravel() for place in np.indices(mechanism.shape)))
+  now = jnp.asarray((changed[:, None] * mechanism).ravel())
+
+  def slope(tables, pair):
+    return jax.grad(lambda t: jnp.sum(now * table_log_probability(t, pair)))(tables)
+
+  before = jnp.asarray(first[:, None] * mechanism)
+  right = slope(fit_tables(before), (causes, effects))
+  wrong = slope(fit_tables(before.T), (effects, causes))
+  np.testing.assert_allclose(right.effect, 0, atol=1e-15)
+  assert np.abs(right.cause).max() > 0.01
+  assert np.abs(wrong.cause).max() > 0.01
+  assert np.abs(wrong.effect).max() > 0.01
+
+
+def softmax(x):
+  return np.exp(x) / np.exp(x).sum()
+
+
+def test_online_likelihoods_are_those_of_a_loop_by_hand():
+  cause, effect, rates = DRAW.normal(size=3), DRAW.normal(size=(3, 2)), (0.7, 0.2)
+  samples = np.array([[0, 2], [1, 1], [2, 2], [0, 1]]), np.array([[1, 0], [1, 0], [0, 0], [1, 1]])
+  found = online_log_likelihood(
+    table_log_probability, Tables(jnp.asarray(cause), jnp.asarray(effect)),
+    tuple(map(jnp.asarray, samples)), Tables(*map(jnp.asarray, rates)),
+  )  # fmt: skip
+  wanted = []
+  for a, b in zip(*samples, strict=True):
+    first, second = softmax(cause), np.array([softmax(row) for row in effect])
+    wanted.append([np.log(first[i] * second[i, j]) for i, j in zip(a, b, strict=True)])
+    up, across = np.zeros_like(cause), np.zeros_like(effect)
+    for i, j in zip(a, b, strict=True):
+      up += (np.arange(3) == i) - first
+      across[i] += (np.arange(2) == j) - second[i]
+    cause, effect = cause + rates[0] * up / 2, effect + rates[1] * across / 2
+  np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_without_a_rate_nothing_adapts():
+  tables = Tables(jnp.asarray([0.2, -0.1]), jnp.asarray([[0.3, 0.0], [0.0, 1.0]]))
+  samples = jnp.asarray([[0], [0], [1]]), jnp.asarray([[1], [1], [0]])
+  found = np.asarray(online_log_likelihood(table_log_probability, tables, samples, 0.0))
+  assert found[0] == found[1] != found[2]
+
+
+def curved(draw, size):
+  cause = draw.normal(size=size)
+  return jnp.asarray(cause), jnp.asarray(np.sin(cause) + 0.3 * draw.normal(size=size))
+
+
+def test_fitted_gaussians_have_the_moments_and_least_squares_of_their_samples():
+  cause, effect = curved(DRAW, 400)
+  fit = fit_gaussians(cause, effect, CENTRES, ridge=0.0)
+  np.testing.assert_allclose([fit.mean, fit.scale], [np.mean(cause), np.std(cause)], rtol=1e-12)
+  features = np.asarray(basis((cause - fit.mean) / fit.scale, CENTRES))
+  weights = np.linalg.lstsq(features, np.asarray(effect), rcond=None)[0]
+  np.testing.assert_allclose(fit.weights, weights, rtol=1e-7)
+  np.testing.assert_allclose(fit.noise, np.std(effect - features @ weights), rtol=1e-9)
+
+
+def test_the_density_of_a_pair_is_the_product_of_two_normal_ones_that_have_moved():
+  cause, effect = curved(DRAW, 200)
+  fit = fit_gaussians(cause, effect, CENTRES)
+  change = Adaptation(*map(jnp.asarray, (0.3, -0.2, DRAW.normal(size=CENTRES), 0.4)))
+  found = gaussian_log_probability(fit, change, (cause[:5], effect[:5]))
+  middle, deviation, noise = (float(x) for x in (fit.mean, fit.scale, fit.noise))
+  first = stats.norm(middle + 0.3 * deviation, deviation * np.exp(-0.2)).logpdf(cause[:5])
+  features = np.asarray(basis((cause[:5] - middle) / deviation, CENTRES))
+  # The deviation of the noise scales what is left over, moved weights included.
+  mean = features @ np.asarray(fit.weights + noise * change.weights)
+  second = stats.norm(mean, noise * np.exp(0.4)).logpdf(effect[:5])
+  np.testing.assert_allclose(found, first + second, rtol=1e-10)
+
+
+def test_the_basis_sums_to_one_and_keeps_its_order():
+  features = np.asarray(basis(jnp.linspace(-9, 9, 50), 7))
+  np.testing.assert_allclose(features.sum(axis=-1), 1, rtol=1e-12)
+  assert np.all(np.diff(features.argmax(axis=-1)) >= 0)
+
+
+def test_turning_back_gives_the_same_points():
+  points = jnp.asarray(DRAW.normal(size=(5, 2)))
+  np.testing.assert_allclose(
+    rotate(jnp.asarray([[1.0, 0.0]]), jnp.asarray(np.pi / 2)), [[0, 1]], atol=1e-15
+  )
+  turned = rotate(rotate(points, jnp.asarray(0.7)), jnp.asarray(-0.7))
+  np.testing.assert_allclose(turned, points, rtol=1e-12)
+
+
+def whole_regret(angle, gamma, training, episodes):
+  """Through the encoder, both fits and all steps of adaptation."""
+
+  def online(i, j):
+    points, seen = rotate(training, -angle), rotate(episodes, -angle)
+    log_probability = functools.partial(
+      gaussian_log_probability, fit_gaussians(points[:, i], points[:, j], CENTRES)
+    )
+    start, rate = Adaptation.none(CENTRES), 0.1
+    samples = seen[..., i], seen[..., j]
+    return jnp.sum(online_log_likelihood(log_probability, start, samples, rate))
+
+  return regret(gamma, online(0, 1), online(1, 0))
+
+
+def test_derivatives_with_respect_to_the_angle_and_the_belief_agree_with_differences():
+  training = jnp.stack(curved(np.random.default_rng(0), 80), axis=-1)
+  episodes = jnp.stack(curved(np.random.default_rng(1), (4, 3)), axis=-1) + jnp.asarray(
+    [[[0.5, 0]]]
+  )
+  value = functools.partial(whole_regret, training=training, episodes=episodes)
+  both = jax.jit(jax.value_and_grad(value, argnums=(0, 1)))
+  curvature = jax.jit(jax.grad(jax.grad(value)))
+  angle, gamma = arrays(0.4, -0.3)
+  slope = both(angle, gamma)[1]
+  found = [*slope, curvature(angle, gamma)]
+  assert min(abs(float(x)) for x in found) > 1e-3  # or little would be compared
+  measured = [
+    difference(lambda x: both(x, gamma)[0], angle),
+    difference(lambda x: both(angle, x)[0], gamma),
+    difference(lambda x: both(x, gamma)[1][0], angle),
+  ]
+  np.testing.assert_allclose(found, measured, rtol=1e-5)

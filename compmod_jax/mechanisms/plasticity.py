@@ -1,0 +1,379 @@
+r"""Plastic recurrent cells: connections with a fixed part and a part that grows with activity.
+
+.. math::
+   o_i(t) = \tanh\Big(\sum_j (w_{ji} + \alpha_{ji}\, H_{ji}(t))\, o_j(t-1) + x_i(t)\Big)
+
+H is the Hebbian trace, which starts at zero in every sequence and is part of the state. w, alpha
+and what governs the trace are trained by gradients through all its changes. Three rules change it,
+with E an eligibility trace and M(t), the modulation, computed from the cell's own output:
+
+.. math::
+   \text{hebbian}: \quad & H' = \mathrm{clip}(H + \eta\, o_j(t-1)\, o_i(t)) \\
+   \text{simple}: \quad & H' = \mathrm{clip}(H + M(t)\, o_j(t-1)\, o_i(t)) \\
+   \text{retroactive}: \quad & H' = \mathrm{clip}(H + M(t)\, E), \quad
+     E' = (1 - \eta) E + \eta\, o_j(t-1)\, o_i(t)
+
+where clip keeps values between -1 and 1.
+
+Source: Miconi et al. 2018 and 2020 (Backpropamine); Knowles 2022, section 2.3.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeVar, get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.linear import over_rows
+from compmod_jax.core.sharding import logical
+from compmod_jax.layers.context import Context
+
+Rule = Literal["hebbian", "simple", "retroactive"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+
+class Traces(NamedTuple):
+  """What plastic connections remember, [..., inputs, outputs] each.
+
+  Attributes:
+    hebbian: H, between -1 and 1.
+    eligibility: E; of the other two rules always zero, [..., 1, 1].
+  """
+
+  hebbian: jax.Array
+  eligibility: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class PlasticityConfig:
+  """How connections change while a sequence is read."""
+
+  rule: Rule = "retroactive"
+  """What changes the Hebbian trace: activity (hebbian), activity times a modulation that the cell
+  computes (simple), or the modulation times an eligibility trace of past activity (retroactive)."""
+  rate: float = 0.1
+  """Initial eta: the trace's rate (hebbian), the eligibility trace's (retroactive); learned."""
+  per_unit: bool = True
+  """Whether the modulation, one number, is multiplied by a learned vector, one for each unit whose
+  inputs it changes."""
+  alpha: float = 0.1
+  """Initial plasticity coefficients: uniform between plus and minus this, over the root of the
+  width."""
+
+  def __post_init__(self):
+    check_numbers(self, "plasticity.")
+    errors.check_choice("plasticity.rule", self.rule, RULES)
+    for field in ("rate", "alpha"):
+      value = getattr(self, field)
+      errors.check(value > 0, f"plasticity.{field} is {value}; it must be positive.")
+
+
+def initial_traces(config: PlasticityConfig, batch: int, inputs: int, outputs: int) -> Traces:
+  """Traces of zero, as every sequence starts with."""
+  eligible = (inputs, outputs) if config.rule == "retroactive" else (1, 1)
+  return Traces(jnp.zeros((batch, inputs, outputs)), jnp.zeros((batch, *eligible)))
+
+
+def plastic_product(
+  rows: Float[Array, "*batch inputs"],
+  weights: Float[Array, "inputs outputs"],
+  alpha: Float[Array, "inputs outputs"],
+  hebbian: Float[Array, "*batch inputs outputs"],
+) -> Float[Array, "*batch outputs"]:
+  r"""What plastic connections make of their inputs x.
+
+  .. math:: y_i = \sum_j (w_{ji} + \alpha_{ji} H_{ji}) x_j
+
+  Args:
+    rows: x.
+    weights: w.
+    alpha: plasticity coefficients.
+    hebbian: H, of every sequence its own.
+  """
+  plastic = _along(alpha, hebbian) * hebbian
+  return rows @ weights + jnp.einsum("...j,...ji->...i", rows, plastic)
+
+
+def changed_traces(
+  traces: Traces,
+  before: Float[Array, "*batch inputs"],
+  after: Float[Array, "*batch outputs"],
+  *,
+  rule: Rule,
+  rate: Float[Array, ""],
+  modulation: Float[Array, "*batch #outputs"] | None = None,
+) -> Traces:
+  """The traces after a step.
+
+  Args:
+    traces: before the step.
+    before: o_j(t - 1), what the connections read.
+    after: o_i(t), what came of it.
+    rule: see the module.
+    rate: eta.
+    modulation: M(t), of every unit or of all; the hebbian rule has none.
+
+  Raises:
+    UserError: a rule with modulation is given none, or the hebbian one is.
+  """
+  errors.check(
+    (modulation is None) == (rule == "hebbian"),
+    f"rule is {rule!r}, which {'takes no' if rule == 'hebbian' else 'needs a'} modulation.",
+  )
+  product = before[..., :, None] * after[..., None, :]
+  hebbian, eligibility = traces
+  if modulation is None:
+    change = rate * product
+  elif rule == "simple":
+    change = modulation[..., None, :] * product
+  else:
+    change = modulation[..., None, :] * eligibility
+    eligibility = (1 - rate) * eligibility + rate * product
+  return Traces(jnp.clip(hebbian + change, -1, 1), eligibility)
+
+
+class Plastic(nn.Module):
+  """Plastic connections [inputs, outputs], and what governs their traces.
+
+  Parameters: `weights` w, `alpha`, `rate` eta, and with a modulation `modulator` [outputs], its
+  `modulator_bias`, and `per_unit` [outputs].
+
+  Intermediates: `hebbian`, the trace after a step, and `modulation`, M(t).
+
+  Attributes:
+    inputs: width of what they read.
+    outputs: width of what they make.
+    config: the rule.
+  """
+
+  inputs: int
+  outputs: int
+  config: PlasticityConfig = PlasticityConfig()
+
+  def setup(self):
+    """Makes the parameters."""
+    c, bound = self.config, float(self.inputs) ** -0.5
+    matrix = (self.inputs, self.outputs)
+    self.weights = self.param("weights", logical(_within(bound), "embed", "mlp"), matrix)
+    self.alpha = self.param("alpha", logical(_within(c.alpha * bound), "embed", "mlp"), matrix)
+    self.rate = self.param("rate", nn.initializers.constant(c.rate), ())
+    if c.rule != "hebbian":
+      width = (self.outputs,)
+      self.modulator = self.param("modulator", logical(_within(bound), "mlp"), width)
+      self.modulator_bias = self.param("modulator_bias", nn.initializers.zeros, ())
+      if c.per_unit:
+        self.per_unit = self.param("per_unit", logical(nn.initializers.ones, "mlp"), width)
+
+  def __call__(self, rows: Float[Array, "*batch inputs"], traces: Traces) -> jax.Array:
+    """What they make of their inputs, [*batch, outputs]; see `plastic_product`."""
+    return plastic_product(rows, self.weights, self.alpha, traces.hebbian)
+
+  def change(
+    self,
+    traces: Traces,
+    before: Float[Array, "*batch inputs"],
+    after: Float[Array, "*batch outputs"],
+    output: Float[Array, "*batch outputs"],
+    ctx: Context = Context(),
+  ) -> Traces:
+    """The traces after a step; see `changed_traces`.
+
+    Args:
+      traces: before the step.
+      before: what was read.
+      after: what came of it.
+      output: of the cell, from which the modulation is computed.
+      ctx: intermediates to read or change.
+    """
+    c, modulation = self.config, None
+    if c.rule != "hebbian":
+      modulation = jnp.tanh(output @ self.modulator[:, None] + self.modulator_bias)
+      modulation = ctx.intermediates("modulation", modulation)
+      if c.per_unit:
+        modulation = modulation * _along(self.per_unit, output)
+    new = changed_traces(traces, before, after, rule=c.rule, rate=self.rate, modulation=modulation)
+    return new._replace(hebbian=ctx.intermediates("hebbian", new.hebbian))
+
+
+class PlasticState(NamedTuple):
+  """State of a plastic recurrent network: its output [..., dim], and the traces."""
+
+  h: jax.Array
+  traces: Traces
+
+
+class PlasticLSTMState(NamedTuple):
+  """State of a plastic LSTM: hidden and cell state [..., dim], and the traces."""
+
+  h: jax.Array
+  c: jax.Array
+  traces: Traces
+
+
+S = TypeVar("S", PlasticState, PlasticLSTMState)
+
+
+class PlasticCell(nn.Module):
+  r"""A recurrent network with plastic connections as a cell, `(x, state, ctx) -> (y, state)`.
+
+  .. math:: y = h' = \tanh(W x + b + (w + \alpha \odot H)^\top h)
+
+  Parameters: `input` W, `bias` b, and those of `Plastic` under `recurrent`.
+
+  Intermediates: `output`, and those of `Plastic` under `recurrent`.
+
+  Attributes:
+    embed: width of what it reads.
+    dim: width of its output.
+    config: how the recurrent connections change.
+  """
+
+  embed: int
+  dim: int
+  config: PlasticityConfig = PlasticityConfig()
+
+  def setup(self):
+    """Makes the parameters."""
+    within = _within(float(self.dim) ** -0.5)
+    self.input = self.param("input", logical(within, "embed", "mlp"), (self.embed, self.dim))
+    self.bias = self.param("bias", logical(nn.initializers.zeros, "mlp"), (self.dim,))
+    self.recurrent = Plastic(self.dim, self.dim, self.config)
+
+  def describe(self) -> str:
+    """Widths and rule, in a few words."""
+    return f"{self.embed} -> {self.dim}, plastic ({self.config.rule})"
+
+  def initial_state(self, batch: int) -> PlasticState:
+    """Zeros."""
+    return PlasticState(
+      jnp.zeros((batch, self.dim)), initial_traces(self.config, batch, self.dim, self.dim)
+    )
+
+  def __call__(
+    self, x: Float[Array, "*batch embed"], state: PlasticState, ctx: Context = Context()
+  ) -> tuple[Float[Array, "*batch dim"], PlasticState]:
+    """One step."""
+    return self.step(self._given(x), state, ctx)
+
+  def step(
+    self, given: Float[Array, "*batch dim"], state: PlasticState, ctx: Context = Context()
+  ) -> tuple[Float[Array, "*batch dim"], PlasticState]:
+    """One step from W x + b."""
+    h = ctx.intermediates("output", jnp.tanh(given + self.recurrent(state.h, state.traces)))
+    inner = ctx.scope("recurrent")
+    return h, PlasticState(h, self.recurrent.change(state.traces, state.h, h, h, inner))
+
+  def unroll(
+    self, x: Float[Array, "batch time embed"], state: PlasticState
+  ) -> tuple[Float[Array, "batch time dim"], PlasticState]:
+    """All steps of a sequence, with one product for what is read at all of them."""
+    return _unroll(self.step, over_rows(self._given, x), state)
+
+  def _given(self, x: jax.Array) -> jax.Array:
+    """W x + b."""
+    made = x @ self.input
+    return made + _along(self.bias, made)
+
+
+class PlasticLSTMCell(nn.Module):
+  r"""Long short-term memory whose connections to the cell input are plastic.
+
+  .. math::
+     i, f, o = \sigma(W x + U h + b), \quad g = \tanh(W_g x + b_g + (w + \alpha \odot H)^\top h),
+     \quad c' = f c + i g, \quad y = h' = o \tanh c'
+
+  The trace follows h before the step and g.
+
+  Parameters: `input` W [embed, 4 * dim] with the gates in the order i, f, o, g, `bias`, `gates` U
+  [dim, 3 * dim], and those of `Plastic` under `recurrent`.
+
+  Intermediates: `cell`, `output`, and those of `Plastic` under `recurrent`.
+
+  Attributes:
+    embed: width of what it reads.
+    dim: width of hidden and cell state.
+    config: how the connections change.
+
+  Source: Miconi et al. 2020, section 4.3.
+  """
+
+  embed: int
+  dim: int
+  config: PlasticityConfig = PlasticityConfig()
+
+  def setup(self):
+    """Makes the parameters."""
+    within = _within(float(self.dim) ** -0.5)
+    self.input = self.param("input", logical(within, "embed", "mlp"), (self.embed, 4 * self.dim))
+    self.bias = self.param("bias", logical(within, "mlp"), (4 * self.dim,))
+    self.gates = self.param("gates", logical(within, "embed", "mlp"), (self.dim, 3 * self.dim))
+    self.recurrent = Plastic(self.dim, self.dim, self.config)
+
+  def describe(self) -> str:
+    """Widths and rule, in a few words."""
+    return f"{self.embed} -> {self.dim}, plastic long short-term memory ({self.config.rule})"
+
+  def initial_state(self, batch: int) -> PlasticLSTMState:
+    """Zeros."""
+    zeros = jnp.zeros((batch, self.dim))
+    return PlasticLSTMState(zeros, zeros, initial_traces(self.config, batch, self.dim, self.dim))
+
+  def __call__(
+    self, x: Float[Array, "*batch embed"], state: PlasticLSTMState, ctx: Context = Context()
+  ) -> tuple[Float[Array, "*batch dim"], PlasticLSTMState]:
+    """One step."""
+    return self.step(self._given(x), state, ctx)
+
+  def step(
+    self, given: Float[Array, "*batch gates"], state: PlasticLSTMState, ctx: Context = Context()
+  ) -> tuple[Float[Array, "*batch dim"], PlasticLSTMState]:
+    """One step from W x + b."""
+    sigmoid, linear = jnp.split(given, [3 * self.dim], axis=-1)
+    i, f, o = jnp.split(jax.nn.sigmoid(sigmoid + state.h @ self.gates), 3, axis=-1)
+    g = jnp.tanh(linear + self.recurrent(state.h, state.traces))
+    c = ctx.intermediates("cell", f * state.c + i * g)
+    h = ctx.intermediates("output", o * jnp.tanh(c))
+    inner = ctx.scope("recurrent")
+    return h, PlasticLSTMState(h, c, self.recurrent.change(state.traces, state.h, g, h, inner))
+
+  def unroll(
+    self, x: Float[Array, "batch time embed"], state: PlasticLSTMState
+  ) -> tuple[Float[Array, "batch time dim"], PlasticLSTMState]:
+    """All steps of a sequence, with one product for what is read at all of them."""
+    return _unroll(self.step, over_rows(self._given, x), state)
+
+  def _given(self, x: jax.Array) -> jax.Array:
+    """W x + b."""
+    made = x @ self.input
+    return made + _along(self.bias, made)
+
+
+def _along(leaf: jax.Array, other: jax.Array) -> jax.Array:
+  """The leaf with axes of size one in front, as many as another array has more."""
+  return jnp.expand_dims(leaf, range(other.ndim - leaf.ndim))
+
+
+def _within(bound: float) -> Callable[..., jax.Array]:
+  def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+  return init
+
+
+def _unroll(
+  step: Callable[[jax.Array, S], tuple[jax.Array, S]],
+  given: Float[Array, "batch time width"],
+  state: S,
+) -> tuple[Float[Array, "batch time dim"], S]:
+  def one(state: S, given: jax.Array) -> tuple[S, jax.Array]:
+    y, state = step(given, state)
+    return state, y
+
+  last, outputs = lax.scan(one, state, given.swapaxes(0, 1))
+  return outputs.swapaxes(0, 1), last

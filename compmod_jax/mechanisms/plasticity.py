@@ -138,13 +138,58 @@ def changed_traces(
   return Traces(jnp.clip(hebbian + change, -1, 1), eligibility)
 
 
+class Connections(NamedTuple):
+  """Plastic connections, and what governs their traces.
+
+  Attributes:
+    weights: w, [inputs, outputs].
+    alpha: plasticity coefficients, [inputs, outputs].
+    rate: eta.
+    modulator: from the cell's output to the modulation, [outputs, 1], and its bias; the hebbian
+      rule has none.
+    per_unit: what the modulation is multiplied with for each unit, [outputs].
+  """
+
+  weights: jax.Array
+  alpha: jax.Array
+  rate: jax.Array
+  modulator: tuple[jax.Array, jax.Array] | None = None
+  per_unit: jax.Array | None = None
+
+  def changed(
+    self,
+    rule: Rule,
+    traces: Traces,
+    before: Float[Array, "*batch inputs"],
+    after: Float[Array, "*batch outputs"],
+    output: Float[Array, "*batch outputs"],
+    ctx: Context = Context(),
+  ) -> Traces:
+    """The traces after a step; see `changed_traces`.
+
+    Args:
+      rule: what changes them.
+      traces: before the step.
+      before: what was read.
+      after: what came of it.
+      output: of the cell, from which the modulation is computed.
+      ctx: intermediates to read or change.
+    """
+    modulation = None
+    if self.modulator is not None:
+      weights, bias = self.modulator
+      modulation = ctx.intermediates("modulation", jnp.tanh(output @ weights + bias))
+      if self.per_unit is not None:
+        modulation = modulation * _along(self.per_unit, output)
+    new = changed_traces(traces, before, after, rule=rule, rate=self.rate, modulation=modulation)
+    return new._replace(hebbian=ctx.intermediates("hebbian", new.hebbian))
+
+
 class Plastic(nn.Module):
-  """Plastic connections [inputs, outputs], and what governs their traces.
+  """The parameters of plastic connections [inputs, outputs].
 
-  Parameters: `weights` w, `alpha`, `rate` eta, and with a modulation `modulator` [outputs], its
+  Parameters: `weights` w, `alpha`, `rate` eta, and with a modulation `modulator` [outputs, 1], its
   `modulator_bias`, and `per_unit` [outputs].
-
-  Intermediates: `hebbian`, the trace after a step, and `modulation`, M(t).
 
   Attributes:
     inputs: width of what they read.
@@ -156,49 +201,24 @@ class Plastic(nn.Module):
   outputs: int
   config: PlasticityConfig = PlasticityConfig()
 
-  def setup(self):
-    """Makes the parameters."""
+  @nn.compact
+  def __call__(self) -> Connections:
+    """The connections; they are made before a scan over steps, not in it."""
     c, bound = self.config, float(self.inputs) ** -0.5
     matrix = (self.inputs, self.outputs)
-    self.weights = self.param("weights", logical(_within(bound), "embed", "mlp"), matrix)
-    self.alpha = self.param("alpha", logical(_within(c.alpha * bound), "embed", "mlp"), matrix)
-    self.rate = self.param("rate", nn.initializers.constant(c.rate), ())
-    if c.rule != "hebbian":
-      width = (self.outputs,)
-      self.modulator = self.param("modulator", logical(_within(bound), "mlp"), width)
-      self.modulator_bias = self.param("modulator_bias", nn.initializers.zeros, ())
-      if c.per_unit:
-        self.per_unit = self.param("per_unit", logical(nn.initializers.ones, "mlp"), width)
-
-  def __call__(self, rows: Float[Array, "*batch inputs"], traces: Traces) -> jax.Array:
-    """What they make of their inputs, [*batch, outputs]; see `plastic_product`."""
-    return plastic_product(rows, self.weights, self.alpha, traces.hebbian)
-
-  def change(
-    self,
-    traces: Traces,
-    before: Float[Array, "*batch inputs"],
-    after: Float[Array, "*batch outputs"],
-    output: Float[Array, "*batch outputs"],
-    ctx: Context = Context(),
-  ) -> Traces:
-    """The traces after a step; see `changed_traces`.
-
-    Args:
-      traces: before the step.
-      before: what was read.
-      after: what came of it.
-      output: of the cell, from which the modulation is computed.
-      ctx: intermediates to read or change.
-    """
-    c, modulation = self.config, None
-    if c.rule != "hebbian":
-      modulation = jnp.tanh(output @ self.modulator[:, None] + self.modulator_bias)
-      modulation = ctx.intermediates("modulation", modulation)
-      if c.per_unit:
-        modulation = modulation * _along(self.per_unit, output)
-    new = changed_traces(traces, before, after, rule=c.rule, rate=self.rate, modulation=modulation)
-    return new._replace(hebbian=ctx.intermediates("hebbian", new.hebbian))
+    weights = self.param("weights", logical(_within(bound), "embed", "mlp"), matrix)
+    alpha = self.param("alpha", logical(_within(c.alpha * bound), "embed", "mlp"), matrix)
+    made = Connections(weights, alpha, self.param("rate", nn.initializers.constant(c.rate), ()))
+    if c.rule == "hebbian":
+      return made
+    column = logical(_within(bound), "mlp", "units")
+    modulator = self.param("modulator", column, (self.outputs, 1))
+    bias = self.param("modulator_bias", nn.initializers.zeros, ())
+    made = made._replace(modulator=(modulator, bias))
+    if not c.per_unit:
+      return made
+    ones = logical(nn.initializers.ones, "mlp")
+    return made._replace(per_unit=self.param("per_unit", ones, (self.outputs,)))
 
 
 class PlasticState(NamedTuple):
@@ -226,7 +246,8 @@ class PlasticCell(nn.Module):
 
   Parameters: `input` W, `bias` b, and those of `Plastic` under `recurrent`.
 
-  Intermediates: `output`, and those of `Plastic` under `recurrent`.
+  Intermediates: `output`, `recurrent/modulation`, M(t), and `recurrent/hebbian`, the
+  trace after the step.
 
   Attributes:
     embed: width of what it reads.
@@ -244,6 +265,7 @@ class PlasticCell(nn.Module):
     self.input = self.param("input", logical(within, "embed", "mlp"), (self.embed, self.dim))
     self.bias = self.param("bias", logical(nn.initializers.zeros, "mlp"), (self.dim,))
     self.recurrent = Plastic(self.dim, self.dim, self.config)
+    self.connections = self.recurrent()
 
   def describe(self) -> str:
     """Widths and rule, in a few words."""
@@ -262,12 +284,13 @@ class PlasticCell(nn.Module):
     return self.step(self._given(x), state, ctx)
 
   def step(
-    self, given: Float[Array, "*batch dim"], state: PlasticState, ctx: Context = Context()
+    self, given: Float[Array, "*batch width"], state: PlasticState, ctx: Context = Context()
   ) -> tuple[Float[Array, "*batch dim"], PlasticState]:
     """One step from W x + b."""
-    h = ctx.intermediates("output", jnp.tanh(given + self.recurrent(state.h, state.traces)))
-    inner = ctx.scope("recurrent")
-    return h, PlasticState(h, self.recurrent.change(state.traces, state.h, h, h, inner))
+    c, rule, inner = self.connections, self.config.rule, ctx.scope("recurrent")
+    plastic = plastic_product(state.h, c.weights, c.alpha, state.traces.hebbian)
+    h = ctx.intermediates("output", jnp.tanh(given + plastic))
+    return h, PlasticState(h, c.changed(rule, state.traces, state.h, h, h, inner))
 
   def unroll(
     self, x: Float[Array, "batch time embed"], state: PlasticState
@@ -293,7 +316,8 @@ class PlasticLSTMCell(nn.Module):
   Parameters: `input` W [embed, 4 * dim] with the gates in the order i, f, o, g, `bias`, `gates` U
   [dim, 3 * dim], and those of `Plastic` under `recurrent`.
 
-  Intermediates: `cell`, `output`, and those of `Plastic` under `recurrent`.
+  Intermediates: `cell`, `output`, `recurrent/modulation`, M(t), and `recurrent/hebbian`, the
+  trace after the step.
 
   Attributes:
     embed: width of what it reads.
@@ -314,6 +338,7 @@ class PlasticLSTMCell(nn.Module):
     self.bias = self.param("bias", logical(within, "mlp"), (4 * self.dim,))
     self.gates = self.param("gates", logical(within, "embed", "mlp"), (self.dim, 3 * self.dim))
     self.recurrent = Plastic(self.dim, self.dim, self.config)
+    self.connections = self.recurrent()
 
   def describe(self) -> str:
     """Widths and rule, in a few words."""
@@ -331,16 +356,17 @@ class PlasticLSTMCell(nn.Module):
     return self.step(self._given(x), state, ctx)
 
   def step(
-    self, given: Float[Array, "*batch gates"], state: PlasticLSTMState, ctx: Context = Context()
+    self, given: Float[Array, "*batch width"], state: PlasticLSTMState, ctx: Context = Context()
   ) -> tuple[Float[Array, "*batch dim"], PlasticLSTMState]:
     """One step from W x + b."""
     sigmoid, linear = jnp.split(given, [3 * self.dim], axis=-1)
     i, f, o = jnp.split(jax.nn.sigmoid(sigmoid + state.h @ self.gates), 3, axis=-1)
-    g = jnp.tanh(linear + self.recurrent(state.h, state.traces))
+    own, rule, inner = self.connections, self.config.rule, ctx.scope("recurrent")
+    plastic = plastic_product(state.h, own.weights, own.alpha, state.traces.hebbian)
+    g = jnp.tanh(linear + plastic)
     c = ctx.intermediates("cell", f * state.c + i * g)
     h = ctx.intermediates("output", o * jnp.tanh(c))
-    inner = ctx.scope("recurrent")
-    return h, PlasticLSTMState(h, c, self.recurrent.change(state.traces, state.h, g, h, inner))
+    return h, PlasticLSTMState(h, c, own.changed(rule, state.traces, state.h, g, h, inner))
 
   def unroll(
     self, x: Float[Array, "batch time embed"], state: PlasticLSTMState

@@ -63,7 +63,7 @@ def by_hand(kind, rule, params, per_unit=True):
         new = post
       modulation = np.full(DIM, np.nan)
       if rule != "hebbian":
-        modulation = np.tanh(new @ r["modulator"] + r["modulator_bias"])
+        modulation = np.tanh(new @ r["modulator"][:, 0] + r["modulator_bias"])
         modulation = modulation * (r["per_unit"] if per_unit else np.ones(DIM))
       for i in range(DIM):
         for j in range(DIM):
@@ -106,7 +106,8 @@ def test_the_modulation_of_all_units_may_be_one_number():
 def test_a_whole_sequence_is_its_steps(kind, rule):
   cell, params = made(kind, rule)
   state = cell.initial_state(BATCH)
-  found, last = cell.apply(params, X, state, method="unroll")
+  unroll = jax.jit(functools.partial(cell.apply, method="unroll"))
+  found, last = unroll(params, X, state)
   for t in range(TIME):
     y, state = cell.apply(params, X[:, t], state)
     np.testing.assert_allclose(y, found[:, t], atol=1e-5)

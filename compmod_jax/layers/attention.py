@@ -12,11 +12,11 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.linear import over_rows
+from compmod_jax.core.linear import group_product, over_rows
 from compmod_jax.core.sharding import logical, platform_of
 from compmod_jax.kernels.routing import scaled_projection
 from compmod_jax.layers.basic import Dropout
-from compmod_jax.layers.context import AttentionMask, Context
+from compmod_jax.layers.context import AttentionMask, Context, PositionIds
 from compmod_jax.layers.kv_cache import (
   KVCache,
   add_to_cache,
@@ -24,7 +24,7 @@ from compmod_jax.layers.kv_cache import (
   attend_cached,
   empty_cache,
 )
-from compmod_jax.layers.positions import Positions, RelativePositions, rotate
+from compmod_jax.layers.positions import ADDED, Positions, RelativePositions, rotate
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router, scale_heads
 from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
 
@@ -35,6 +35,16 @@ _INTO_HEADS = nn.initializers.variance_scaling(
 _OUT_OF_HEADS = nn.initializers.variance_scaling(
   1.0, "fan_avg", "uniform", in_axis=(0, 1), out_axis=2
 )
+
+
+def _within_slice(scale: float, width: int) -> Callable[..., jax.Array]:
+  """The same initialisations for kernels from slices of this width to others."""
+  bound = (3 * scale / width) ** 0.5
+
+  def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+  return init
 
 
 def attend(
@@ -86,12 +96,14 @@ class IntoHeads(nn.Module):
     heads: number of heads.
     head_dim: width of a head.
     dtype: compute type.
+    mechanisms: into how many slices inputs and heads are cut; the heads of one read its slice.
   """
 
   projections: int
   heads: int
   head_dim: int
   dtype: DTypeLike = jnp.float32
+  mechanisms: int = 1
 
   @nn.compact
   def __call__(
@@ -103,15 +115,24 @@ class IntoHeads(nn.Module):
     # Heads come first, so that they can be split over devices after the axes are merged.
     shape = (self.heads, self.projections, self.head_dim)
     names = ("heads", "projections", "head_dim")
-    kernel = self.param("kernel", logical(_INTO_HEADS, "embed", *names), (inputs.shape[-1], *shape))
+    embed, groups = inputs.shape[-1] // self.mechanisms, self.mechanisms
+    init = _INTO_HEADS if groups == 1 else _within_slice(0.5, embed)
+    kernel = self.param("kernel", logical(init, "embed", *names), (embed, *shape))
     bias = self.param("bias", logical(nn.initializers.zeros, *names), shape)
-    kernel = kernel.astype(self.dtype).reshape(inputs.shape[-1], -1)
+    kernel = kernel.astype(self.dtype).reshape(embed, -1)
     bias = bias.astype(self.dtype).reshape(1, -1)
     width = kernel.shape[1]
     if beside is not None:
       kernel = jnp.concatenate([kernel, beside[0]], axis=1)
       bias = jnp.concatenate([bias, beside[1][None]], axis=1)
-    outputs = over_rows(lambda rows: rows.astype(self.dtype) @ kernel + bias, inputs)
+
+    def project(rows: jax.Array) -> jax.Array:
+      if groups == 1:
+        return rows.astype(self.dtype) @ kernel + bias
+      slices = kernel.reshape(embed, groups, -1).swapaxes(0, 1)
+      return group_product(rows.astype(self.dtype), slices) + bias
+
+    outputs = over_rows(project, inputs)
     split = outputs[..., :width].reshape(*inputs.shape[:2], *shape)
     rest = () if beside is None else (outputs[..., width:],)
     return (*(split[:, :, :, i] for i in range(self.projections)), *rest)
@@ -123,10 +144,12 @@ class OutOfHeads(nn.Module):
   Attributes:
     dim: model width.
     dtype: compute type.
+    mechanisms: into how many slices heads and outputs are cut; the heads of one make its slice.
   """
 
   dim: int
   dtype: DTypeLike = jnp.float32
+  mechanisms: int = 1
 
   @nn.compact
   def __call__(
@@ -140,11 +163,18 @@ class OutOfHeads(nn.Module):
       heads: outputs of all heads.
       weights: what each is multiplied with, in the same pass; none for nothing.
     """
-    shape = (*heads.shape[2:], self.dim)
+    groups = self.mechanisms
+    shape = (*heads.shape[2:], self.dim // groups)
     names = ("heads", "head_dim", "embed")
-    kernel = self.param("kernel", logical(_OUT_OF_HEADS, *names), shape).astype(self.dtype)
+    init = _OUT_OF_HEADS if groups == 1 else _within_slice(1.0, shape[-1])
+    kernel = self.param("kernel", logical(init, *names), shape).astype(self.dtype)
     bias = self.param("bias", logical(nn.initializers.zeros, "norm"), (self.dim,))
     bias = bias.astype(self.dtype)[None]
+    if groups > 1:
+      assert weights is None, "a product of slices weighs no heads in the same pass"
+      slices = kernel.reshape(groups, -1, kernel.shape[-1])
+      flat = heads.reshape(*heads.shape[:2], -1)
+      return over_rows(lambda rows: group_product(rows, slices) + bias, flat)
     if weights is None:
       flat = kernel.reshape(-1, self.dim)
       return over_rows(lambda rows: rows @ flat + bias, heads.reshape(*heads.shape[:2], -1))
@@ -183,6 +213,8 @@ class Attention(nn.Module):
     tied_key_value: keys are values, too, in self-attention.
     positions: `rotary` and `relative` act on queries and keys of self-attention.
     gated: every head's output has a sigmoid gate.
+    mechanisms: into how many slices width and heads are cut; the heads of one read its slice and
+      add to it.
     dropout: rate on attention probabilities.
     dtype: compute type.
   """
@@ -194,12 +226,14 @@ class Attention(nn.Module):
   tied_key_value: bool = False
   positions: Positions = "learned"
   gated: bool = False
+  mechanisms: int = 1
   dropout: float = 0.0
   dtype: DTypeLike = jnp.float32
 
   def setup(self):
     """Makes the projections and the router."""
     sizes = {"heads": self.heads, "head_dim": self.dim // self.heads, "dtype": self.dtype}
+    sizes["mechanisms"] = self.mechanisms
     if self.cross:
       self.query = IntoHeads(1, **sizes)
       self.key_value = IntoHeads(2, **sizes)
@@ -212,7 +246,7 @@ class Attention(nn.Module):
       self.head_gate = HeadGate(self.heads, dtype=self.dtype)
     if self.competition is not None:
       self.router = Router(self.heads, self.competition, dtype=self.dtype)
-    self.output = OutOfHeads(self.dim, dtype=self.dtype)
+    self.output = OutOfHeads(self.dim, dtype=self.dtype, mechanisms=self.mechanisms)
 
   def initial_state(self, batch: int, keys: int) -> KVCache:
     """An empty key/value cache of self-attention: a prompt's keys, and `beams` for every step.
@@ -252,7 +286,8 @@ class Attention(nn.Module):
     config, intermediates = self.competition, ctx.intermediates
     # Whether nothing is formed between heads and output projection.
     fused = config is not None and config.routing == "fused" and config.inactive == "null"
-    fused = fused and self.heads > 1 and not intermediates.wants("heads_scaled")
+    fused = fused and self.heads > 1 and self.mechanisms == 1
+    fused = fused and not intermediates.wants("heads_scaled")
     beside = drop = None
     if config is not None and fused:
       # One product makes queries, keys, values and the router's first layer where it may. It has
@@ -275,12 +310,15 @@ class Attention(nn.Module):
     else:
       query, key, *others = self.query_key_value(inputs, beside)
       value, *hidden = (key, *others) if self.tied_key_value else others
-      position_ids, newest = ctx.position_ids, ctx.newest
-      if self.positions == "rotary" and position_ids is not None:
-        query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
-      if self.positions == "relative" and position_ids is not None:
-        query, relative = self.relative(query, position_ids)
-        bias = relative if bias is None else bias + relative
+      if self.positions not in ADDED:
+        ids = jnp.arange(query.shape[1])[None]
+        position_ids = ctx.position_ids or PositionIds(ids, ids, query.shape[1])
+        if self.positions == "rotary":
+          query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
+        else:
+          query, relative = self.relative(query, position_ids)
+          bias = relative if bias is None else bias + relative
+      newest = ctx.newest
       if state is not None:
         state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))
       if state is None or newest is None:  # whole texts, or prompts, before which nothing stands

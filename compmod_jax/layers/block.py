@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -18,18 +18,43 @@ from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, FeedForwa
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.convolution import ShortConvolution
 from compmod_jax.layers.experts import Experts, ExpertsConfig
+from compmod_jax.layers.mechanisms import (
+  Exchange,
+  GroupNorm,
+  MechanismCompetition,
+  MechanismFeedForward,
+  MechanismsConfig,
+)
 from compmod_jax.layers.positions import Positions, check_positions
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.losses import Routers
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
+from compmod_jax.mechanisms.competition.statistics import unit_kind
 from compmod_jax.mechanisms.modulation import UNGATED, Gates, attention_bias, modulate
 
 C = TypeVar("C", bound="StackConfig")
 Norm = Literal["pre", "post"]
 State = dict[str, Any]
 """What decoding keeps of a block, by sub-layer: leaves [batch, 1, ...], which beams share."""
-_EXPERTS = "/ffn/"
+
+
+class Inside(NamedTuple):
+  """What single layers of a stack are made of.
+
+  Attributes:
+    experts: competing feed-forward networks, in place of a single one.
+    mechanisms: independent mechanisms that attention and feed-forward network are cut into.
+  """
+
+  experts: ExpertsConfig | None = None
+  mechanisms: MechanismsConfig | None = None
+
+  @property
+  def routed(self) -> tuple[str, ...]:
+    """Names of the modules whose units compete."""
+    own = self.mechanisms is not None and self.mechanisms.competition
+    return (*(("ffn",) if self.experts else ()), *(("mechanisms",) if own else ()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +95,11 @@ class StackConfig:
   (encoder_2)."""
   experts: ExpertsConfig = ExpertsConfig()
   """The experts where there are any."""
+  mechanism_layers: tuple[str, ...] = ()
+  """Layers made of independent mechanisms (TIM), as in `expert_layers`; in the original all but the
+  first two and the last."""
+  mechanisms: MechanismsConfig = MechanismsConfig()
+  """The mechanisms where there are any."""
   dtype: Literal["float32", "bfloat16"] = "float32"
   """Compute type; parameters, softmax, norms, losses and router scores stay float32."""
   remat: bool = False
@@ -109,11 +139,25 @@ class StackConfig:
         "model.competition.inactive is 'value' but model.compete includes 'cross'; a query position"
         " of encoder-decoder attention has no value vector of its own. Use inactive = null there.",
       )
-    for name in self.expert_layers:
-      one_by_one = [f"{side}_{i}" for side in self.sides() for i in range(self.layers(side))]
-      errors.check_choice("model.expert_layers", name, [*self.sides(), *one_by_one])
+    layers = [f"{side}_{i}" for side in self.sides() for i in range(self.layers(side))]
+    for field in ("expert_layers", "mechanism_layers"):
+      for name in getattr(self, field):
+        errors.check_choice(f"model.{field}", name, [*self.sides(), *layers])
     if self.expert_layers:
       self.experts.width(self.ffn_dim)
+    if self.mechanism_layers:
+      self.mechanisms.check_sizes(self.dim, self.heads, self.ffn_dim)
+      both = [
+        f"{side}_{i}"
+        for side in self.sides()
+        for i in range(self.layers(side))
+        if self._in(side, i, self.expert_layers) and self._in(side, i, self.mechanism_layers)
+      ]
+      errors.check(
+        not both,
+        f"model.mechanism_layers and model.expert_layers both have {', '.join(both)}; a mechanism"
+        " has one feed-forward network. Leave them out of one.",
+      )
 
   def sides(self) -> tuple[str, ...]:
     """Names of the stacks that the model has."""
@@ -140,9 +184,15 @@ class StackConfig:
     """What `compete` may hold."""
     return tuple(dict.fromkeys(kind for side in self.sides() for kind, _ in self.attention(side)))
 
-  def experts_in(self, side: str, layer: int) -> ExpertsConfig | None:
-    """The experts of a layer, `None` where it has a single feed-forward network."""
-    return self.experts if {side, f"{side}_{layer}"} & set(self.expert_layers) else None
+  def _in(self, side: str, layer: int, names: tuple[str, ...]) -> bool:
+    return bool({side, f"{side}_{layer}"} & set(names))
+
+  def inside(self, side: str, layer: int) -> "Inside":
+    """What a layer is made of besides plain attention and a plain feed-forward network."""
+    return Inside(
+      self.experts if self._in(side, layer, self.expert_layers) else None,
+      self.mechanisms if self._in(side, layer, self.mechanism_layers) else None,
+    )
 
   def attention_modules(self) -> tuple[str, ...]:
     """Names of all attention modules, to which `/heads`, `/heads_scaled` and the like are added."""
@@ -181,19 +231,21 @@ class StackConfig:
       for i in range(self.layers(side))
       for name in (
         *(name for kind, name in self.attention(side) if kind in self.compete),
-        *(("ffn",) if self.experts_in(side, i) else ()),
+        *self.inside(side, i).routed,
       )
     )
 
   def units(self, site: str) -> int:
     """How many heads or experts compete at one of `routing_sites`."""
-    return self.experts.count if _EXPERTS in site else self.heads
+    counts = {"expert": self.experts.count, "mechanism": self.mechanisms.count}
+    return counts.get(unit_kind(site), self.heads)
 
   def routers(self) -> tuple[Routers, ...]:
     """The routers of heads and those of experts, for the losses that keep them healthy."""
     sites = self.routing_sites()
-    experts = tuple(site for site in sites if _EXPERTS in site)
-    heads = tuple(site for site in sites if _EXPERTS not in site)
+    heads, experts = (
+      tuple(site for site in sites if unit_kind(site) == kind) for kind in ("head", "expert")
+    )
     return (
       Routers("head", heads, self.competition),
       Routers("expert", experts, self.experts.competition),
@@ -216,7 +268,9 @@ class StackConfig:
 
   def plain(self: C) -> C:
     """The same model without any competition, and without gates of heads."""
-    return dataclasses.replace(self, compete=(), expert_layers=(), gated_heads=())
+    return dataclasses.replace(
+      self, compete=(), expert_layers=(), gated_heads=(), mechanism_layers=()
+    )
 
   def marks(self) -> dict[str, str]:
     """Site or module -> what a mechanism does there besides what its parameters tell."""
@@ -233,7 +287,9 @@ class StackConfig:
     kinds = " and ".join(kind.replace("_", " ") for kind in self.compete)
     heads = f"heads compete in {kinds} attention" if kinds else "plain attention"
     where = " and ".join(name.replace("_", " layer ") for name in self.expert_layers)
-    return f"{heads}, {self.experts.count} experts in the {where}" if where else heads
+    heads = f"{heads}, {self.experts.count} experts in the {where}" if where else heads
+    where = " and ".join(name.replace("_", " layer ") for name in self.mechanism_layers)
+    return f"{heads}, {self.mechanisms.count} mechanisms in the {where}" if where else heads
 
 
 class Residual(nn.Module):
@@ -244,16 +300,22 @@ class Residual(nn.Module):
     rate: dropout on the sub-layer's output.
     dtype: compute type.
     epsilon: added to the variance by the norm.
+    mechanisms: into how many slices the width is cut, each of which is normalised by itself.
   """
 
   norm: str
   rate: float
   dtype: DTypeLike = jnp.float32
   epsilon: float = 1e-5
+  mechanisms: int = 1
 
   def setup(self):
     """Makes the norm."""
-    self.scale = layer_norm(self.dtype, self.epsilon)
+    self.scale = (
+      layer_norm(self.dtype, self.epsilon)
+      if self.mechanisms == 1
+      else GroupNorm(self.mechanisms, self.epsilon, self.dtype)
+    )
     self.drop = Dropout(self.rate)
 
   def before(self, x: jax.Array) -> jax.Array:
@@ -277,7 +339,7 @@ class Block(nn.Module):
     kind: what `config.compete` calls its self-attention.
     cross: whether it attends to an encoder's output.
     tied_key_value: whether self-attention's keys are its values, too.
-    experts: its competing feed-forward networks, in place of a single one.
+    inside: experts, or mechanisms.
     convolution: width of the convolution before self-attention; 1 for none.
   """
 
@@ -286,14 +348,16 @@ class Block(nn.Module):
   kind: str
   cross: bool = False
   tied_key_value: bool = False
-  experts: ExpertsConfig | None = None
+  inside: Inside = Inside()
   convolution: int = 1
 
   def setup(self):
     """Makes the sub-layers and their frames."""
     c = self.config
     dtype = jnp.dtype(c.dtype)
-    sizes = {"dropout": c.attention_dropout, "dtype": dtype}
+    experts, mechanisms = self.inside
+    slices = 1 if mechanisms is None else mechanisms.count
+    sizes = {"dropout": c.attention_dropout, "dtype": dtype, "mechanisms": slices}
     competition = dict.fromkeys(c.compete, c.competition)
     self.self_attention = Attention(
       c.dim,
@@ -306,7 +370,7 @@ class Block(nn.Module):
     )
     if self.convolution > 1:
       self.mix = ShortConvolution(self.convolution, c.dim, dtype)
-    frame = self.norm, c.dropout, dtype, c.norm_epsilon
+    frame = self.norm, c.dropout, dtype, c.norm_epsilon, slices
     self.self_residual = Residual(*frame)
     if self.cross:
       self.cross_attention = Attention(
@@ -318,11 +382,17 @@ class Block(nn.Module):
         **sizes,
       )
       self.cross_residual = Residual(*frame)
-    if self.experts is None:
+    if mechanisms is not None:
+      if mechanisms.competition:
+        self.compete = MechanismCompetition(slices)
+      self.exchange = Exchange(mechanisms, dtype)
+      self.exchange_residual = Residual(*frame)
+      self.ffn = MechanismFeedForward(slices, c.ffn_dim, c.activation, c.ffn_dropout, dtype)
+    elif experts is None:
       self.ffn = FeedForward(c.dim, c.ffn_dim, c.activation, c.ffn_dropout, dtype)
     else:
-      width = self.experts.width(c.ffn_dim)
-      self.ffn = Experts(c.dim, width, self.experts, c.activation, c.ffn_dropout, dtype)
+      width = experts.width(c.ffn_dim)
+      self.ffn = Experts(c.dim, width, experts, c.activation, c.ffn_dropout, dtype)
     self.ffn_residual = Residual(*frame)
 
   def initial_state(
@@ -375,7 +445,13 @@ class Block(nn.Module):
     )
     if gates.attention is not None:
       update = modulate(update, gates.attention)
+    mechanisms, inner = self.inside.mechanisms, ctx.intermediates.scope("mechanisms")
+    if mechanisms is not None and mechanisms.competition:
+      update = self.compete(read, update, inner)
     x = self.self_residual.after(x, update, ctx.deterministic)
+    if mechanisms is not None:
+      update = self.exchange(self.exchange_residual.before(x), inner)
+      x = self.exchange_residual.after(x, update, ctx.deterministic)
     if self.cross:
       update, held["cross"] = self.cross_attention(
         self.cross_residual.before(x), held.get("cross"), memory, ctx=ctx.scope("cross")

@@ -141,8 +141,8 @@ class Context:
     same_segment: which of the positions before each, the nearest first, a convolution mixes in;
       None: all.
     newest: where decoding stands; None: whole sequences, at the start of the state if there is one.
-    position_ids: where queries and keys stand, for positions that are not added to
-      embeddings.
+    position_ids: where queries and keys stand, for positions that are not added to embeddings;
+      None: one behind the other, from 0.
     deterministic: no dropout.
     intermediates: activations to read or change.
   """

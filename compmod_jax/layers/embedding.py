@@ -118,28 +118,23 @@ class PositionTable(nn.Module):
   dtype: DTypeLike = jnp.float32
   from_sinusoids: bool = False
 
-  def setup(self):
-    """Makes the table."""
-    if self.kind == "learned":
-      init = nn.initializers.normal(stddev=_STDDEV)
-      if self.from_sinusoids:
-        init = _sinusoids_as_large
-      shape = (self.length, self.dim)
-      self.table = self.param("table", logical(init, "position", "embed"), shape)
-    elif self.kind == "sinusoidal":
-      self.table = jnp.asarray(sinusoids(self.length, self.dim))
-
+  @nn.compact
   def add(
-    self, x: Float[Array, "batch time embed"], start: Array | int = 0
+    self,
+    x: Float[Array, "batch time embed"],
+    position_ids: Int[Array, "#batch #time"] | None = None,
   ) -> Float[Array, "batch time embed"]:
-    """Embeddings and the vectors of their positions, which count from `start`."""
+    """Embeddings and the vectors of their positions, which count from 0 if they are not given."""
     if self.kind not in ADDED:
       return x
-    rows = jax.lax.dynamic_slice_in_dim(self.table, start, x.shape[1])
-    return x + rows[None].astype(self.dtype)
-
-  def add_at(
-    self, x: Float[Array, "batch time embed"], position_ids: Int[Array, "#batch #time"]
-  ) -> Float[Array, "batch time embed"]:
-    """Embeddings and the vectors of single positions."""
-    return x + self.table[position_ids].astype(self.dtype) if self.kind in ADDED else x
+    if self.kind == "sinusoidal":
+      table = jnp.asarray(sinusoids(self.length, self.dim))
+    else:
+      init = nn.initializers.normal(stddev=_STDDEV)
+      init = logical(_sinusoids_as_large if self.from_sinusoids else init, "position", "embed")
+      table = self.param("table", init, (self.length, self.dim))
+    if position_ids is None:
+      rows = jax.lax.slice_in_dim(table, 0, x.shape[1])[None]
+    else:
+      rows = table[position_ids]
+    return x + rows.astype(self.dtype)

@@ -59,7 +59,7 @@ class Stack(nn.Module):
         self.norm,
         kind,
         tied_key_value=self.tied_key_value,
-        experts=c.experts_in(self.side, i),
+        inside=c.inside(self.side, i),
         convolution=c.convolution,
       )
       for i in range(c.layers(self.side))

@@ -172,7 +172,7 @@ class DecoderLM(nn.Module):
     """Logits after one more token of every beam, and the cache that includes it."""
     state = advanced(cache, tokens)
     place = state["lengths"] + state["position"]
-    x = self.positions.add_at(self.embedding(tokens), place)
+    x = self.positions.add(self.embedding(tokens), place)
     real = state["prompt"][:, 0, 0]
     run = TextPass(real, state=state, newest=True, intermediates=intermediates)
     return self._logits(run, x), {**state, "position": state["position"] + 1}

@@ -14,9 +14,9 @@ from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, layer_norm
 from compmod_jax.layers.block import Block, Norm, StackConfig, run_block
-from compmod_jax.layers.context import AttentionMask, Context, PositionIds
+from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.layers.embedding import Embedding, PositionTable
-from compmod_jax.layers.positions import ADDED, Positions
+from compmod_jax.layers.positions import Positions
 from compmod_jax.models.base import ModelConfig
 
 _STDDEV = 0.02  # of fresh embeddings (Devlin et al. 2019)
@@ -113,7 +113,7 @@ class Encoder(nn.Module):
     )
     self.embedding_norm = layer_norm(dtype, c.norm_epsilon)
     self.encoder = [
-      Block(c, c.norm, "encoder_self", experts=c.experts_in("encoder", i))
+      Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
       for i in range(c.encoder_layers)
     ]
     if c.norm == "pre":
@@ -156,10 +156,8 @@ class Encoder(nn.Module):
       f"A sequence has {length} tokens, but the model has positions for {c.max_length}; shorten it"
       " or raise model.max_length.",
     )
-    ids = jnp.arange(length)[None]
     ctx = Context(
       mask=AttentionMask(valid=tokens != self.pad),
-      position_ids=None if c.positions in ADDED else PositionIds(ids, ids, length),
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )

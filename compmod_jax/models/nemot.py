@@ -433,7 +433,7 @@ class Nemot(nn.Module):
     """Logits after one more token of every beam, and the cache that includes it."""
     state = advanced(cache, tokens)
     place = state["lengths"] + state["position"]
-    x, tags = self.positions.add_at(self.embedding(tokens), place), None
+    x, tags = self.positions.add(self.embedding(tokens), place), None
     if self.config.highlighting != "off":
       tags = jnp.where(state["position"] == 0, state["first_tag"], -1)
       tags = jnp.broadcast_to(tags, tokens.shape)

@@ -76,10 +76,10 @@ def embed(
 
   Source: Knowles 2022, equation 3.1.
   """
-  x = embedding(text.tokens)
-  if text.segments is None:
-    return positions.add(x)
-  return positions.add_at(x, positions_of(text.segments, text.tokens.shape[1]))
+  position_ids = None
+  if text.segments is not None:
+    position_ids = positions_of(text.segments, text.tokens.shape[1])
+  return positions.add(embedding(text.tokens), position_ids)
 
 
 def positions_of(segments: Int[Array, "batch time"] | None, time: int) -> Int[Array, "#batch time"]:

@@ -16,7 +16,7 @@ from compmod_jax.layers.block import Block, Norm, StackConfig, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
 from compmod_jax.layers.embedding import PositionTable, Shared, encoder_decoder_embeddings
 from compmod_jax.layers.kv_cache import ancestor_mask
-from compmod_jax.layers.positions import ADDED, Positions
+from compmod_jax.layers.positions import Positions
 from compmod_jax.models.base import ModelConfig
 
 AttentionKind = Literal["encoder_self", "decoder_self", "cross"]
@@ -106,11 +106,11 @@ class Transformer(nn.Module):
     self.encoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
     self.decoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
     self.encoder = [
-      Block(c, c.norm, "encoder_self", experts=c.experts_in("encoder", i))
+      Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
       for i in range(c.encoder_layers)
     ]
     self.decoder = [
-      Block(c, c.norm, "decoder_self", cross=True, experts=c.experts_in("decoder", i))
+      Block(c, c.norm, "decoder_self", cross=True, inside=c.inside("decoder", i))
       for i in range(c.decoder_layers)
     ]
     if c.norm == "pre":
@@ -134,9 +134,14 @@ class Transformer(nn.Module):
       intermediates: sites to read or change.
     """
     memory = self.encode(source, deterministic=deterministic, intermediates=intermediates)
-    return self.decode(
-      memory, source, target, deterministic=deterministic, intermediates=intermediates
+    ctx = Context(
+      mask=AttentionMask(causal=True),  # which hides padding, as that follows the tokens
+      memory_mask=(source != self.pad)[:, None, None, :],
+      deterministic=deterministic,
+      intermediates=intermediates,
     )
+    x = self.decoder_positions.add(self.decoder_embedding(target))
+    return self._decode(self.drop(x, deterministic=deterministic), None, memory, ctx)[0]
 
   def encode(
     self,
@@ -148,7 +153,6 @@ class Transformer(nn.Module):
     """The encoder's output."""
     ctx = Context(
       mask=AttentionMask(valid=source != self.pad),
-      position_ids=self._position_ids(source.shape[1]),
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )
@@ -158,26 +162,6 @@ class Transformer(nn.Module):
       x, _ = run_block(block, x, ctx=ctx.scope(f"layer_{i}"))
     x = self.encoder_norm(x) if self.config.norm == "pre" else x
     return ctx.intermediates("output", x)
-
-  def decode(
-    self,
-    memory: Float[Array, "batch source_time embed"],
-    source: Int[Array, "batch source_time"],
-    target: Int[Array, "batch target_time"],
-    *,
-    deterministic: bool = True,
-    intermediates: Intermediates = OFF,
-  ) -> Float[Array, "batch target_time vocab"]:
-    """Logits from the encoder's output; `source` tells which of it is padding."""
-    ctx = Context(
-      mask=AttentionMask(causal=True),  # which hides padding, as that follows the tokens
-      memory_mask=(source != self.pad)[:, None, None, :],
-      position_ids=self._position_ids(target.shape[1]),
-      deterministic=deterministic,
-      intermediates=intermediates,
-    )
-    x = self.decoder_positions.add(self.decoder_embedding(target))
-    return self._decode(self.drop(x, deterministic=deterministic), None, memory, ctx)[0]
 
   def _decode(
     self,
@@ -248,23 +232,18 @@ class Transformer(nn.Module):
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
     position, routing = cache["position"], cache["routing"]
-    record = intermediates.also(routing) if routing else intermediates
+    record = intermediates.apart().also(routing) if routing else intermediates
     batch, beams = tokens.shape
     mine = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
     ancestry = jax.lax.dynamic_update_slice(cache["ancestry"], mine, (0, 0, position))
-    newest = Newest(start=position * beams, past=ancestor_mask(ancestry, position))
-    place, position_ids = jnp.reshape(position, (1, 1)), self._position_ids(ancestry.shape[2])
-    if position_ids is not None:
-      position_ids = PositionIds(
-        place, jnp.repeat(position_ids.keys, beams, axis=1), position_ids.length
-      )
+    length, place = ancestry.shape[2], jnp.reshape(position, (1, 1))
     ctx = Context(
       memory_mask=cache["memory_mask"],
-      newest=newest,
-      position_ids=position_ids,
+      newest=Newest(start=position * beams, past=ancestor_mask(ancestry, position)),
+      position_ids=PositionIds(place, jnp.repeat(jnp.arange(length), beams)[None], length),
       intermediates=record,
     )
-    x = self.decoder_positions.add_at(self.decoder_embedding(tokens), place)
+    x = self.decoder_positions.add(self.decoder_embedding(tokens), place)
     logits, layers = self._decode(x, cache["layers"], None, ctx)
     if routing:
       intermediates.merge(
@@ -291,13 +270,6 @@ class Transformer(nn.Module):
   def decoder_routing_sites(self) -> tuple[str, ...]:
     """The part of `routing_sites` that belongs to the decoder."""
     return self.config.routing_sites("decoder")
-
-  def _position_ids(self, length: int) -> PositionIds | None:
-    """Those of a sequence, where positions are not added to embeddings."""
-    if self.config.positions in ADDED:
-      return None
-    position_ids = jnp.arange(length)[None]
-    return PositionIds(position_ids, position_ids, length)
 
 
 def shift_right(target: Int[Array, "batch time"], start: int) -> Int[Array, "batch time"]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from compmod_jax.core.errors import check_choice
 from compmod_jax.tables import nemot, recoding
-from compmod_jax.tables.masked import roberta
+from compmod_jax.tables.masked import mechanisms, roberta
 from compmod_jax.tables.spec import Spec
 from compmod_jax.tables.translation import drophead, places, regimes, silent, sizes
 
@@ -16,6 +16,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "5.3": lambda scale, heads: silent(scale),
   "5.4": lambda scale, heads: regimes(scale),
   "roberta": lambda scale, heads: roberta(scale),
+  "tim": lambda scale, heads: mechanisms(scale),
   "drophead": lambda scale, heads: drophead(scale),
   "recoding": lambda scale, heads: recoding.signals(scale),
   "recoding-5.1": lambda scale, heads: recoding.step_sizes(scale),

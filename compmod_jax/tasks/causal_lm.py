@@ -211,9 +211,7 @@ class CausalModel(TaskModel[Decoder]):
       self.text(tokens),
       [(LM, len(tokens))],
       deterministic=rng is None,
-      intermediates=intermediates.editing(self.edits).knowing(
-        lambda site: self._holds(site, tokens)
-      ),
+      intermediates=intermediates.editing(self.edits, lambda site: self._holds(site, tokens)),
       rngs=None if rng is None else {"dropout": rng},
     )
     return out.logits

@@ -240,8 +240,8 @@ class MaskedModel(TaskModel[Encoder]):
       tokens,
       positions=positions,
       deterministic=rng is None,
-      intermediates=intermediates.editing(self.edits).knowing(
-        lambda site: self._holds(site, tokens, positions=positions)
+      intermediates=intermediates.editing(
+        self.edits, lambda site: self._holds(site, tokens, positions=positions)
       ),
       rngs=None if rng is None else {"dropout": rng},
     )

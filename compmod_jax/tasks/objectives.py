@@ -21,7 +21,7 @@ from compmod_jax.core.parameters import chosen
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data.episodes import EpisodeConfig, flat, split_episode
 from compmod_jax.mechanisms.competition import losses
-from compmod_jax.mechanisms.competition.statistics import routers_captured, routers_statistics
+from compmod_jax.mechanisms.competition.statistics import router_statistics
 from compmod_jax.mechanisms.modulation import gate_statistics
 from compmod_jax.models.base import ModelConfig
 from compmod_jax.tasks.base import (
@@ -99,19 +99,17 @@ class WithRouterLosses:
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
     routers = model.running_config(batch).routers()
-    outside = context.intermediates
-    intermediates = outside.also(losses.captured_sites(routers))
+    intermediates = context.intermediates.also(losses.captured_sites(routers))
     terms, carry, found = self.objective(
       model, params, carry, batch, context._replace(intermediates=intermediates)
     )
-    outside.merge(intermediates.captured, intermediates.seen)
     valid = functools.partial(model.valid_mask, batch=batch)
     return losses.terms(routers, intermediates.captured, valid) | terms, carry, found
 
 
 @dataclasses.dataclass(frozen=True)
 class WithRouterStatistics:
-  """Adds statistics of the routers to the metrics; see `routers_statistics`.
+  """Adds statistics of the routers to the metrics; see `router_statistics`.
 
   Attributes:
     objective: of the model whose routers they are.
@@ -129,15 +127,18 @@ class WithRouterStatistics:
     self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    outside = context.intermediates
-    intermediates = outside.also(routers_captured(self.sites))
+    sites = {site: f"{site.removesuffix('/weights')}/signatures" for site in self.sites}
+    intermediates = context.intermediates.also([*sites, *sites.values()])
     terms, carry, found = self.objective(
       model, params, carry, batch, context._replace(intermediates=intermediates)
     )
-    outside.merge(intermediates.captured, intermediates.seen)
-    ran = [site for site in self.sites if site in intermediates.captured]
-    valid = functools.partial(model.valid_mask, batch=batch)
-    return terms, carry, routers_statistics(ran, intermediates.captured, valid) | found
+    captured, statistics = intermediates.captured, Metrics()
+    for site, signatures in sites.items():
+      if site in captured:
+        name = site.removesuffix("/router/weights")
+        rows = model.valid_mask(site, batch)
+        statistics |= router_statistics(name, captured[site], captured[signatures], rows)
+    return terms, carry, statistics | found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,12 +161,10 @@ class WithGateStatistics:
     self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    outside = context.intermediates
-    intermediates = outside.also([self.site])
+    intermediates = context.intermediates.also([self.site])
     terms, carry, found = self.objective(
       model, params, carry, batch, context._replace(intermediates=intermediates)
     )
-    outside.merge(intermediates.captured, intermediates.seen)
     gate = jax.lax.stop_gradient(intermediates.captured[self.site])
     statistics = gate_statistics(gate, model.valid_mask(self.site, batch))
     return terms, carry, found | {f"gate/{name}": value for name, value in statistics.items()}

@@ -256,9 +256,7 @@ class QuestionModel(TaskModel[Decoder]):
       blocks_of(batch),
       **vanilla,
       deterministic=rng is None,
-      intermediates=intermediates.editing(self.edits).knowing(
-        lambda site: self.valid_mask(site, batch)
-      ),
+      intermediates=intermediates.editing(self.edits, lambda site: self.valid_mask(site, batch)),
       rngs=None if rng is None else {"dropout": rng},
     )
 

@@ -278,9 +278,7 @@ class PairModel(TaskModel[Seq2Seq]):
       batch["source"],
       shift_right(batch["target"], BOS),
       deterministic=rng is None,
-      intermediates=intermediates.editing(self.edits).knowing(
-        lambda site: self.valid_mask(site, batch)
-      ),
+      intermediates=intermediates.editing(self.edits, lambda site: self.valid_mask(site, batch)),
       rngs=None if rng is None else {"dropout": rng},
     )
 

@@ -14,6 +14,7 @@ from compmod_jax.mechanisms.competition.statistics import (
   dead_units,
   least_tokens,
   since_last_assignment,
+  unit_kind,
 )
 from compmod_jax.tasks.base import Batch
 from compmod_jax.tools.devices import PEAK_FLOPS
@@ -235,7 +236,7 @@ class Log:
       for unit in units:
         if unit not in self.dead.get(name, ()):
           site = name.removeprefix("router/").removesuffix("/dead")
-          kind = "expert" if site.endswith("/ffn") else "head"
+          kind = unit_kind(site)
           units = sum(key.startswith(f"router/{site}/weight_") for key in values)
           mean = values[f"router/{site}/weight_{unit}"]
           text = (

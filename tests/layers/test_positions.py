@@ -77,6 +77,16 @@ def test_attention_does_not_change_when_all_places_move(positions):
   assert np.abs(turned[:, ::-1] - here).max() > 1e-2
 
 
+@pytest.mark.parametrize("positions", ["rotary", "relative"])
+def test_positions_that_are_not_given_count_from_zero(positions):
+  module = Attention(HEADS * WIDTH, HEADS, positions=positions)
+  x, ids = jnp.asarray(draw(BATCH, TIME, HEADS * WIDTH)), jnp.arange(TIME)[None]
+  params = nn.unbox(module.init(jax.random.key(0), x))
+  given, _ = module.apply(params, x, ctx=Context(position_ids=PositionIds(ids, ids, TIME)))
+  found, _ = module.apply(params, x)
+  np.testing.assert_array_equal(found, given)
+
+
 @pytest.mark.parametrize(
   ("fields", "words"),
   [

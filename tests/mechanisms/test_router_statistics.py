@@ -4,16 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compmod_jax.mechanisms.competition.statistics import (
-  router_statistics,
-  routers_captured,
-  routers_statistics,
-  weights_by_position,
-)
+from compmod_jax.core.intermediates import Intermediates
+from compmod_jax.mechanisms.competition.statistics import router_statistics, weights_by_position
+from compmod_jax.tasks.base import StepContext
+from compmod_jax.tasks.objectives import WithRouterStatistics
 
-statistics = jax.jit(router_statistics, static_argnums=0)
 by_position = jax.jit(weights_by_position, static_argnums=2)
 ROWS = jnp.array([[True, True, False], [True, False, False]])
+SIGNATURES = jnp.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0], [1.0, 0.0]])
+
+
+@jax.jit
+def statistics(weights: jax.Array, rows: jax.Array) -> dict[str, tuple[jax.Array, jax.Array]]:
+  return router_statistics("x", weights, SIGNATURES, rows)
 
 
 def random_weights(seed: int = 0) -> jax.Array:
@@ -28,7 +31,7 @@ def means(found: dict) -> dict[str, np.ndarray]:
 def test_mean_weight_and_share_of_wins_are_over_real_tokens_only():
   weights = random_weights()
   real = np.asarray(weights)[np.asarray(ROWS)]
-  found = means(statistics("x", weights, ROWS))
+  found = means(statistics(weights, ROWS))
   np.testing.assert_allclose(found["router/x/weight"], real.mean(axis=0), rtol=1e-6)
   wins = np.bincount(real.argmax(axis=-1), minlength=4) / 3
   np.testing.assert_allclose(found["router/x/wins"], wins, rtol=1e-6)
@@ -40,63 +43,96 @@ def test_what_padding_holds_does_not_matter():
   weights = random_weights()
   other = jnp.where(ROWS[..., None], weights, jnp.nan)
   for one, two in zip(
-    jax.tree.leaves((statistics("x", weights, ROWS), by_position(weights, ROWS, 2))),
-    jax.tree.leaves((statistics("x", other, ROWS), by_position(other, ROWS, 2))),
+    jax.tree.leaves((statistics(weights, ROWS), by_position(weights, ROWS, 2))),
+    jax.tree.leaves((statistics(other, ROWS), by_position(other, ROWS, 2))),
     strict=True,
   ):
     np.testing.assert_array_equal(one, two)
 
 
 def test_entropy_is_log_heads_for_uniform_weights_and_zero_for_a_lone_winner():
-  uniform = means(statistics("x", jnp.full((2, 3, 4), 0.25), ROWS))
+  uniform = means(statistics(jnp.full((2, 3, 4), 0.25), ROWS))
   np.testing.assert_allclose(uniform["router/x/entropy"], np.log(4), rtol=1e-6)
-  alone = means(statistics("x", jnp.broadcast_to(jnp.eye(4)[2], (2, 3, 4)), ROWS))
+  alone = means(statistics(jnp.broadcast_to(jnp.eye(4)[2], (2, 3, 4)), ROWS))
   np.testing.assert_array_equal(alone["router/x/entropy"], 0)
   np.testing.assert_array_equal(alone["router/x/wins"], [0, 0, 1, 0])
 
 
 def test_a_tie_is_won_by_the_lower_head():
-  found = means(statistics("x", jnp.full((2, 3, 4), 0.25), ROWS))
+  found = means(statistics(jnp.full((2, 3, 4), 0.25), ROWS))
   np.testing.assert_array_equal(found["router/x/wins"], [1, 0, 0, 0])
 
 
 def test_statistics_of_two_batches_add_up_to_those_of_both():
   one, two = random_weights(0), random_weights(1)
-  both = statistics("x", jnp.concatenate([one, two]), jnp.concatenate([ROWS, ROWS]))
-  added = jax.tree.map(np.add, statistics("x", one, ROWS), statistics("x", two, ROWS))
-  for a, b in zip(jax.tree.leaves(both), jax.tree.leaves(added), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
+  both = statistics(jnp.concatenate([one, two]), jnp.concatenate([ROWS, ROWS]))
+  added = jax.tree.map(np.add, statistics(one, ROWS), statistics(two, ROWS))
+  one, two = means(both), means(added)
+  for name, (_, count) in both.items():
+    np.testing.assert_allclose(one[name], two[name], rtol=1e-6)
+    assert name.endswith("/signature_norm") or count == added[name][1]
 
 
 def test_no_gradient_passes_through_the_statistics():
-  def total(weights):
-    return sum(jnp.sum(x) for x, _ in router_statistics("x", weights, ROWS).values())
+  def total(weights, signatures):
+    found = router_statistics("x", weights, signatures, ROWS)
+    return sum(jnp.sum(x) for x, _ in found.values())
 
-  np.testing.assert_array_equal(jax.jit(jax.grad(total))(random_weights()), 0)
+  gradients = jax.jit(jax.grad(total, argnums=(0, 1)))(random_weights(), SIGNATURES)
+  for gradient in gradients:
+    np.testing.assert_array_equal(gradient, 0)
 
 
 def test_a_batch_without_tokens_counts_nothing():
-  found = statistics("x", random_weights(), jnp.zeros((2, 3), bool))
+  found = statistics(random_weights(), jnp.zeros((2, 3), bool))
+  del found["router/x/signature_norm"]
   for leaf in jax.tree.leaves(found):
     np.testing.assert_array_equal(leaf, 0)
 
 
-def test_all_routers_of_a_model_are_told_apart_with_the_norms_of_their_signatures():
-  sites = ["a/self/router/weights", "b/ffn/router/weights"]
-  captured = {site: random_weights(n) for n, site in enumerate(sites)}
-  captured["a/self/router/signatures"] = jnp.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0], [1.0, 0.0]])
-  captured["b/ffn/router/signatures"] = jnp.ones((4, 9))
-  assert routers_captured(sites) == captured.keys()
-  rows = {sites[0]: ROWS, sites[1]: ~ROWS}
-  found = jax.jit(lambda c: routers_statistics(sites, c, rows.__getitem__))(captured)
-  for n, name in enumerate(("a/self", "b/ffn")):
-    own = statistics(name, random_weights(n), rows[sites[n]])
-    for key, pair in own.items():
-      for one, two in zip(pair, found[key], strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-6)
-  norms = means(found)
-  np.testing.assert_allclose(norms["router/a/self/signature_norm"], [5, 0, 2, 1])
-  np.testing.assert_allclose(norms["router/b/ffn/signature_norm"], 3, rtol=1e-6)
+def test_norms_of_signatures_do_not_depend_on_tokens():
+  for rows in (ROWS, ~ROWS, jnp.zeros((2, 3), bool)):
+    norms, count = statistics(random_weights(), rows)["router/x/signature_norm"]
+    np.testing.assert_allclose(norms, [5, 0, 2, 1])
+    assert count == 1
+
+
+RAN = {"a/self/router/weights": ROWS, "b/ffn/router/weights": ~ROWS}
+
+
+class Routed:
+  """An objective, and its model, of which two routers of three run."""
+
+  def weights(self, config):
+    return {}
+
+  def __call__(self, model, params, carry, batch, context):
+    for site in RAN:
+      router = context.intermediates.scope(site.removesuffix("/weights"))
+      router("signatures", batch[site][1])
+      router("weights", batch[site][0])
+    return {}, carry, {"own": (jnp.float32(1), jnp.float32(1))}
+
+  def valid_mask(self, site, batch):
+    return RAN[site]
+
+
+def test_routers_are_told_apart_and_those_that_do_not_run_left_out():
+  first, second = RAN
+  batch = {first: (random_weights(0), SIGNATURES), second: (random_weights(1), jnp.ones((4, 9)))}
+  objective = WithRouterStatistics(Routed(), (first, second, "c/self/router/weights"))
+  outside = Intermediates(capture=frozenset([first]))
+  context = StepContext(jax.random.key(0), jnp.int32(0), True, intermediates=outside)
+  _, _, found = objective(Routed(), {}, (), batch, context)
+  expected = {"own": (1, 1)}
+  for name, site in (("a/self", first), ("b/ffn", second)):
+    expected |= router_statistics(name, *batch[site], RAN[site])
+  assert found.keys() == expected.keys()
+  for name, pair in expected.items():
+    for one, two in zip(found[name], pair, strict=True):
+      np.testing.assert_allclose(one, two, rtol=1e-6)
+  # Who looks in from outside still sees what it asked for.
+  np.testing.assert_array_equal(outside.captured[first], batch[first][0])
 
 
 def test_weights_by_position_are_sums_over_the_tokens_at_each_position():

@@ -16,7 +16,7 @@ from compmod_jax.core.intermediates import run
 from compmod_jax.decoding.types import permute_cache
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, routing_parameter
-from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
+from compmod_jax.models.transformer import ATTENTION_KINDS, Transformer, TransformerConfig
 
 TYPES = 19
 SMALL = CompetitionConfig(key_dim=3, hidden_dim=5)
@@ -36,7 +36,7 @@ EXPERTS = dataclasses.replace(
   expert_layers=("encoder", "decoder"),
   experts=ExpertsConfig(4, matched=True, competition=TOP_2, implementation="blocked"),
 )
-BOTH = dataclasses.replace(EXPERTS, compete=PLACES, norm="pre")
+BOTH = dataclasses.replace(EXPERTS, compete=ATTENTION_KINDS, norm="pre")
 SOURCE = np.int32([[4, 5, 6, 7, 8, 9], [10, 11, 12, 0, 0, 0]])
 TARGET = np.int32([[2, 4, 5, 6, 7], [8, 9, 10, 11, 0]])
 
@@ -98,7 +98,7 @@ def expert_params(values: Any, config: TransformerConfig) -> Any:
 def test_one_expert_and_one_head_are_the_plain_model_bit_for_bit():
   plain = dataclasses.replace(PLAIN, heads=1)
   one = dataclasses.replace(
-    plain, compete=PLACES, expert_layers=("encoder", "decoder"), experts=ExpertsConfig(1)
+    plain, compete=ATTENTION_KINDS, expert_layers=("encoder", "decoder"), experts=ExpertsConfig(1)
   )
   logits, gradients = numbers(plain)
   found, slopes = numbers(one, expert_params(params(plain), one))
@@ -157,7 +157,7 @@ def test_routing_sites_are_in_the_models_order():
     "encoder/layer_1/ffn",
     "decoder/layer_0/ffn",
   ]
-  assert names(compete=PLACES, expert_layers=("encoder_1", "decoder")) == [
+  assert names(compete=ATTENTION_KINDS, expert_layers=("encoder_1", "decoder")) == [
     "encoder/layer_0/self",
     "encoder/layer_1/self",
     "encoder/layer_1/ffn",
@@ -245,7 +245,7 @@ def test_experts_whose_router_cannot_learn_are_warned_of():
   assert "one of 4 experts" in line
   assert "experts.competition.keep" in line
   assert EXPERTS.warnings() == BOTH.warnings() == config.plain().warnings() == []
-  assert len(dataclasses.replace(config, heads=1, compete=PLACES).warnings()) == 2
+  assert len(dataclasses.replace(config, heads=1, compete=ATTENTION_KINDS).warnings()) == 2
   assert dataclasses.replace(EXPERTS, experts=ExpertsConfig(1)).warnings()
 
 

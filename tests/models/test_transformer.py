@@ -16,7 +16,7 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
 from compmod_jax.decoding.types import permute_cache
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, routing_parameter
-from compmod_jax.models.transformer import PLACES, Transformer, TransformerConfig
+from compmod_jax.models.transformer import ATTENTION_KINDS, Transformer, TransformerConfig
 
 SOURCE_TYPES, TARGET_TYPES = 23, 19
 SMALL = CompetitionConfig(key_dim=6, hidden_dim=8)
@@ -29,7 +29,7 @@ CAH = TransformerConfig(
   dropout=0.2,
   max_length=16,
   share_embeddings="none",
-  compete=PLACES,
+  compete=ATTENTION_KINDS,
   competition=SMALL,
 )
 VALUE = CompetitionConfig(key_dim=6, hidden_dim=8, rule="top_k", inactive="value")
@@ -110,11 +110,11 @@ def test_the_recipe_has_39469056_parameters():
 
 
 def test_competition_everywhere_makes_it_40708464_which_is_68856_a_module():
-  assert count(TransformerConfig(compete=PLACES)) == 40_708_464
+  assert count(TransformerConfig(compete=ATTENTION_KINDS)) == 40_708_464
   assert 40_708_464 - 39_469_056 == 18 * 68_856
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", ATTENTION_KINDS)
 def test_each_place_adds_its_own_modules_only(place):
   config = dataclasses.replace(CAH, encoder_layers=2, compete=(place,))
   added = flatten_dict(params(config)).keys() - flatten_dict(params(config.plain())).keys()

@@ -25,7 +25,7 @@ from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
-from compmod_jax.models.transformer import PLACES, TransformerConfig
+from compmod_jax.models.transformer import ATTENTION_KINDS, TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.translation import TranslationConfig
@@ -319,7 +319,7 @@ def test_an_lstm_costs_what_its_matrices_do_for_every_token_of_a_stretch():
 
 
 def test_competition_costs_its_routers():
-  plain, competing = (translation(**ONE, compete=places) for places in ((), PLACES))
+  plain, competing = (translation(**ONE, compete=places) for places in ((), ATTENTION_KINDS))
   added = cost(competing).forward - cost(plain).forward
   router = 2 * (128 * 128 + 128 * 4)  # its last layer is multiplied with the signatures beforehand
   assert added == pytest.approx(3 * router, rel=0.1)

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from compmod_jax.analysis.report import style
 from compmod_jax.core import durable
 from compmod_jax.core.errors import check, check_choice
+from compmod_jax.mechanisms.competition.statistics import unit_kind
 
 POSITIONS = 12  # further on, too few sentences are left for a mean to say much
 
@@ -200,7 +201,7 @@ def _array(site: str, values: ArrayLike, axes: int) -> np.ndarray:
 
 def _units(sites: Iterable[str]) -> str:
   """What competes at sites: "head", "expert", or either."""
-  kinds = {"expert" if site.endswith("/ffn") else "head" for site in sites} or {"head"}
+  kinds = {unit_kind(site) for site in sites} or {"head"}
   return " or ".join(sorted(kinds, reverse=True))
 
 

@@ -1,7 +1,6 @@
 """Router statistics: shares of assignments, weights by position; sums that add over batches."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +15,32 @@ CHANCE = 1e-6
 FAINT = 0.1
 
 
+def unit_kind(site: str) -> str:
+  """What competes at a site, or in a module: heads, experts, or mechanisms."""
+  kinds = {"ffn": "expert", "mechanisms": "mechanism"}
+  return next((kind for part in site.split("/") if (kind := kinds.get(part))), "head")
+
+
 def router_statistics(
-  name: str, weights: Float[Array, "batch time units"], rows: Bool[Array, "batch time"]
+  name: str,
+  weights: Float[Array, "batch time units"],
+  signatures: Float[Array, "units key"],
+  rows: Bool[Array, "batch time"],
 ) -> Sums:
   """Statistics of one router over real tokens, as sums and counts; no gradient passes.
 
   Args:
     name: what the router is called.
     weights: of every unit at every position.
+    signatures: a vector a unit.
     rows: true for real tokens.
 
   Returns:
     `router/<name>/weight`: mean weight of every unit; `.../wins`: assignment share, of tokens in
-    which each unit's weight is the largest; `.../entropy`: of a token's weights, in nats.
+    which each unit's weight is the largest; `.../entropy`: of a token's weights, in nats;
+    `.../signature_norm`: Euclidean norm of every unit's signature.
   """
-  weights = jax.lax.stop_gradient(weights)
+  weights, signatures = jax.lax.stop_gradient((weights, signatures))
   count = jnp.sum(rows).astype(jnp.float32)
   assigned = jax.nn.one_hot(jnp.argmax(weights, axis=-1), weights.shape[-1])
   entropy = jnp.sum(jax.scipy.special.entr(weights), axis=-1, keepdims=True)
@@ -38,43 +48,13 @@ def router_statistics(
     jnp.sum(jnp.where(rows[..., None], values, 0), axis=(0, 1))
     for values in (weights, assigned, entropy)
   )
+  norms = jnp.sqrt(jnp.sum(jnp.square(signatures), axis=-1))
   return {
     f"router/{name}/weight": (weight, count),
     f"router/{name}/wins": (wins, count),
     f"router/{name}/entropy": (total_entropy[0], count),
+    f"router/{name}/signature_norm": (norms, jnp.float32(1)),
   }
-
-
-def routers_captured(sites: Iterable[str]) -> frozenset[str]:
-  """The sites that `routers_statistics` reads: the routers' weights, and beside them signatures."""
-  sites = list(sites)
-  return frozenset(sites) | {f"{site.removesuffix('/weights')}/signatures" for site in sites}
-
-
-def routers_statistics(
-  sites: Iterable[str],
-  captured: Mapping[str, jax.Array],
-  rows: Callable[[str], Bool[Array, "batch time"]],
-) -> Sums:
-  """Health of all routers of a model over a batch; no gradient passes.
-
-  Args:
-    sites: of the routers' weights, `<name>/router/weights`.
-    captured: activations of `routers_captured(sites)`.
-    rows: from a site to the positions at which it holds real tokens.
-
-  Returns:
-    Those of `router_statistics`, and `router/<name>/signature_norm`: Euclidean norm of every unit's
-    signature.
-  """
-  found: Sums = {}
-  for site in sites:
-    name = site.removesuffix("/router/weights")
-    found |= router_statistics(name, captured[site], rows(site))
-    signatures = jax.lax.stop_gradient(captured[f"{name}/router/signatures"])
-    norms = jnp.sqrt(jnp.sum(jnp.square(signatures), axis=-1))
-    found[f"router/{name}/signature_norm"] = (norms, jnp.float32(1))
-  return found
 
 
 def least_tokens(units: int, chance: float = CHANCE) -> int:

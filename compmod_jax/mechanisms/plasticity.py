@@ -36,6 +36,7 @@ from compmod_jax.layers.context import Context
 
 Rule = Literal["hebbian", "simple", "retroactive"]
 RULES: tuple[Rule, ...] = get_args(Rule)
+Kind = Literal["network", "lstm"]
 
 
 class Traces(NamedTuple):
@@ -51,9 +52,13 @@ class Traces(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PlasticityConfig:
-  """How connections change while a sequence is read."""
+class PlasticConfig:
+  """A recurrent cell whose connections change while a sequence is read (Miconi et al. 2020)."""
 
+  kind: Kind = "network"
+  """A plain recurrent network, or an LSTM whose connections to the cell input are plastic."""
+  dim: int = 100
+  """Width of the state."""
   rule: Rule = "retroactive"
   """What changes the Hebbian trace: activity (hebbian), activity times a modulation that the cell
   computes (simple), or the modulation times an eligibility trace of past activity (retroactive)."""
@@ -67,17 +72,33 @@ class PlasticityConfig:
   width."""
 
   def __post_init__(self):
-    check_numbers(self, "plasticity.")
-    errors.check_choice("plasticity.rule", self.rule, RULES)
-    for field in ("rate", "alpha"):
+    check_numbers(self, "cell.")
+    errors.check_choice("cell.rule", self.rule, RULES)
+    errors.check_choice("cell.kind", self.kind, get_args(Kind))
+    for field in ("dim", "rate", "alpha"):
       value = getattr(self, field)
-      errors.check(value > 0, f"plasticity.{field} is {value}; it must be positive.")
+      errors.check(value > 0, f"cell.{field} is {value}; it must be positive.")
+
+  @property
+  def units(self) -> int:
+    """Width of the cell's output."""
+    return self.dim
+
+  def build(self, embed: int) -> "PlasticCell | PlasticLSTMCell":
+    """The cell, for inputs of this width."""
+    return (PlasticCell if self.kind == "network" else PlasticLSTMCell)(self, embed)
+
+  def describe(self) -> str:
+    """Sizes, in a few words."""
+    what = "a recurrent network" if self.kind == "network" else "an LSTM"
+    return f"{what} of {self.dim} units with plastic connections ({self.rule})"
 
 
-def initial_traces(config: PlasticityConfig, batch: int, inputs: int, outputs: int) -> Traces:
+def initial_traces(config: PlasticConfig, batch: int) -> Traces:
   """Traces of zero, as every sequence starts with."""
-  eligible = (inputs, outputs) if config.rule == "retroactive" else (1, 1)
-  return Traces(jnp.zeros((batch, inputs, outputs)), jnp.zeros((batch, *eligible)))
+  shape = (batch, config.dim, config.dim)
+  eligible = shape if config.rule == "retroactive" else (batch, 1, 1)
+  return Traces(jnp.zeros(shape), jnp.zeros(eligible))
 
 
 def plastic_product(
@@ -199,7 +220,7 @@ class Plastic(nn.Module):
 
   inputs: int
   outputs: int
-  config: PlasticityConfig = PlasticityConfig()
+  config: PlasticConfig = PlasticConfig()
 
   @nn.compact
   def __call__(self) -> Connections:
@@ -250,32 +271,29 @@ class PlasticCell(nn.Module):
   trace after the step.
 
   Attributes:
+    config: sizes and rule.
     embed: width of what it reads.
-    dim: width of its output.
-    config: how the recurrent connections change.
   """
 
+  config: PlasticConfig
   embed: int
-  dim: int
-  config: PlasticityConfig = PlasticityConfig()
 
   def setup(self):
     """Makes the parameters."""
-    within = _within(float(self.dim) ** -0.5)
-    self.input = self.param("input", logical(within, "embed", "mlp"), (self.embed, self.dim))
-    self.bias = self.param("bias", logical(nn.initializers.zeros, "mlp"), (self.dim,))
-    self.recurrent = Plastic(self.dim, self.dim, self.config)
+    dim = self.config.dim
+    within = _within(float(dim) ** -0.5)
+    self.input = self.param("input", logical(within, "embed", "mlp"), (self.embed, dim))
+    self.bias = self.param("bias", logical(nn.initializers.zeros, "mlp"), (dim,))
+    self.recurrent = Plastic(dim, dim, self.config)
     self.connections = self.recurrent()
 
   def describe(self) -> str:
     """Widths and rule, in a few words."""
-    return f"{self.embed} -> {self.dim}, plastic ({self.config.rule})"
+    return f"{self.embed} -> {self.config.units}, {self.config.describe()}"
 
   def initial_state(self, batch: int) -> PlasticState:
     """Zeros."""
-    return PlasticState(
-      jnp.zeros((batch, self.dim)), initial_traces(self.config, batch, self.dim, self.dim)
-    )
+    return PlasticState(jnp.zeros((batch, self.config.dim)), initial_traces(self.config, batch))
 
   def __call__(
     self, x: Float[Array, "*batch embed"], state: PlasticState, ctx: Context = Context()
@@ -293,7 +311,9 @@ class PlasticCell(nn.Module):
     return h, PlasticState(h, c.changed(rule, state.traces, state.h, h, h, inner))
 
   def unroll(
-    self, x: Float[Array, "batch time embed"], state: PlasticState
+    self,
+    x: Float[Array, "batch time embed"],
+    state: PlasticState,
   ) -> tuple[Float[Array, "batch time dim"], PlasticState]:
     """All steps of a sequence, with one product for what is read at all of them."""
     return _unroll(self.step, over_rows(self._given, x), state)
@@ -320,34 +340,33 @@ class PlasticLSTMCell(nn.Module):
   trace after the step.
 
   Attributes:
+    config: sizes and rule.
     embed: width of what it reads.
-    dim: width of hidden and cell state.
-    config: how the connections change.
 
   Source: Miconi et al. 2020, section 4.3.
   """
 
+  config: PlasticConfig
   embed: int
-  dim: int
-  config: PlasticityConfig = PlasticityConfig()
 
   def setup(self):
     """Makes the parameters."""
-    within = _within(float(self.dim) ** -0.5)
-    self.input = self.param("input", logical(within, "embed", "mlp"), (self.embed, 4 * self.dim))
-    self.bias = self.param("bias", logical(within, "mlp"), (4 * self.dim,))
-    self.gates = self.param("gates", logical(within, "embed", "mlp"), (self.dim, 3 * self.dim))
-    self.recurrent = Plastic(self.dim, self.dim, self.config)
+    dim = self.config.dim
+    within = _within(float(dim) ** -0.5)
+    self.input = self.param("input", logical(within, "embed", "mlp"), (self.embed, 4 * dim))
+    self.bias = self.param("bias", logical(within, "mlp"), (4 * dim,))
+    self.gates = self.param("gates", logical(within, "embed", "mlp"), (dim, 3 * dim))
+    self.recurrent = Plastic(dim, dim, self.config)
     self.connections = self.recurrent()
 
   def describe(self) -> str:
     """Widths and rule, in a few words."""
-    return f"{self.embed} -> {self.dim}, plastic long short-term memory ({self.config.rule})"
+    return f"{self.embed} -> {self.config.units}, {self.config.describe()}"
 
   def initial_state(self, batch: int) -> PlasticLSTMState:
     """Zeros."""
-    zeros = jnp.zeros((batch, self.dim))
-    return PlasticLSTMState(zeros, zeros, initial_traces(self.config, batch, self.dim, self.dim))
+    zeros = jnp.zeros((batch, self.config.dim))
+    return PlasticLSTMState(zeros, zeros, initial_traces(self.config, batch))
 
   def __call__(
     self, x: Float[Array, "*batch embed"], state: PlasticLSTMState, ctx: Context = Context()
@@ -359,7 +378,7 @@ class PlasticLSTMCell(nn.Module):
     self, given: Float[Array, "*batch width"], state: PlasticLSTMState, ctx: Context = Context()
   ) -> tuple[Float[Array, "*batch dim"], PlasticLSTMState]:
     """One step from W x + b."""
-    sigmoid, linear = jnp.split(given, [3 * self.dim], axis=-1)
+    sigmoid, linear = jnp.split(given, [3 * self.config.dim], axis=-1)
     i, f, o = jnp.split(jax.nn.sigmoid(sigmoid + state.h @ self.gates), 3, axis=-1)
     own, rule, inner = self.connections, self.config.rule, ctx.scope("recurrent")
     plastic = plastic_product(state.h, own.weights, own.alpha, state.traces.hebbian)

@@ -15,7 +15,7 @@ from compmod_jax.layers.context import Context
 from compmod_jax.mechanisms.plasticity import (
   RULES,
   PlasticCell,
-  PlasticityConfig,
+  PlasticConfig,
   PlasticLSTMCell,
   Traces,
   changed_traces,
@@ -23,13 +23,14 @@ from compmod_jax.mechanisms.plasticity import (
 
 BATCH, TIME, EMBED, DIM = 3, 6, 4, 5
 X = jax.random.normal(jax.random.key(0), (BATCH, TIME, EMBED))
-CELLS = {"network": PlasticCell, "LSTM": PlasticLSTMCell}
+CELLS = {"network": PlasticCell, "lstm": PlasticLSTMCell}
 
 
 @functools.cache
 def made(kind, rule, per_unit=True):
   """A cell, and parameters so large that traces reach the bounds of their values."""
-  cell = CELLS[kind](EMBED, DIM, PlasticityConfig(rule=rule, per_unit=per_unit))
+  cell = PlasticConfig(kind, DIM, rule, per_unit=per_unit).build(EMBED)
+  assert isinstance(cell, CELLS[kind])
   fresh = nn.unbox(cell.init(jax.random.key(0), X[:, 0], cell.initial_state(BATCH)))
   rng = np.random.default_rng(1)
   params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 1.6, jnp.shape(leaf))), fresh)
@@ -55,7 +56,7 @@ def by_hand(kind, rule, params, per_unit=True):
         for j in range(DIM):
           linear[i] += (r["weights"][j, i] + r["alpha"][j, i] * hebb[j, i]) * h[j]
       post = np.tanh(linear)
-      if kind == "LSTM":
+      if kind == "lstm":
         i_gate, f_gate, o_gate = np.split(sigmoid(given[:-DIM] + h @ p["gates"]), 3)
         c = f_gate * c + i_gate * post
         new = o_gate * np.tanh(c)
@@ -166,7 +167,7 @@ def test_modulation_and_traces_are_read_and_edited_by_name():
 
 
 def test_sequences_of_a_batch_have_traces_of_their_own():
-  cell, params = made("LSTM", "retroactive")
+  cell, params = made("lstm", "retroactive")
   whole, _ = cell.apply(params, X, cell.initial_state(BATCH), method="unroll")
   alone, _ = cell.apply(params, X[1:2], cell.initial_state(1), method="unroll")
   np.testing.assert_allclose(alone[0], whole[1], atol=1e-5)
@@ -175,13 +176,13 @@ def test_sequences_of_a_batch_have_traces_of_their_own():
 @pytest.mark.parametrize(
   ("options", "words"),
   [
-    ({"rate": 0.0}, "plasticity.rate is 0.0"),
-    ({"alpha": -1.0}, "plasticity.alpha is -1.0"),
+    ({"rate": 0.0}, "cell.rate is 0.0"),
+    ({"alpha": -1.0}, "cell.alpha is -1.0"),
   ],
 )
 def test_what_cannot_be_is_refused(options, words):
   with pytest.raises(UserError, match=words):
-    PlasticityConfig(**options)
+    PlasticConfig(**options)
 
 
 def test_a_rule_with_modulation_needs_one():

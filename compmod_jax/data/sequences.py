@@ -1,12 +1,17 @@
-r"""Sequences with answers at some of their steps: copying after a pause, and digits pixel by pixel.
+r"""Sequences with answers at some of their steps: copying, associations, digits pixel by pixel.
 
 Copying (Hochreiter and Schmidhuber 1997; Arjovsky et al. 2016, section 4.1): some symbols, many
 blanks, a cue, and as many blanks again, at which the symbols are to be named in their order.
 
+Associations (in the manner of Miconi et al. 2018 and 2020): pairs of a cue and an answer, anew in
+every sequence; then each of the cues in another order, and after it a step at which its answer is
+to be named.
+
 Digits (Le et al. 2015, section 4.3): an image row by row, pixel by pixel, and its class at the last
 one. Other sizes of the same images are longer sequences of the same shapes.
 
-Both are tested on longer sequences than they are trained on: Goyal et al. 2019, section 4.1.
+All are tested on longer sequences than they are trained on, copying and digits as by Goyal et al.
+2019, section 4.1.
 """
 
 import dataclasses
@@ -104,6 +109,86 @@ class CopyingData:
     tests = ", ".join(map(str, self.test_blanks))
     return (
       f"{self.length} of {self.symbols} symbols, copied after {self.blanks} blanks (tests: {tests})"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class AssociationData:
+  """Pairs of cues and answers, drawn from a seed; each cue is then asked for."""
+
+  cues: int = 10
+  """Different cues."""
+  answers: int = 8
+  """Different answers; two cues of a sequence may have the same."""
+  pairs: int = 4
+  """Pairs of a sequence in training."""
+  test_pairs: tuple[int, ...] = (4, 6)
+  """Pairs of each test split, which is called pairs_N."""
+  train: int = 100_000
+  """Sequences of the training split."""
+  valid: int = 500
+  """Those of the validation split, with pairs as in training."""
+  test: int = 1000
+  """Those of each test split."""
+  seed: int = 0
+  """Of what is drawn."""
+
+  def __post_init__(self):
+    for field in ("cues", "answers", "train", "valid", "test"):
+      value = getattr(self, field)
+      check(value >= 1, f"task.data.{field} is {value}; it must be at least 1.")
+    check(
+      self.cues + self.answers < 256,
+      f"task.data.cues and task.data.answers are {self.cues} and {self.answers}; together they must"
+      " be at most 255.",
+    )
+    for value in (self.pairs, *self.test_pairs):
+      check(
+        1 <= value <= self.cues,
+        f"task.data.pairs has {value}; a sequence has at least one pair, and at most one for each"
+        f" of the {self.cues} cues.",
+      )
+    check(self.seed >= 0, f"task.data.seed is {self.seed}; it must not be negative.")
+
+  @property
+  def vectors(self) -> bool:
+    """Whether inputs are real numbers and not whole ones."""
+    return False
+
+  @property
+  def vocab(self) -> int:
+    """Different inputs and targets: 0 where an answer is asked for, cues, answers."""
+    return 1 + self.cues + self.answers
+
+  def splits(self) -> tuple[str, ...]:
+    """Training, validation, and a test split for each number of pairs."""
+    return ("train", "valid", *(f"pairs_{pairs}" for pairs in self.test_pairs))
+
+  def load(self, split: str) -> Sequences:
+    """The sequences of a split."""
+    check_choice("split", split, self.splits())
+    pairs, count = self.pairs, {"train": self.train, "valid": self.valid}.get(split, self.test)
+    if split not in _SPLITS:
+      pairs = int(split.removeprefix("pairs_"))
+    draw = np.random.default_rng([self.seed, _SPLITS.get(split, _TEST + pairs)])
+    everyone = np.broadcast_to(np.arange(1, self.cues + 1), (count, self.cues))
+    cues = draw.permuted(everyone, axis=1)[:, :pairs]
+    answers = draw.integers(self.cues + 1, self.vocab, size=(count, pairs))
+    order = draw.permuted(np.broadcast_to(np.arange(pairs), (count, pairs)), axis=1)
+    inputs = np.zeros((count, 4 * pairs), np.uint8)
+    targets, counted = np.zeros_like(inputs), np.zeros(inputs.shape, bool)
+    inputs[:, : 2 * pairs : 2], inputs[:, 1 : 2 * pairs : 2] = cues, answers
+    inputs[:, 2 * pairs :: 2] = np.take_along_axis(cues, order, axis=1)
+    targets[:, 2 * pairs + 1 :: 2] = np.take_along_axis(answers, order, axis=1)
+    counted[:, 2 * pairs + 1 :: 2] = True
+    return Sequences(inputs, targets, counted)
+
+  def describe(self) -> str:
+    """The data in a few words."""
+    tests = ", ".join(map(str, self.test_pairs))
+    return (
+      f"{self.pairs} pairs of {self.cues} cues and {self.answers} answers, then asked (tests:"
+      f" {tests})"
     )
 
 

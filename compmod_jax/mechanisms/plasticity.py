@@ -19,6 +19,7 @@ Source: Miconi et al. 2018 and 2020 (Backpropamine); Knowles 2022, section 2.3.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeVar, get_args
 
@@ -177,6 +178,10 @@ class Connections(NamedTuple):
   modulator: tuple[jax.Array, jax.Array] | None = None
   per_unit: jax.Array | None = None
 
+  def product(self, rows: Float[Array, "*batch inputs"], traces: Traces) -> jax.Array:
+    """What they make of their inputs, [*batch, outputs]; see `plastic_product`."""
+    return plastic_product(rows, self.weights, self.alpha, traces.hebbian)
+
   def changed(
     self,
     rule: Rule,
@@ -285,7 +290,6 @@ class PlasticCell(nn.Module):
     self.input = self.param("input", logical(within, "embed", "mlp"), (self.embed, dim))
     self.bias = self.param("bias", logical(nn.initializers.zeros, "mlp"), (dim,))
     self.recurrent = Plastic(dim, dim, self.config)
-    self.connections = self.recurrent()
 
   def describe(self) -> str:
     """Widths and rule, in a few words."""
@@ -299,16 +303,20 @@ class PlasticCell(nn.Module):
     self, x: Float[Array, "*batch embed"], state: PlasticState, ctx: Context = Context()
   ) -> tuple[Float[Array, "*batch dim"], PlasticState]:
     """One step."""
-    return self.step(self._given(x), state, ctx)
+    return self.step(self.recurrent(), self._given(x), state, ctx)
 
   def step(
-    self, given: Float[Array, "*batch width"], state: PlasticState, ctx: Context = Context()
+    self,
+    connections: Connections,
+    given: Float[Array, "*batch width"],
+    state: PlasticState,
+    ctx: Context = Context(),
   ) -> tuple[Float[Array, "*batch dim"], PlasticState]:
     """One step from W x + b."""
-    c, rule, inner = self.connections, self.config.rule, ctx.scope("recurrent")
-    plastic = plastic_product(state.h, c.weights, c.alpha, state.traces.hebbian)
+    rule, inner = self.config.rule, ctx.scope("recurrent")
+    plastic = connections.product(state.h, state.traces)
     h = ctx.intermediates("output", jnp.tanh(given + plastic))
-    return h, PlasticState(h, c.changed(rule, state.traces, state.h, h, h, inner))
+    return h, PlasticState(h, connections.changed(rule, state.traces, state.h, h, h, inner))
 
   def unroll(
     self,
@@ -316,7 +324,8 @@ class PlasticCell(nn.Module):
     state: PlasticState,
   ) -> tuple[Float[Array, "batch time dim"], PlasticState]:
     """All steps of a sequence, with one product for what is read at all of them."""
-    return _unroll(self.step, over_rows(self._given, x), state)
+    step = functools.partial(self.step, self.recurrent())
+    return _unroll(step, over_rows(self._given, x), state)
 
   def _given(self, x: jax.Array) -> jax.Array:
     """W x + b."""
@@ -357,7 +366,6 @@ class PlasticLSTMCell(nn.Module):
     self.bias = self.param("bias", logical(within, "mlp"), (4 * dim,))
     self.gates = self.param("gates", logical(within, "embed", "mlp"), (dim, 3 * dim))
     self.recurrent = Plastic(dim, dim, self.config)
-    self.connections = self.recurrent()
 
   def describe(self) -> str:
     """Widths and rule, in a few words."""
@@ -372,26 +380,31 @@ class PlasticLSTMCell(nn.Module):
     self, x: Float[Array, "*batch embed"], state: PlasticLSTMState, ctx: Context = Context()
   ) -> tuple[Float[Array, "*batch dim"], PlasticLSTMState]:
     """One step."""
-    return self.step(self._given(x), state, ctx)
+    return self.step(self.recurrent(), self._given(x), state, ctx)
 
   def step(
-    self, given: Float[Array, "*batch width"], state: PlasticLSTMState, ctx: Context = Context()
+    self,
+    connections: Connections,
+    given: Float[Array, "*batch width"],
+    state: PlasticLSTMState,
+    ctx: Context = Context(),
   ) -> tuple[Float[Array, "*batch dim"], PlasticLSTMState]:
     """One step from W x + b."""
     sigmoid, linear = jnp.split(given, [3 * self.config.dim], axis=-1)
     i, f, o = jnp.split(jax.nn.sigmoid(sigmoid + state.h @ self.gates), 3, axis=-1)
-    own, rule, inner = self.connections, self.config.rule, ctx.scope("recurrent")
-    plastic = plastic_product(state.h, own.weights, own.alpha, state.traces.hebbian)
+    rule, inner = self.config.rule, ctx.scope("recurrent")
+    plastic = connections.product(state.h, state.traces)
     g = jnp.tanh(linear + plastic)
     c = ctx.intermediates("cell", f * state.c + i * g)
     h = ctx.intermediates("output", o * jnp.tanh(c))
-    return h, PlasticLSTMState(h, c, own.changed(rule, state.traces, state.h, g, h, inner))
+    return h, PlasticLSTMState(h, c, connections.changed(rule, state.traces, state.h, g, h, inner))
 
   def unroll(
     self, x: Float[Array, "batch time embed"], state: PlasticLSTMState
   ) -> tuple[Float[Array, "batch time dim"], PlasticLSTMState]:
     """All steps of a sequence, with one product for what is read at all of them."""
-    return _unroll(self.step, over_rows(self._given, x), state)
+    step = functools.partial(self.step, self.recurrent())
+    return _unroll(step, over_rows(self._given, x), state)
 
   def _given(self, x: jax.Array) -> jax.Array:
     """W x + b."""

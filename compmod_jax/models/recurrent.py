@@ -2,7 +2,8 @@ r"""A recurrent model around any cell: what is read, one cell, logits at every s
 
 .. math:: h_t, s_t = \mathrm{cell}(E x_t, s_{t-1}), \qquad p_t = \mathrm{softmax}(W h_t + b)
 
-The cell is a field of the configuration: an LSTM, a GRU, or recurrent independent mechanisms. What
+The cell is a field of the configuration: a plain network, an LSTM, a GRU, recurrent independent
+mechanisms, or one of them with plastic connections. What
 is read are tokens, which have vectors, or real numbers, of which an affine map makes vectors. It
 stands where a recurrent language model does (`ModelConfig.recurrent`).
 """
@@ -25,6 +26,7 @@ from compmod_jax.layers.cell import Cell
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.lstm import LSTMCell
 from compmod_jax.layers.recoding_signals import dropout_factors
+from compmod_jax.mechanisms.plasticity import PlasticCell, PlasticConfig, PlasticLSTMCell
 from compmod_jax.mechanisms.rims import RIMCell, RimConfig
 from compmod_jax.models.base import ModelConfig
 from compmod_jax.models.lstm_lm import Output
@@ -86,42 +88,61 @@ class GruCellConfig:
     """Width of the cell's output."""
     return self.dim
 
-  def build(self, embed: int) -> "GRUCell":
+  def build(self, embed: int) -> "FlaxCell":
     """The cell, for inputs of this width."""
-    return GRUCell(self.dim)
+    return FlaxCell(nn.GRUCell(self.dim))
 
   def describe(self) -> str:
     """Sizes, in a few words."""
     return f"a GRU of {self.dim} units"
 
 
-class GRUCell(nn.Module):
-  """Flax's gated recurrent unit as a cell: `(x, state, ctx) -> (y, state)`, where both are the next
-  h.
+@dataclasses.dataclass(frozen=True)
+class NetworkCellConfig:
+  """A plain recurrent network, h' = tanh(W x + U h + b), as the cell of a recurrent model."""
+
+  dim: int = 600
+  """Width of the state."""
+
+  def __post_init__(self):
+    check(self.dim >= 1, f"cell.dim is {self.dim}; it must be at least 1.")
+
+  @property
+  def units(self) -> int:
+    """Width of the cell's output."""
+    return self.dim
+
+  def build(self, embed: int) -> "FlaxCell":
+    """The cell, for inputs of this width."""
+    return FlaxCell(nn.SimpleCell(self.dim))
+
+  def describe(self) -> str:
+    """Sizes, in a few words."""
+    return f"a recurrent network of {self.dim} units"
+
+
+class FlaxCell(nn.Module):
+  """A cell of Flax with one state: `(x, state, ctx) -> (y, state)`, where both are the next h.
 
   Intermediates: `output`, the new h.
 
   Attributes:
-    dim: width of the state.
+    inner: Flax's gated recurrent unit, or its plain network.
 
-  Source: Cho et al. 2014; Chung et al. 2014.
+  Source: Elman 1990; Cho et al. 2014; Chung et al. 2014.
   """
 
-  dim: int
-
-  def setup(self):
-    """Makes the cell inside."""
-    self.gru = nn.GRUCell(self.dim)
+  inner: nn.GRUCell | nn.SimpleCell
 
   def initial_state(self, batch: int) -> jax.Array:
     """Zeros, [batch, dim]."""
-    return jnp.zeros((batch, self.dim))
+    return jnp.zeros((batch, self.inner.features))
 
   def __call__(
     self, x: jax.Array, state: jax.Array, ctx: Context = Context()
   ) -> tuple[jax.Array, jax.Array]:
     """One step; see `Cell`."""
-    _, h = self.gru(state, x)
+    _, h = self.inner(state, x)
     h = ctx.intermediates("output", h)
     return h, h
 
@@ -134,7 +155,7 @@ class RecurrentConfig(ModelConfig):
   steps_through_time = True
   reads_vectors = True
 
-  cell: RimConfig | LstmCellConfig | GruCellConfig = RimConfig()
+  cell: RimConfig | PlasticConfig | LstmCellConfig | GruCellConfig | NetworkCellConfig = RimConfig()
   """The cell."""
   embedding_dim: int = 100
   """Width of what the cell reads."""
@@ -243,7 +264,8 @@ class RecurrentModel(nn.Module):
     cell = self.cell
     if isinstance(cell, RIMCell):
       return cell.unroll(x, state, ctx, rng=rng)
-    if isinstance(cell, LSTMCell) and ctx.intermediates.off:
+    whole = isinstance(cell, LSTMCell | PlasticCell | PlasticLSTMCell)
+    if whole and ctx.intermediates.off:
       return cell.unroll(x, state)
     return step_by_step(cell, x, state, ctx)
 

@@ -16,7 +16,7 @@ from compmod_jax.core.losses import Term
 from compmod_jax.data import pipeline
 from compmod_jax.data.base import Dataset, TrainIterator
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
-from compmod_jax.data.sequences import CopyingData, DigitsData, Sequences
+from compmod_jax.data.sequences import AssociationData, CopyingData, DigitsData, Sequences
 from compmod_jax.data.subsets import subset_numbers
 from compmod_jax.models.base import ModelConfig, Module
 from compmod_jax.models.lstm_lm import Output
@@ -39,7 +39,7 @@ from compmod_jax.tasks.objectives import standard
 class SequenceConfig:
   """A task on sequences: what is read at every step, and the answers at some."""
 
-  data: CopyingData | DigitsData = CopyingData()
+  data: CopyingData | AssociationData | DigitsData = CopyingData()
   """Where sequences come from."""
   rows: int = 64
   """Sequences of a batch."""

@@ -8,6 +8,8 @@ Variants: (none)     6 modules of 100 units (LSTM), 3 active
           lstm-300   an LSTM of 300 units
           lstm-600   an LSTM of 600 units
           gru-600    a GRU of 600 units
+          small, small-lstm-96, small-lstm-192
+                     4 symbols, 15 blanks (tests: 15 and 60), 6 modules of 32 units: minutes
           debug      a model and data so small that a run ends within a minute, and learns nothing
 Modules:  add --config.model.cell.active=2
 Report:   python -m train.analyse modules --workdir W --split blanks_200
@@ -32,8 +34,17 @@ CELLS = {
 }
 
 
+SMALL = {
+  "small": RimConfig(active=3, dim=32),
+  "small-lstm-96": LstmCellConfig(96),
+  "small-lstm-192": LstmCellConfig(192),
+}
+
+
 def get_config(variant: str) -> Experiment:
-  errors.check_choice("variant", variant, [*CELLS, "debug"])
+  errors.check_choice("variant", variant, [*CELLS, *SMALL, "debug"])
+  if variant in SMALL:
+    return small(variant)
   return debug() if variant == "debug" else copying(variant)
 
 
@@ -48,6 +59,20 @@ def copying(variant: str = "") -> Experiment:
     ),
     phases=(Phase(steps=10_000),),
     evaluate_every=250,
+  )
+
+
+def small(variant: str) -> Experiment:
+  base, cell = copying(), SMALL[variant]
+  data = CopyingData(length=4, blanks=15, test_blanks=(15, 60))
+  return dataclasses.replace(
+    base,
+    name=f"copying 4 symbols by {cell.describe()}",
+    task=SequenceConfig(data=data),
+    model=RecurrentConfig(cell=cell, embedding_dim=32),
+    optimizer=dataclasses.replace(base.optimizer, learning_rate=3e-3),
+    phases=(Phase(steps=3000),),
+    evaluate_every=500,
   )
 
 

@@ -23,6 +23,10 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "generated characters": ("glyphs", "GlyphData"),
   "a convolutional network": ("conv_net", "ConvNet"),
   "a gate on every head": ("head_gate", "HeadGate", "gate_heads", "gated_heads"),
+  "a recurrent model around any cell": (
+    "models.recurrent", "RecurrentConfig", "LstmCellConfig", "GruCellConfig",
+  ),
+  "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
 }  # fmt: skip
 # Files of the addition's own.
 OWN = {

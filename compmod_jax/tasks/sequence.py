@@ -74,14 +74,13 @@ class SequenceConfig:
     errors.check(
       model.reads_vectors or not self.data.vectors,
       f"model is a {type(model).__name__}, which reads tokens, but the inputs of task.data, a"
-      f" {type(self.data).__name__}, are real numbers. Set another model, such as a"
-      " RecurrentConfig.",
+      f" {type(self.data).__name__}, are real numbers. Set a model that reads them.",
     )
     return SequenceTask(
       dataset=SequenceData(self),
       model=SequenceModel(module, self.data.vectors),
-      objective=standard(AnswerLoss(), model),
-      evaluators=(AnswerScores(),),
+      objective=standard(SequenceLoss(), model),
+      evaluators=(SequenceScores(),),
       generator=NoSearch(),
     )
 
@@ -277,7 +276,7 @@ class SequenceModel(TaskModel[Module]):
 
 
 @dataclasses.dataclass(frozen=True)
-class AnswerLoss:
+class SequenceLoss:
   """Cross-entropy in nats per answer."""
 
   def weights(self, config: ModelConfig) -> dict[str, float]:
@@ -307,7 +306,7 @@ def _sums(model: SequenceModel, params: Params, batch: Batch) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class AnswerScores:
+class SequenceScores:
   """Loss and accuracy over the answers of a split, and how many sequences are right as a whole."""
 
   metric: str = "loss"

@@ -227,6 +227,25 @@ def nemot_speed():
   return [[None, ratio("nemot-cpu", name)] for name in names]
 
 
+# docs/few_shot.md.
+
+
+def few_shot():
+  rows = []
+  for label, file in (("prototypes", "prototypes-seed0"), ("MAML", "maml-seed0")):
+    found = split(f"few_shot/{file}.json")
+    row = [label, share_interval(found)]
+    row.append(share_interval(found["parts"], "20_way/") if "parts" in found else "")
+    rows.append([*row, f"{record(f'few_shot/{file}.json')['train_seconds'] / 60:.1f} minutes"])
+  return rows
+
+
+def share_interval(found, prefix=""):
+  names = ("accuracy", "accuracy_low", "accuracy_high")
+  value, low, high = (f"{100 * found[prefix + name]:.2f}" for name in names)
+  return f"{value} [{low}, {high}]"
+
+
 # docs/tables.md.
 
 PLACES = ("none", "enc", "dec", "enc+dec", "x", "enc+x", "dec+x", "all")
@@ -612,6 +631,9 @@ TABLES = {
   ("docs/map.md", "One batch, from text to updated parameters", 0): REFERENCE,
   ("docs/map.md", "Where to change what", 0): REFERENCE,
   ("docs/map.md", "How to add", 0): REFERENCE,
+  ("docs/few_shot.md", "Methods", 0): REFERENCE,
+  ("docs/few_shot.md", "Data", 0): REFERENCE,
+  ("docs/few_shot.md", "Measured", 0): few_shot,
   ("docs/meta_learning.md", "Learning to adapt", 0): REFERENCE,
   ("docs/recoding.md", "The language model that is recoded", 0): (
     "of the run's log, of which the file has the last epoch alone"

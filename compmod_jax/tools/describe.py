@@ -121,10 +121,13 @@ def assemble(experiment: Experiment, cache: Path | None = None) -> tuple[Task, s
 
 
 def placeholders(config: TaskConfig) -> dict[str, bytes]:
-  """Files of a task with tokenizers of the configured sizes, whose words mean nothing."""
-  source = getattr(config, "tokenizer_with_mask", getattr(config, "tokenizer", None))
+  """Files of a task with tokenizers of the configured sizes, whose words mean nothing.
+
+  None for a task without tokenizers.
+  """
+  source = getattr(config, "tokenizer_with_mask", None) or getattr(config, "tokenizer", None)
   if source is None:
-    return {}  # a task that reads no text
+    return {}
   target = getattr(config, "target_tokenizer", None) or source
   return {FILE: _words(source), SOURCE_FILE: _words(source), TARGET_FILE: _words(target)}
 

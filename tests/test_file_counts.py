@@ -19,7 +19,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "rotary positions and those of Transformer-XL": (
     "rotary", "rotate(", '"relative"', "RelativePositions", "relative positions", "Transformer-XL",
   ),
-  "an objective of MAML": ("MAML", "MetaConfig", "AdaptationScores", "episode"),
+  "an objective of MAML": ("MAML", "MetaConfig", "AdaptationScores", "split_episode"),
   "a gate on every head": ("head_gate", "HeadGate", "gate_heads", "gated_heads"),
 }  # fmt: skip
 # Files of the addition's own.

@@ -590,6 +590,67 @@ def whole_layers():
 
 
 REFERENCE = "no figures: names and what they mean"
+
+
+def causes(name, field):
+  """Of the ten runs of a variant: that field of the test scores."""
+  runs = record(f"meta_transfer/{name}.json")["runs"]
+  assert [run["seed"] for run in runs] == list(range(10))
+  return [run["test"][field] for run in runs]
+
+
+def slowest(name):
+  runs = record(f"meta_transfer/{name}.json")["runs"]
+  return f"{max(run['train_seconds'] for run in runs):.0f}"
+
+
+def discrete_causes():
+  rows = []
+  for variant, name, sign in (
+    ("(none)", "discrete", 1),
+    ("b_to_a", "discrete_b_to_a", -1),
+    ("values100", "values100", 1),
+    ("values100_b_to_a", "values100_b_to_a", -1),
+  ):
+    beliefs = [belief if sign > 0 else 1 - belief for belief in causes(name, "belief")]
+    ratios = [sign * ratio for ratio in causes(name, "log_ratio")]
+    right = sum(belief > 0.99 for belief in beliefs)
+    direction = "A to B" if sign > 0 else "B to A"
+    least = f"{min(beliefs):.4f}"
+    rows.append([variant, direction, f"{right} of 10", least, interval(ratios, 1), slowest(name)])
+  return rows
+
+
+def adaptation_to_causes():
+  rows = []
+  runs = record("meta_transfer/discrete.json")["runs"]
+  for seen in (0, 1, 2, 5, 10, 19):
+    found = [run["adaptation"][seen] for run in runs]
+    assert {row[0] for row in found} == {seen}
+    means = [f"{mean_interval([row[place] for row in found]).mean:.3f}" for place in (1, 3)]
+    differences = [row[5] for row in found]
+    rows.append([str(seen), *means, interval(differences, 3, sign="+")])
+  return rows
+
+
+def rotated_causes():
+  rows = []
+  for variant, name in (
+    ("rotation", "rotation"),
+    ("rotation_b_to_a", "rotation_b_to_a"),
+    ("rotation_linear", "rotation_linear"),
+    ("rotation, even rates", "rotation_even"),
+    ("rotation_static", "rotation_static"),
+    ("rotation_linear, static", "rotation_linear_static"),
+  ):
+    away = [abs(error) for error in causes(name, "angle_error")]
+    sure = sum(max(belief, 1 - belief) > 0.99 for belief in causes(name, "belief"))
+    near = sum(error < 2 for error in away)
+    errors = [f"{max(away):.2f}", f"{mean_interval(away).mean:.2f}"]
+    rows.append([variant, f"{near} of 10", *errors, f"{sure} of 10", slowest(name)])
+  return rows
+
+
 TABLES = {
   ("README.md", "Use a model from the shell", 0): REFERENCE,
   ("README.md", "Competition", 0): REFERENCE,
@@ -605,6 +666,10 @@ TABLES = {
   ("README.md", "Speed", 3): nemot_speed,
   ("README.md", "Data", 0): REFERENCE,
   ("docs/install.md", "What comes with what", 0): REFERENCE,
+  ("docs/meta_transfer.md", "Two variables of a few values", 0): discrete_causes,
+  ("docs/meta_transfer.md", "Two variables of a few values", 1): adaptation_to_causes,
+  ("docs/meta_transfer.md", "Two real variables behind a rotation", 0): rotated_causes,
+  ("docs/meta_transfer.md", "From Python", 0): REFERENCE,
   ("docs/kernels.md", "Routing kernels", 0): REFERENCE,
   ("docs/kernels.md", "What moves how many bytes", 0): h100_designs,
   ("docs/kernels.md", "What moves how many bytes", 1): tpu_designs,

@@ -19,7 +19,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "rotary positions and those of Transformer-XL": (
     "rotary", "rotate(", '"relative"', "RelativePositions", "relative positions", "Transformer-XL",
   ),
-  "an objective of MAML": ("mlm_maml", "MetaConfig", "AdaptationScores", "EpisodeDataset"),
+  "an objective of MAML": ("mlm_maml", "MetaConfig", "AdaptationScores", "split_episode"),
   "generated characters": ("glyphs", "GlyphData"),
   "a convolutional network": ("conv_net", "ConvNet"),
   "a gate on every head": ("head_gate", "HeadGate", "gate_heads", "gated_heads"),

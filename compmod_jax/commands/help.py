@@ -53,8 +53,10 @@ def page(make_args: Callable[..., object], config: str | None) -> str:
     *([_of_file(config)] if config else _files()),
   ]
   shown = config or EXAMPLE
-  fields = cli.table(important(load_config(shown)))
-  parts.append(f"The ten fields that matter, with their values in {shown}:\n\n{fields}")
+  fields = list(important(load_config(shown)))
+  ten = "ten " if len(fields) == len(FIELDS) else ""  # a model that reads no text has fewer
+  heading = f"The {ten}fields that matter, with their values in {shown}:"
+  parts.append(f"{heading}\n\n{cli.table(fields)}")
   others = [*_others(make_args), ("--debug", cli.DEBUG.removeprefix("--debug ").capitalize())]
   others.append((ALL, "All fields of --config and all options, with their types and defaults."))
   parts.append(f"Other options, with their defaults:\n\n{cli.table(others)}")

@@ -284,7 +284,7 @@ def _log_normal(x: jax.Array, log_scale: jax.Array) -> jax.Array:
   return -0.5 * jnp.square(x * jnp.exp(-log_scale)) - log_scale - 0.5 * jnp.log(2 * jnp.pi)
 
 
-def rotate(points: Float[Array, "*batch 2"], angle: Float[Array, ""]) -> Float[Array, "*batch 2"]:
+def rotation(points: Float[Array, "*batch 2"], angle: Float[Array, ""]) -> Float[Array, "*batch 2"]:
   r"""Points turned by an angle in radians.
 
   .. math:: R(\theta) = \begin{pmatrix} \cos\theta & -\sin\theta \\ \sin\theta & \cos\theta

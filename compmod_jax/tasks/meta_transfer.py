@@ -33,7 +33,7 @@ from compmod_jax.mechanisms.meta_transfer import (
   gaussian_log_probability,
   online_log_likelihood,
   regret,
-  rotate,
+  rotation,
   table_log_probability,
 )
 from compmod_jax.models.base import ModelConfig
@@ -320,19 +320,19 @@ class CausalDirection(nn.Module):
     config = self.config
     gamma = nn.initializers.constant(config.start_gamma)
     self.param("gamma", gamma, ())
-    rotation = config.encoder == "rotation"
+    turns = config.encoder == "rotation"
     start = nn.initializers.constant(np.deg2rad(config.start_angle))
-    angle = self.param("angle", start, ()) if rotation else jnp.zeros(())
+    angle = self.param("angle", start, ()) if turns else jnp.zeros(())
     rates = (config.cause_rate, config.effect_rate)
     if isinstance(training, Tables):
       return _directions(lambda tables, *pair: _by_tables(tables, rates, *pair), training, x, y)
 
     def encoded(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-      points = rotate(jnp.stack([x, y], axis=-1), -angle)
+      points = rotation(jnp.stack([x, y], axis=-1), -angle)
       return points[..., 0], points[..., 1]
 
     first, second = training
-    if rotation:
+    if turns:
       (x, y), (first, second) = encoded(x, y), encoded(first, second)
     both = jnp.stack([first, second]), jnp.stack([second, first])
     return _directions(
@@ -400,6 +400,11 @@ class MetaTransferConfig:
     for field in ("steps", "samples", "episodes", "evaluation_episodes"):
       value = getattr(self, field)
       errors.check(value >= 1, f"task.{field} is {value}; it must be at least 1.")
+
+  @property
+  def length(self) -> int:
+    """Steps of an episode, by the name under which tools ask for the length of a row."""
+    return self.steps
 
   def build(
     self,

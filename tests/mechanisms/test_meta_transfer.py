@@ -18,7 +18,7 @@ from compmod_jax.mechanisms.meta_transfer import (
   online_log_likelihood,
   regret,
   regret_slope,
-  rotate,
+  rotation,
   table_log_probability,
 )
 
@@ -82,6 +82,21 @@ def test_hopeless_likelihoods_leave_the_regret_and_its_slope_finite(size):
 
 def test_equal_likelihoods_do_not_move_the_belief():
   assert np.all(np.asarray(regret_slope(*arrays(GAMMAS, FORTH, FORTH))) == 0)
+
+
+def test_a_positive_mean_of_the_log_ratio_does_not_make_the_belief_certain():
+  """It does so where the mean of the inverse ratio is below 1."""
+  ratios, zeros = jnp.asarray([2.0, 2.0, 2.0, 2.0, -3.0]), jnp.zeros(5)
+
+  def slope(gamma, ratios):
+    return float(jnp.mean(regret_slope(jnp.full(5, gamma), ratios, zeros)))
+
+  assert jnp.mean(ratios) > 0
+  assert jnp.mean(jnp.exp(-ratios)) > 1
+  assert slope(0.0, ratios) < 0 < slope(8.0, ratios)
+  milder = ratios.at[-1].set(-1.0)
+  assert jnp.mean(jnp.exp(-milder)) < 1
+  assert max(slope(gamma, milder) for gamma in (0.0, 3.0, 8.0, 20.0)) < 0
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
@@ -199,9 +214,9 @@ def test_the_basis_sums_to_one_and_keeps_its_order():
 def test_turning_back_gives_the_same_points():
   points = jnp.asarray(DRAW.normal(size=(5, 2)))
   np.testing.assert_allclose(
-    rotate(jnp.asarray([[1.0, 0.0]]), jnp.asarray(np.pi / 2)), [[0, 1]], atol=1e-15
+    rotation(jnp.asarray([[1.0, 0.0]]), jnp.asarray(np.pi / 2)), [[0, 1]], atol=1e-15
   )
-  turned = rotate(rotate(points, jnp.asarray(0.7)), jnp.asarray(-0.7))
+  turned = rotation(rotation(points, jnp.asarray(0.7)), jnp.asarray(-0.7))
   np.testing.assert_allclose(turned, points, rtol=1e-12)
 
 
@@ -209,7 +224,7 @@ def whole_regret(angle, gamma, training, episodes):
   """Through the encoder, both fits and all steps of adaptation."""
 
   def online(i, j):
-    points, seen = rotate(training, -angle), rotate(episodes, -angle)
+    points, seen = rotation(training, -angle), rotation(episodes, -angle)
     log_probability = functools.partial(
       gaussian_log_probability, fit_gaussians(points[:, i], points[:, j], CENTRES)
     )

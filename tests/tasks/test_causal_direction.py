@@ -11,7 +11,7 @@ import pytest
 from compmod_jax.analysis.meta_transfer import Direction
 from compmod_jax.core import losses
 from compmod_jax.core.errors import UserError
-from compmod_jax.mechanisms.meta_transfer import rotate
+from compmod_jax.mechanisms.meta_transfer import rotation
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.tasks.base import StepContext
 from compmod_jax.tasks.meta_transfer import (
@@ -67,7 +67,7 @@ def test_cause_and_effect_are_standardised_in_training(function, seed):
 def test_what_is_observed_is_turned_by_the_angle():
   plain, turned = RotatedPairs(angle=0.0), RotatedPairs(angle=30.0)
   points = jnp.stack([jnp.asarray(c) for c in plain.training()], axis=-1)
-  wanted = rotate(points, jnp.deg2rad(30.0))
+  wanted = rotation(points, jnp.deg2rad(30.0))
   np.testing.assert_allclose(np.stack(turned.training(), axis=-1), wanted, atol=1e-5)
   assert RotatedPairs(seed=1).degrees() != RotatedPairs(seed=2).degrees()
 
@@ -95,7 +95,7 @@ def test_a_valid_angle_gives_back_the_cause_in_either_place():
   cause = RotatedPairs(angle=0.0).training().x
   points = jnp.stack([jnp.asarray(c) for c in data.training()], axis=-1)
   for degrees, place in ((20.0, 0), (110.0, 1), (200.0, 0)):
-    encoded = np.asarray(rotate(points, -jnp.deg2rad(degrees)))[:, place]
+    encoded = np.asarray(rotation(points, -jnp.deg2rad(degrees)))[:, place]
     assert abs(np.corrcoef(encoded, cause)[0, 1]) == pytest.approx(1, abs=1e-5)
 
 

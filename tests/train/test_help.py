@@ -62,10 +62,13 @@ def test_help_shows_the_variants_of_a_configuration_and_ten_fields_with_its_valu
     assert text.startswith("usage: python -m train.main --config PATH[:VARIANT] ")
     listed = text.split("all of them: ")[1].split(".\n")[0]
     assert listed.replace(",", " ").split() == found
-    block = text.split("The ten fields that matter")[1].split("Other options")[0]
-    fields = re.findall(r"^  --config\.(\S+?)(?:=(\S+)| (.*?))?(?:  +|$)", block, re.MULTILINE)
-    assert len(fields) == len(help.FIELDS) == 10
     experiment = load_config(name)
+    reads_text = hasattr(experiment.model, "dim")
+    heading = f"The {'ten ' * reads_text}fields that matter"
+    block = text.split(heading)[1].split("Other options")[0]
+    fields = re.findall(r"^  --config\.(\S+?)(?:=(\S+)| (.*?))?(?:  +|$)", block, re.MULTILINE)
+    assert len(help.FIELDS) == 10
+    assert len(fields) == 10 if reads_text else 5 <= len(fields) < 10
     assert ("seed", str(experiment.seed), "") in fields
     rate = str(experiment.optimizer.learning_rate)
     assert ("optimizer.learning_rate", rate, "") in fields

@@ -25,7 +25,7 @@ from compmod_jax.layers.kv_cache import (
   attend_cached,
   empty_cache,
 )
-from compmod_jax.layers.positions import Positions, RelativePositions, rotate
+from compmod_jax.layers.positions import ModelPositions, RelativePositions, rotate
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router, scale_heads
 from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
 
@@ -98,7 +98,7 @@ class IntoHeads(nn.Module):
     head_dim: width of a head.
     dtype: compute type.
     biases: whether there are some.
-    init: of the matrix, [embed, heads, projections, head_dim].
+    kernel_init: of the matrix, [embed, heads, projections, head_dim].
   """
 
   projections: int
@@ -106,7 +106,7 @@ class IntoHeads(nn.Module):
   head_dim: int
   dtype: DTypeLike = jnp.float32
   biases: bool = True
-  init: nn.initializers.Initializer = _INTO_HEADS
+  kernel_init: nn.initializers.Initializer = _INTO_HEADS
 
   @nn.compact
   def __call__(
@@ -118,7 +118,9 @@ class IntoHeads(nn.Module):
     # Heads come first, so that they can be split over devices after the axes are merged.
     shape = (self.heads, self.projections, self.head_dim)
     names = ("heads", "projections", "head_dim")
-    kernel = self.param("kernel", logical(self.init, "embed", *names), (inputs.shape[-1], *shape))
+    kernel = self.param(
+      "kernel", logical(self.kernel_init, "embed", *names), (inputs.shape[-1], *shape)
+    )
     bias = _bias(self, names, shape)
     kernel = kernel.astype(self.dtype).reshape(inputs.shape[-1], -1)
     bias = bias.astype(self.dtype).reshape(1, -1)
@@ -221,7 +223,7 @@ class Attention(nn.Module):
   competition: CompetitionConfig | None = None
   cross: bool = False
   tied_key_value: bool = False
-  positions: Positions = "learned"
+  positions: ModelPositions = "learned"
   gated: bool = False
   dropout: float = 0.0
   dtype: DTypeLike = jnp.float32
@@ -235,10 +237,10 @@ class Attention(nn.Module):
     sizes["biases"] = self.biases
     init = _INTO_HEADS if self.scale_logits else _small_queries
     if self.cross:
-      self.query = IntoHeads(1, **sizes, init=init)
+      self.query = IntoHeads(1, **sizes, kernel_init=init)
       self.key_value = IntoHeads(2, **sizes)
     else:
-      self.query_key_value = IntoHeads(2 if self.tied_key_value else 3, **sizes, init=init)
+      self.query_key_value = IntoHeads(2 if self.tied_key_value else 3, **sizes, kernel_init=init)
       if self.positions == "relative":
         self.relative = RelativePositions(self.dim, self.heads, dtype=self.dtype)
     self.drop = Dropout(self.dropout)

@@ -105,7 +105,7 @@ def text() -> Experiment:
 def debug() -> Experiment:
   base = spans()
   grammar = GrammarData(train=400, valid=40, test=40, shifted=40)
-  fill = SpanCorruptionData(data=GrammarTopics(grammar), sentinels=SENTINELS)
+  fill = SpanCorruptionData(data=GrammarTopics(grammar, sentences=2), sentinels=SENTINELS)
   data = TextToTextData(
     (PrefixedData("fill", "fill:", fill), PrefixedData("translate", "translate:", grammar))
   )

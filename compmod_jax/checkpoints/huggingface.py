@@ -2,10 +2,12 @@
 
 Their folders hold `config.json` and `model.safetensors` (or several such files and an index). Ours
 and theirs have the same token numbers. What differs: positions of theirs may start after unused
-rows, and they add a vector for the segment, whose first row (the only segment here) goes into the
-positions.
+rows, and they add a vector for the segment, whose first row goes into the positions where that is
+the only segment here. Of BERT's checkpoints with both heads (`BertForPreTraining`), segments and
+the second head are kept.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,6 +41,7 @@ _TRANSFORM = {
   "bert": ("transform.dense", "transform.LayerNorm"),
 }
 _DECODER = {kind: f"{head}.decoder.weight" for kind, head in _HEAD.items()}
+_NEXT = "cls.seq_relationship.weight"
 # What belongs to other heads, or says nothing that the rest does not.
 _IGNORED = ("pooler.", "position_ids", "cls.seq_relationship.", "decoder.bias")
 
@@ -72,6 +75,10 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
   given, tensors = _read_config(folder), _read_weights(folder)
   kind: Kind = given["model_type"]
   pad, config = _pad(given, folder), _config(given, kind, _pad(given, folder))
+  if kind == "bert" and _NEXT in tensors:
+    segments = len(tensors.get(_types(kind), ()))
+    check(segments > 1, f"{folder} has {_NEXT}, but no vectors of two segments; fetch it again.")
+    config = dataclasses.replace(config, segments=segments, next_sentence=True)
   params = read_entries(
     folder,
     tensors,
@@ -115,7 +122,7 @@ def _check_shapes(
 def write_checkpoint(
   folder: str | Path, checkpoint: Checkpoint, *, bos: int | None = None, eos: int | None = None
 ) -> None:
-  """Writes a folder that `transformers` opens as `RobertaForMaskedLM` or `BertForMaskedLM`.
+  """Writes a folder that `transformers` opens as the class of these weights.
 
   Args:
     folder: where; made if it is not there.
@@ -128,6 +135,11 @@ def write_checkpoint(
   """
   config, kind = checkpoint.config, checkpoint.kind
   plain = not config.compete and not config.expert_layers
+  check(
+    kind == "bert" or not config.segments,
+    f"model has segments = {config.segments}, but Hugging Face's {kind} has no segments. Export it"
+    " as bert.",
+  )
   check(
     plain and config.norm == "post",
     f"model has norm = {config.norm!r}, compete = {config.compete} and expert_layers ="
@@ -146,6 +158,10 @@ def write_checkpoint(
   )
   entries = _entries(config, kind, checkpoint.pad)
   write_folder(folder, _theirs(checkpoint, bos, eos), checkpoint.params, entries)
+
+
+def _types(kind: Kind) -> str:
+  return f"{kind}.embeddings.token_type_embeddings.weight"
 
 
 def _skipped(kind: Kind, pad: int) -> int:
@@ -204,15 +220,20 @@ def _entries(config: EncoderConfig, kind: Kind, pad: int) -> Iterator[Entry]:
   embeddings, skipped = f"{kind}.embeddings", _skipped(kind, pad)
   types, dim = _SEGMENTS[kind], config.dim
   yield Entry("embedding/table", (f"{embeddings}.word_embeddings.weight",))
-  yield Entry(
-    "positions/table",
-    (f"{embeddings}.position_embeddings.weight", f"{embeddings}.token_type_embeddings.weight"),
-    lambda positions, segments: positions[skipped:] + segments[:1],
-    lambda table: (
-      np.concatenate([np.zeros((skipped, dim), np.float32), table]),
-      np.zeros((types, dim), np.float32),
-    ),
-  )
+  positions = f"{embeddings}.position_embeddings.weight"
+  if config.segments:
+    yield Entry("positions/table", (positions,))
+    yield Entry("segment_table", (_types(kind),))
+  else:
+    yield Entry(
+      "positions/table",
+      (positions, _types(kind)),
+      lambda positions, segments: positions[skipped:] + segments[:1],
+      lambda table: (
+        np.concatenate([np.zeros((skipped, dim), np.float32), table]),
+        np.zeros((types, dim), np.float32),
+      ),
+    )
   yield from norm("embedding_norm", f"{embeddings}.LayerNorm")
   for i in range(config.encoder_layers):
     yield from _layer(f"encoder_{i}", f"{kind}.encoder.layer.{i}", config)
@@ -220,6 +241,9 @@ def _entries(config: EncoderConfig, kind: Kind, pad: int) -> Iterator[Entry]:
   yield from _dense("head/transform", f"{head}.{_TRANSFORM[kind][0]}")
   yield from norm("head/norm", f"{head}.{_TRANSFORM[kind][1]}")
   yield Entry("head/bias", (f"{head}.bias",))
+  if config.next_sentence:
+    yield from _dense("pooler", f"{kind}.pooler.dense")
+    yield from _dense("next_head", "cls.seq_relationship")
 
 
 def _layer(ours: str, theirs: str, config: EncoderConfig) -> Iterator[Entry]:
@@ -259,7 +283,8 @@ def _dense(ours: str, theirs: str) -> Iterator[Entry]:
 def _theirs(checkpoint: Checkpoint, bos: int | None, eos: int | None) -> dict[str, Any]:
   """Their configuration."""
   config, kind, pad = checkpoint.config, checkpoint.kind, checkpoint.pad
-  names = {"roberta": "RobertaForMaskedLM", "bert": "BertForMaskedLM"}
+  bert = "BertForPreTraining" if config.next_sentence else "BertForMaskedLM"
+  names = {"roberta": "RobertaForMaskedLM", "bert": bert}
   return {
     "architectures": [names[kind]],
     "model_type": kind,
@@ -272,7 +297,7 @@ def _theirs(checkpoint: Checkpoint, bos: int | None, eos: int | None) -> dict[st
     "hidden_dropout_prob": config.dropout,
     "attention_probs_dropout_prob": config.attention_dropout,
     "max_position_embeddings": config.max_length + _skipped(kind, pad),
-    "type_vocab_size": _SEGMENTS[kind],
+    "type_vocab_size": config.segments or _SEGMENTS[kind],
     "layer_norm_eps": config.norm_epsilon,
     "tie_word_embeddings": True,
     "pad_token_id": pad,

@@ -25,7 +25,7 @@ from compmod_jax.layers.kv_cache import (
   attend_cached,
   empty_cache,
 )
-from compmod_jax.layers.positions import Positions, RelativePositions, rotate
+from compmod_jax.layers.positions import ModelPositions, RelativePositions, rotate
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router, scale_heads
 from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
 
@@ -253,7 +253,7 @@ class Attention(nn.Module):
   competition: CompetitionConfig | None = None
   cross: bool = False
   tied_key_value: bool = False
-  positions: Positions = "learned"
+  positions: ModelPositions = "learned"
   gated: bool = False
   mechanisms: int = 1
   dropout: float = 0.0

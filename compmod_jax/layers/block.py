@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import flax.linen as nn
 import jax
@@ -32,7 +32,7 @@ from compmod_jax.layers.mechanisms import (
   MechanismFeedForward,
   MechanismsConfig,
 )
-from compmod_jax.layers.positions import ANYWHERE, Positions, check_positions
+from compmod_jax.layers.positions import Positions, check_positions
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.losses import Routers
@@ -113,7 +113,7 @@ class StackConfig:
   """Recompute each layer's activations in the backward pass instead of storing them."""
 
   # Fields of the models that have the choice; see `TransformerConfig`.
-  position_kinds: ClassVar[tuple[Positions, ...]] = ANYWHERE
+  position_kinds: ClassVar[tuple[str, ...]] = get_args(Positions)
   head_dim: ClassVar[int | None] = None
   norm_kind: ClassVar[NormKind] = "layer"
   biases: ClassVar[bool] = True

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
-from compmod_jax.layers.positions import ADDED, Positions
+from compmod_jax.layers.positions import ADDED, ModelPositions
 
 Shared = Literal["none", "decoder", "inputs", "all"]
 """Which embeddings of an encoder-decoder are one: none, the decoder's input and output, the inputs
@@ -112,7 +112,7 @@ class PositionTable(nn.Module):
     from_sinusoids: a learned table starts as sinusoids, in place of at random, as large.
   """
 
-  kind: Positions
+  kind: ModelPositions
   length: int
   dim: int
   dtype: DTypeLike = jnp.float32

@@ -5,7 +5,7 @@ Those that are vectors added to embeddings stand beside the embedding.
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -17,13 +17,13 @@ from compmod_jax.core import errors
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.context import PositionIds
 
-Positions = Literal["sinusoidal", "learned", "rotary", "relative", "relative_bias"]
+Positions = Literal["sinusoidal", "learned", "rotary", "relative"]
 """Vectors added to embeddings, fixed or learned; or what acts on queries and keys: rotations (Su et
-al. 2021), or relative positions (Dai et al. 2019); or learned numbers added to the logits of all
-layers (Raffel et al. 2020), where a model has these."""
+al. 2021), or relative positions (Dai et al. 2019)."""
+ModelPositions = Literal[Positions, "relative_bias"]
+"""Those, and what a model makes once for all its layers: learned numbers that are added to the
+logits of attention (Raffel et al. 2020)."""
 ADDED = ("sinusoidal", "learned")
-ANYWHERE: tuple[Positions, ...] = ("sinusoidal", "learned", "rotary", "relative")
-"""Positions that every stack of layers can have."""
 _STDDEV = 0.05  # of fresh biases; T5's is 1 / sqrt(dim), 0.044 in its small and 0.031 in its large
 
 
@@ -160,7 +160,9 @@ class RelativeBias(nn.Module):
     return jnp.moveaxis(table[distance_buckets(distance, **way)], -1, 1)
 
 
-def check_positions(positions: str, dim: int, heads: int, kinds: Sequence[str] = ANYWHERE) -> None:
+def check_positions(
+  positions: str, dim: int, heads: int, kinds: Sequence[str] = get_args(Positions)
+) -> None:
   """Raises a `UserError` for positions that do not exist or do not suit the widths.
 
   Args:

@@ -49,6 +49,11 @@ class EncoderConfig(StackConfig, ModelConfig):
   """How positions are known; see `layers.positions`."""
   max_length: int = 512
   """Most positions of a sequence, the start token's included."""
+  segments: int = 0
+  """Learned vectors of segments, added to the embeddings; 0: none. BERT has 2."""
+  next_sentence: bool = False
+  """A second output: whether the second segment follows the first in its text (Devlin et al. 2019,
+  section 3.1)."""
   sinusoids_first: bool = False
   """Learned positions start as sinusoids, in place of at random: a small model then finds out
   sooner which positions are neighbours."""
@@ -65,6 +70,16 @@ class EncoderConfig(StackConfig, ModelConfig):
     )
     super().__post_init__()
     errors.check_choice("model.norm", self.norm, ("pre", "post"))
+    errors.check(
+      self.segments != 1 and self.segments >= 0,
+      f"model.segments is {self.segments}; it must be 0 for none, or at least 2: a vector that all"
+      " tokens have says nothing.",
+    )
+    errors.check(
+      not self.next_sentence or self.segments > 1,
+      f"model.next_sentence is set but model.segments is {self.segments}; which tokens are of the"
+      " first segment must be known. Set model.segments to 2.",
+    )
 
   def describe(self) -> str:
     """Sizes and competition, in a few words."""
@@ -87,12 +102,18 @@ class EncoderConfig(StackConfig, ModelConfig):
 
 
 class Encoder(nn.Module):
-  """RoBERTa's and BERT's encoder with competitive heads and experts (Liu et al. 2019).
+  r"""RoBERTa's and BERT's encoder with competitive heads and experts (Liu et al. 2019).
 
   Embeddings of tokens and of learned positions are added and normalised; the layers follow; an
   output head transforms every position and compares it with the embeddings of all tokens.
 
-  Sites: `encoder/layer_<i>/...` (see `Layer` and `Attention`), `encoder/output` and `logits`.
+  With `next_sentence`, a second head reads the first position alone:
+
+  .. math:: \mathrm{next} = V \tanh(U h_0 + c) + d
+
+  Sites: `encoder/layer_<i>/...` (see `Layer` and `Attention`), `encoder/output`, `logits`, and
+  `next_sentence` [batch, 1, 2]: logits of a second segment that follows the first, and of one that
+  does not.
 
   Attributes:
     config: sizes and options.
@@ -111,6 +132,9 @@ class Encoder(nn.Module):
     self.positions = PositionTable(
       c.positions, c.max_length, c.dim, dtype, from_sinusoids=c.sinusoids_first
     )
+    if c.segments:
+      init = logical(nn.initializers.normal(stddev=_STDDEV), "position", "embed")
+      self.segment_table = self.param("segment_table", init, (c.segments, c.dim))
     self.embedding_norm = layer_norm(dtype, c.norm_epsilon)
     self.encoder = [
       Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
@@ -120,12 +144,18 @@ class Encoder(nn.Module):
       self.output_norm = layer_norm(dtype, c.norm_epsilon)
     self.drop = Dropout(c.dropout)
     self.head = Head(c, self.vocab, dtype)
+    if c.next_sentence:
+      init = logical(nn.initializers.xavier_uniform(), "embed", "mlp")
+      self.pooler = nn.Dense(c.dim, dtype=dtype, kernel_init=init)
+      init = logical(nn.initializers.xavier_uniform(), "mlp", None)
+      self.next_head = nn.Dense(2, kernel_init=init)  # float32, as all logits are
 
   def __call__(
     self,
     tokens: Int[Array, "batch time"],
     *,
     positions: Int[Array, "batch predicted"] | None = None,
+    segments: Int[Array, "batch time"] | None = None,
     deterministic: bool = True,
     intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch predicted vocab"]:
@@ -134,10 +164,17 @@ class Encoder(nn.Module):
     Args:
       tokens: padded at the end.
       positions: numbers of the positions that are predicted; all, in their order, if not given.
+      segments: number of every token's segment, where the model has vectors of them; all 0 if not
+        given.
       deterministic: no dropout.
       intermediates: sites to read or change.
     """
-    hidden = self.encode(tokens, deterministic=deterministic, intermediates=intermediates)
+    hidden = self.encode(
+      tokens, segments=segments, deterministic=deterministic, intermediates=intermediates
+    )
+    if self.config.next_sentence:
+      pooled = nn.tanh(self.pooler(hidden[:, :1]))
+      intermediates("next_sentence", self.next_head(pooled.astype(jnp.float32)))
     if positions is not None:
       hidden = jnp.take_along_axis(hidden, positions[..., None], axis=1)
     return intermediates("logits", self.head(hidden, self.embedding))
@@ -146,10 +183,11 @@ class Encoder(nn.Module):
     self,
     tokens: Int[Array, "batch time"],
     *,
+    segments: Int[Array, "batch time"] | None = None,
     deterministic: bool = True,
     intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch time embed"]:
-    """The last layer's output."""
+    """The last layer's output; arguments as of `__call__`."""
     c, length = self.config, tokens.shape[1]
     errors.check(
       length <= c.max_length,
@@ -161,7 +199,11 @@ class Encoder(nn.Module):
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )
-    x = self.embedding_norm(self.positions.add(self.embedding(tokens)))
+    x = self.positions.add(self.embedding(tokens))
+    if c.segments:
+      of_tokens = jnp.zeros_like(tokens) if segments is None else segments
+      x = x + self.segment_table[of_tokens].astype(x.dtype)
+    x = self.embedding_norm(x)
     x = self.drop(x, deterministic=deterministic)
     for i, block in enumerate(self.encoder):
       x, _ = run_block(block, x, ctx=ctx.scope(f"layer_{i}"))

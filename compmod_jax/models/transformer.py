@@ -16,7 +16,7 @@ from compmod_jax.layers.block import Block, Norm, StackConfig, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
 from compmod_jax.layers.embedding import PositionTable, Shared, encoder_decoder_embeddings
 from compmod_jax.layers.kv_cache import ancestor_mask
-from compmod_jax.layers.positions import Positions, RelativeBias
+from compmod_jax.layers.positions import ModelPositions, RelativeBias
 from compmod_jax.models.base import ModelConfig
 
 AttentionKind = Literal["encoder_self", "decoder_self", "cross"]
@@ -38,7 +38,7 @@ class TransformerConfig(StackConfig, ModelConfig):
   """Kinds of attention whose heads compete."""
   norm: Norm = "post"
   """Normalise before each sub-layer (and after the last layer), or after each residual sum."""
-  positions: Positions = "sinusoidal"
+  positions: ModelPositions = "sinusoidal"
   """How positions are known; see `layers.positions`."""
   share_embeddings: Shared = "decoder"
   """Which embeddings are one: none, decoder input and output (decoder), the inputs of encoder and
@@ -59,7 +59,7 @@ class TransformerConfig(StackConfig, ModelConfig):
   """Feed-forward networks multiply the nonlinearity of one layer by another layer (Shazeer 2020);
   with gelu that is GEGLU."""
 
-  position_kinds: ClassVar[tuple[Positions, ...]] = get_args(Positions)
+  position_kinds: ClassVar[tuple[str, ...]] = get_args(ModelPositions)
 
   def __post_init__(self):
     check_numbers(self, "model.")

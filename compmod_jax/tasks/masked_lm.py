@@ -1,7 +1,13 @@
-"""Masked language modelling: running text in, an encoder, loss per masked token out."""
+"""Masked language modelling: running text in, an encoder, loss per masked token out.
+
+With `next_sentence` texts are pairs, and whether the second follows the first is learned besides,
+as BERT is trained (Devlin et al. 2019, section 3.1).
+"""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +19,13 @@ from jaxtyping import Array, Bool
 
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.losses import Term, cross_entropy
+from compmod_jax.core.losses import CrossEntropy, Term, cross_entropy
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data import pipeline
 from compmod_jax.data.blocks import TextBlocks, check_blocks
 from compmod_jax.data.corruption import Masked, MaskingConfig, mask_tokens
 from compmod_jax.data.episodes import EpisodeDataset
+from compmod_jax.data.examples import Examples, Ragged
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.text_tokenizer import UNKNOWN, DocumentData, text_tokenizer
 from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
@@ -38,6 +45,8 @@ from compmod_jax.tasks.base import (
 from compmod_jax.tasks.fill_mask import FillMask
 from compmod_jax.tasks.objectives import MetaConfig, standard
 
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_NEXT = "next_sentence"
 # Keeps the masks apart from dropout, which is drawn from the same key.
 _STREAM = 0x3A5C
 
@@ -64,9 +73,22 @@ class MaskedLMConfig:
   """Share of the training blocks in the small part, for phases that train on a part."""
   meta: MetaConfig | None = None
   """Meta-learning: training on episodes of blocks, after steps on their supports."""
+  next_sentence: bool = False
+  """Blocks are pairs of stretches of sentences; in half of them the second follows the first in its
+  document, and in which ones is learned besides."""
 
   def __post_init__(self):
     check_blocks(self)
+    errors.check(
+      not self.next_sentence or self.length >= 8,
+      f"task.length is {self.length} and task.next_sentence is set; a pair with its start and two"
+      " ends needs at least 8.",
+    )
+    errors.check(
+      not self.next_sentence or self.meta is None,
+      "task.next_sentence and task.meta are both set, but episodes are of blocks of running text;"
+      " leave one of them out.",
+    )
     errors.check(self.mask_seed >= 0, f"task.mask_seed is {self.mask_seed}; it cannot be negative.")
 
   def build(
@@ -87,18 +109,26 @@ class MaskedLMConfig:
       UserError: the model is of another kind, data are missing, or `files` lacks the tokenizer.
     """
     model.encoder(1, 0)  # a model of another kind is refused before the tokenizer is trained
-    dataset = MaskedBlocks(self, self.make_tokenizer(files, cache), cache)
+    errors.check(
+      not self.next_sentence or getattr(model, _NEXT, False),
+      "task.next_sentence is set, but the model has no output for it. Use an EncoderConfig with"
+      " segments = 2 and next_sentence = True.",
+    )
+    kind = PairedBlocks if self.next_sentence else MaskedBlocks
+    dataset = kind(self, self.make_tokenizer(files, cache), cache)
     errors.check(
       self.length <= model.max_length,
       f"task.length is {self.length} but model.max_length is {model.max_length}; every token"
       " needs a position. Raise model.max_length.",
     )
-    tokenizer = dataset.tokenizer
+    tokenizer, objective = dataset.tokenizer, MaskedTokenLoss(dataset.mask)
     task = MaskedLM(
       dataset=dataset,
-      model=MaskedModel(model.encoder(tokenizer.vocab_size, tokenizer.pad), tokenizer.pad),
-      objective=standard(MaskedTokenLoss(dataset.mask), model),
-      evaluators=(MaskedTokenScores(),),
+      model=MaskedModel(
+        model.encoder(tokenizer.vocab_size, tokenizer.pad), tokenizer.pad, tokenizer.eos
+      ),
+      objective=standard(WithNextSentence(objective) if self.next_sentence else objective, model),
+      evaluators=(MaskedTokenScores(), *((NextSentenceScores(),) if self.next_sentence else ())),
       generator=FillMask(tokenizer, self.batch_tokens),
     )
     if self.meta is None:
@@ -201,15 +231,89 @@ class MaskedBlocks(TextBlocks[MaskedLMConfig]):
     return text.replace(self.tokenizer.mask_text, f" {MASK} ").replace("  ", " ").strip()
 
 
+class PairedBlocks(MaskedBlocks):
+  """Pairs of stretches of sentences, start A end B end, some of whose tokens are masked.
+
+  In pairs with an even number B follows A in its document, in those with an odd one it is from
+  another document. Every A and every B is in one pair of each kind, so that neither says by itself
+  which it is.
+  """
+
+  def blocks(self, split: str, stride: int | None = None) -> Examples:
+    """The pairs of a split.
+
+    Raises:
+      UserError: an unknown split, or one with too few documents of two sentences.
+    """
+    key = (split, 0)
+    if key not in self._loaded:
+      errors.check_choice("split", split, self.config.data.splits())
+      random = np.random.default_rng(zlib.crc32(split.encode()))
+      room = self.config.length - 3
+      cut = list(stretches(self.config.data.load(split), self.tokenizer, room, random))
+      owners = np.asarray([document for document, _, _ in cut], np.int64)
+      most = int(np.bincount(owners).max()) if len(cut) else 0
+      errors.check(
+        len(cut) > 0 and 2 * most <= len(cut),
+        f"The split {split!r} has {len(cut)} pairs of sentences, {most} of them in one document;"
+        " for pairs that do not belong together, no document may have more than half. Give more"
+        " documents, or smaller ones.",
+      )
+      # Pairs of a document stand together, so that a rotation by more of them meets another one.
+      shift = int(random.integers(most, len(cut) - most + 1))
+      rows = []
+      for number, (_, first, second) in enumerate(cut):
+        other = cut[(number + shift) % len(cut)][2]
+        rows += [self._pair(first, second, room), self._pair(first, other, room)]
+      self._loaded[key] = Examples(
+        {"tokens": Ragged(rows)}, np.arange(len(rows), dtype=np.int32), pad=self.tokenizer.pad
+      )
+    return self._loaded[key]
+
+  def _pair(self, first: Sequence[int], second: Sequence[int], room: int) -> list[int]:
+    """Start A end B end; of the longer one, tokens far from the other are left out."""
+    least = room // 2
+    before = max(least, room - len(second))
+    first = first[-before:]
+    bos, eos = self.tokenizer.bos, self.tokenizer.eos
+    return [bos, *first, eos, *second[: room - len(first)], eos]
+
+
+def stretches(
+  documents: Iterable[str], tokenizer: Tokenizer, room: int, random: np.random.Generator
+) -> Iterator[tuple[int, list[int], list[int]]]:
+  """Number of a document, and two stretches of its sentences, one after the other, as tokens.
+
+  Args:
+    documents: of which those of one sentence are left out.
+    tokenizer: from text to tokens.
+    room: two stretches have as many sentences as fit in that many tokens, at least two.
+    random: where the first ends.
+  """
+  for document, text in enumerate(documents):
+    sentences = [ids for ids in tokenizer.encode_batch(_SENTENCE_END.split(text)) if ids]
+    start = 0
+    while start + 1 < len(sentences):
+      fitting = np.cumsum([len(ids) for ids in sentences[start:]]) <= room
+      ends = start + max(2, int(np.sum(fitting)))
+      cut = int(random.integers(start + 1, ends))
+      parts = sentences[start:cut], sentences[cut:ends]
+      first, second = ([number for ids in part for number in ids] for part in parts)
+      yield document, first, second
+      start = ends
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedModel(TaskModel[Encoder]):
   """An encoder on blocks of text.
 
   Attributes:
     pad: the token that marks padding.
+    end: the token that ends a segment, for models that have vectors of segments.
   """
 
   pad: int
+  end: int | None = None
 
   def init(self, rng: jax.Array) -> Params:
     """Fresh parameters, boxed with the logical names of their dimensions."""
@@ -238,6 +342,7 @@ class MaskedModel(TaskModel[Encoder]):
     return self.module.apply(
       {"params": params},
       tokens,
+      **self._segments(tokens),
       positions=positions,
       deterministic=rng is None,
       intermediates=intermediates.editing(
@@ -245,6 +350,14 @@ class MaskedModel(TaskModel[Encoder]):
       ),
       rngs=None if rng is None else {"dropout": rng},
     )
+
+  def _segments(self, tokens: jax.Array) -> dict[str, jax.Array]:
+    """How many ends stand before each token, up to the last segment that the model knows."""
+    count = getattr(self.config, "segments", 0)
+    if not count or self.end is None:
+      return {}
+    ends = (tokens == self.end).astype(jnp.int32)
+    return {"segments": jnp.minimum(jnp.cumsum(ends, axis=1) - ends, count - 1)}
 
   def valid_mask(self, site: str, batch: Batch) -> jax.Array:
     """Positions that hold real tokens, auxiliary ones where a site has them."""
@@ -258,6 +371,7 @@ class MaskedModel(TaskModel[Encoder]):
     positions: jax.Array | None = None,
   ) -> Bool[Array, "batch time"]:
     real = (tokens != self.pad) & jnp.reshape(jnp.asarray(rows), (-1, 1))
+    real = real[:, :1] if site == _NEXT else real
     return valid_at(self.config, site, real, positions)
 
   def start_tokens(self, site: str) -> int:
@@ -290,6 +404,67 @@ class MaskedTokenLoss:
     losses = cross_entropy(logits, masked.targets, masked.predict)
     metrics = {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
     return {"cross_entropy": Term(losses.nll, losses.count)}, carry, metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class WithNextSentence:
+  """Adds the cross-entropy in nats per pair of whether its second part follows the first.
+
+  Attributes:
+    objective: on the same batch of `PairedBlocks`.
+
+  Source: Devlin et al. 2019, section 3.1, task 2; the loss is the sum of both, appendix A.2.
+  """
+
+  objective: MaskedTokenLoss
+
+  def weights(self, config: ModelConfig) -> dict[str, float]:
+    """Those of the objective inside, and 1."""
+    return self.objective.weights(config) | {_NEXT: 1.0}
+
+  def __call__(
+    self, model: MaskedModel, params: Params, carry: Carry, batch: Batch, context: StepContext
+  ) -> tuple[Terms, Carry, Metrics]:
+    """See `Objective`."""
+    outside = context.intermediates
+    intermediates = outside.also([_NEXT])
+    terms, carry, metrics = self.objective(
+      model, params, carry, batch, context._replace(intermediates=intermediates)
+    )
+    outside.merge(intermediates.captured, intermediates.seen)
+    losses = _next_losses(intermediates.captured[_NEXT], batch)
+    terms |= {_NEXT: Term(losses.nll, losses.count)}
+    return terms, carry, metrics | {f"{_NEXT}_accuracy": (losses.correct, losses.count)}
+
+
+def _next_losses(logits: jax.Array, batch: Batch) -> CrossEntropy:
+  """Of a batch of pairs: those with an odd number do not belong together."""
+  index = batch["index"][:, None]
+  return cross_entropy(logits, index % 2, index >= 0)
+
+
+def _next_sums(model: MaskedModel, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+  """Sums of loss, right predictions and pairs."""
+  intermediates = OFF.also([_NEXT])
+  model.logits(params, batch["tokens"], batch["positions"], intermediates)
+  losses = _next_losses(intermediates.captured[_NEXT], batch)
+  return losses.nll, losses.correct, losses.count
+
+
+@dataclasses.dataclass(frozen=True)
+class NextSentenceScores:
+  """Loss and accuracy of whether the second part of a pair follows the first; half of them do."""
+
+  metric: str = ""
+  units: str = (
+    "Next sentence: loss in nats per pair, and share of pairs told right; half of them are."
+  )
+
+  def __call__(self, scoring: Scoring["MaskedLM"]) -> Iterator[tuple[str, Any]]:
+    """See `Evaluator`."""
+    nll, correct, pairs = scoring.sums(_next_sums)
+    yield f"{_NEXT}_loss", nll / pairs
+    yield f"{_NEXT}_accuracy", correct / pairs
 
 
 def _predictions(model: MaskedModel, params: Params, batch: Batch) -> tuple[jax.Array, ...]:

@@ -18,11 +18,9 @@ from compmod_jax.data.base import Dataset, Splits, TrainIterator
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, tokenise
 from compmod_jax.data.fingerprint import Fingerprints
-from compmod_jax.data.sources.text import TextData
-from compmod_jax.data.sources.tfds import TfdsData
+from compmod_jax.data.sources.text_to_text import PairData, TextToTextData
 from compmod_jax.data.subsets import subset_numbers
 from compmod_jax.data.synthetic.grammar import GrammarData
-from compmod_jax.data.synthetic.scan import ScanData
 from compmod_jax.data.text_tokenizer import UNKNOWN
 from compmod_jax.data.tokenizers import (
   BOS,
@@ -57,7 +55,7 @@ SOURCE_FILE, TARGET_FILE = "source.tokenizer", "target.tokenizer"
 class TranslationConfig:
   """A translation task: data, tokenizers, batches, loss and decoding."""
 
-  data: GrammarData | ScanData | TextData | TfdsData = GrammarData()
+  data: PairData | TextToTextData = GrammarData()
   """Where sentence pairs come from."""
   tokenizer: TokenizerConfig = TokenizerConfig()
   """The joint tokenizer, or the source side's where `target_tokenizer` is given."""

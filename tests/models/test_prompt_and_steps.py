@@ -208,6 +208,7 @@ WIDTHS: dict[str, Any] = {"dim": 6, "embedding_dim": 5, "attention_dim": 4, "max
 ATTENDING: dict[str, dict[str, Any]] = {
   "plain": {"share_embeddings": "all", "encoder_layers": 2},
   "entropy": {"share_embeddings": "none", "recoding": RecodingConfig("entropy", "learned", 0.7)},
+  "shared inputs": {"share_embeddings": "inputs"},
   "nll": {"decoder_layers": 2, "recoding": RecodingConfig("nll", "predicted", 0.7)},
   "argmax": {"recoding": RecodingConfig("argmax", size=0.7, steps=2)},
 }

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from compmod_jax.core.config import from_json
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
 from compmod_jax.layers.basic import FeedForward, layer_norm
@@ -234,8 +235,8 @@ def test_a_bad_configuration_names_field_value_and_rule(fields, words):
 
 
 def test_models_without_a_bias_of_distances_refuse_it():
-  with pytest.raises(UserError, match=r"model\.positions"):
-    DecoderConfig(positions="relative_bias")
+  with pytest.raises(UserError, match="positions is"):
+    from_json(DecoderConfig, {"positions": "relative_bias"})
 
 
 def test_inputs_that_share_a_table_need_one_vocabulary():

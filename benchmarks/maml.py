@@ -7,7 +7,7 @@ Needs the environment of `make test-peers`. The network of configs/few_shot_maml
 queries a class, float32: gradient of the mean query loss, and a step of SGD. PyTorch's is `vmap`
 over tasks of `grad` through `functional_call`; with --one-by-one also the same without `vmap`, task
 after task. Ours computes tasks one after the other too on a CPU (`tasks_at_once = 1`), and by
-`vmap` on a GPU. In full about five minutes on 2 cores.
+`vmap` on a GPU.
 """
 
 import dataclasses
@@ -165,7 +165,7 @@ def main() -> None:
   }
   if options.one_by_one:
     runs["PyTorch, one by one"] = peer.step(together=False)
-  # Each has run once then, which compiles ours; a step of PyTorch's takes most of a minute.
+  # Each has run once then, which compiles ours; a step of PyTorch's takes long.
   results = {name: run() for name, run in runs.items()}
   check_agreement(report, results["second order"], results["PyTorch"])
   amount = len(batch["index"])

@@ -82,6 +82,8 @@ def v1_1() -> Experiment:
 
 def mixed() -> Experiment:
   base = spans()
+  assert isinstance(base.task, TranslationConfig)
+  assert isinstance(base.task.data, SpanCorruptionData)
   fill = PrefixedData("fill", "fill:", base.task.data)
   translate = PrefixedData("translate", "translate German to English:", GrammarData(train=60_000))
   data = TextToTextData((fill, translate), limit=60_000)
@@ -93,6 +95,7 @@ def mixed() -> Experiment:
 
 def text() -> Experiment:
   base = spans()
+  assert isinstance(base.task, TranslationConfig)
   data = SpanCorruptionData(
     data=TextDocuments(folder="$COMPMOD_DATA/lm_public_domain"), sentinels=SENTINELS
   )

@@ -102,7 +102,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
   )
 
 
-def logical(initializer: Callable[..., jax.Array], *names: str) -> Callable[..., Any]:
+def logical(initializer: Callable[..., jax.Array], *names: str | None) -> Callable[..., Any]:
   """An initializer whose parameter carries the logical names of its dimensions."""
   return nn.with_logical_partitioning(initializer, names)
 

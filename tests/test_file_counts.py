@@ -20,6 +20,13 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "rotary", "rotate(", '"relative"', "RelativePositions", "relative positions", "Transformer-XL",
   ),
   "an objective of MAML": ("MAML", "MetaConfig", "AdaptationScores", "episode"),
+  "a bias of distances": ("RelativeBias", "distance_buckets", "position_bias"),
+  "spans that are cut out of texts": (
+    "corrupt_spans", "restore_spans", "SpansConfig", "SpanCorruption", "text_to_text",
+  ),
+  "the next sentence beside masked tokens": (
+    "next_sentence", "PairedBlocks", "NextSentence", "segment_table", "next_head",
+  ),
   "a gate on every head": ("head_gate", "HeadGate", "gate_heads", "gated_heads"),
 }  # fmt: skip
 # Files of the addition's own.
@@ -30,6 +37,7 @@ OWN = {
     "configs/nmt_lstm.py",
   ),
   "a gate on every head": ("compmod_jax/mechanisms/head_gate.py",),
+  "spans that are cut out of texts": ("compmod_jax/data/sources/text_to_text.py",),
 }
 
 

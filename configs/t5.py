@@ -50,7 +50,9 @@ def get_config(variant: str) -> Experiment:
 
 def corrupted() -> SpanCorruptionData:
   return SpanCorruptionData(
-    data=GrammarTopics(GrammarData(train=60_000)), sentinels=SENTINELS, draws=4
+    data=GrammarTopics(GrammarData(train=60_000, valid=2000, test=2000)),
+    sentinels=SENTINELS,
+    draws=4,
   )
 
 

@@ -48,12 +48,19 @@ def get_config(variant: str) -> Experiment:
   return variants[variant]()
 
 
+def corrupted() -> SpanCorruptionData:
+  return SpanCorruptionData(
+    data=GrammarTopics(GrammarData(train=60_000, valid=2000, test=2000)),
+    sentinels=SENTINELS,
+    draws=4,
+  )
+
+
 def spans() -> Experiment:
-  data = GrammarTopics(GrammarData(train=60_000))
   return Experiment(
     name="T5 on spans of the grammar",
     task=TranslationConfig(
-      data=SpanCorruptionData(data=data, sentinels=SENTINELS, draws=4),
+      data=corrupted(),
       tokenizer=TokenizerConfig(vocab_size=2000, special_tokens=sentinels(SENTINELS)),
       batch=BatchConfig(tokens=4096, ceiling=128, bucket_count=4),
       label_smoothing=0.0,
@@ -83,8 +90,7 @@ def v1_1() -> Experiment:
 def mixed() -> Experiment:
   base = spans()
   assert isinstance(base.task, TranslationConfig)
-  assert isinstance(base.task.data, SpanCorruptionData)
-  fill = PrefixedData("fill", "fill:", base.task.data)
+  fill = PrefixedData("fill", "fill:", corrupted())
   translate = PrefixedData("translate", "translate German to English:", GrammarData(train=60_000))
   data = TextToTextData((fill, translate), limit=60_000)
   task = dataclasses.replace(

@@ -685,6 +685,7 @@ TABLES = {
   ("docs/nemot.md", "Questions about worlds", 1): lambda: worlds("extractive", "abstractive"),
   ("docs/nemot.md", "Questions about worlds", 2): worlds_shifted,
   ("docs/nemot.md", "Questions of real sets", 0): general,
+  ("docs/baselines.md", "T5", 0): REFERENCE,
   ("docs/pods-aot.md", "Models on v5e-16", 0): "printed by `train.main --aot`; no file is kept",
   ("docs/pods-aot.md", "Models on v5e-16", 1): "printed by `train.main --aot`; no file is kept",
   ("docs/pods.md", "Layout", 0): REFERENCE,

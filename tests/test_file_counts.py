@@ -22,6 +22,13 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "an objective of MAML": ("mlm_maml", "MetaConfig", "AdaptationScores", "split_episode"),
   "generated characters": ("glyphs", "GlyphData"),
   "a convolutional network": ("conv_net", "ConvNet"),
+  "a bias of distances": ("RelativeBias", "distance_buckets", "position_bias"),
+  "spans that are cut out of texts": (
+    "corrupt_spans", "restore_spans", "SpansConfig", "SpanCorruption", "text_to_text",
+  ),
+  "the next sentence beside masked tokens": (
+    "next_sentence", "PairedBlocks", "NextSentence", "segment_table", "next_head",
+  ),
   "a gate on every head": ("head_gate", "HeadGate", "gate_heads", "gated_heads"),
   "a recurrent model around any cell": (
     "models.recurrent", "RecurrentConfig", "LstmCellConfig", "GruCellConfig",
@@ -38,6 +45,7 @@ OWN = {
   "generated characters": ("compmod_jax/data/synthetic/glyphs.py",),
   "a convolutional network": ("compmod_jax/models/conv_net.py",),
   "a gate on every head": ("compmod_jax/mechanisms/head_gate.py",),
+  "spans that are cut out of texts": ("compmod_jax/data/sources/text_to_text.py",),
 }
 
 

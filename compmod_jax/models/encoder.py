@@ -147,7 +147,7 @@ class Encoder(nn.Module):
     if c.next_sentence:
       init = logical(nn.initializers.xavier_uniform(), "embed", "mlp")
       self.pooler = nn.Dense(c.dim, dtype=dtype, kernel_init=init)
-      init = logical(nn.initializers.xavier_uniform(), "mlp", None)
+      init = logical(nn.initializers.xavier_uniform(), "mlp", "units")
       self.next_head = nn.Dense(2, kernel_init=init)  # float32, as all logits are
 
   def __call__(

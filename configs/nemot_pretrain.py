@@ -46,6 +46,7 @@ def get_config(variant: str) -> Experiment:
 def decoder(given: Experiment) -> Experiment:
   """The same experiment with a decoder that has as many parameters."""
   assert isinstance(given.model, NemotConfig)
+  assert isinstance(given.task, CausalLMConfig | MaskedLMConfig)
   model = matching_decoder(given.model, given.task.tokenizer.vocab_size)
   return dataclasses.replace(given, name=f"{given.name}, a plain decoder", model=model)
 
@@ -110,6 +111,7 @@ def _lines(name: str, folder: str, files: str) -> Unseen:
 
 def grammar() -> Experiment:
   base = small()
+  assert isinstance(base.task, CausalLMConfig)
   task = dataclasses.replace(
     base.task,
     data=GrammarDocuments(GrammarData(train=50_000)),

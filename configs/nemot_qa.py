@@ -34,6 +34,7 @@ def get_config(variant: str) -> Experiment:
 def decoder(given: Experiment) -> Experiment:
   """The same experiment with a decoder that has as many parameters."""
   assert isinstance(given.model, NemotConfig)
+  assert isinstance(given.task, AnsweringConfig)
   model = matching_decoder(given.model, given.task.tokenizer.vocab_size)
   return dataclasses.replace(given, name=f"{given.name}, a plain decoder", model=model)
 
@@ -91,6 +92,7 @@ def general() -> Experiment:
   folder = "$COMPMOD_DATA/qa/subjqa"
   subjqa = QASet("subjqa", "subjqa", folder, train=train, valid=valid, test=test)
   base = worlds()
+  assert isinstance(base.task, AnsweringConfig)
   task = dataclasses.replace(
     base.task,
     data=Mixed(
@@ -134,6 +136,7 @@ def paper() -> Experiment:
     for name, (reader, train, valid, test) in read.items()
   )
   base = worlds()
+  assert isinstance(base.task, AnsweringConfig)
   task = dataclasses.replace(
     base.task,
     data=Mixed(seeds=seeds),

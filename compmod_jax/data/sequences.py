@@ -69,6 +69,11 @@ class CopyingData:
     check(self.seed >= 0, f"task.data.seed is {self.seed}; it must not be negative.")
 
   @property
+  def steps(self) -> int:
+    """Steps of a training sequence."""
+    return 2 * self.length + self.blanks + 1
+
+  @property
   def vectors(self) -> bool:
     """Whether inputs are real numbers and not whole ones."""
     return False
@@ -128,6 +133,11 @@ class DigitsData:
     for value in (self.size, *self.test_sizes):
       check(value >= 1, f"task.data.size has {value}; it must be at least 1.")
     check(self.valid >= 1, f"task.data.valid is {self.valid}; it must be at least 1.")
+
+  @property
+  def steps(self) -> int:
+    """Steps of a training sequence."""
+    return self.size**2
 
   @property
   def vectors(self) -> bool:

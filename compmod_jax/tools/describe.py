@@ -121,8 +121,12 @@ def assemble(experiment: Experiment, cache: Path | None = None) -> tuple[Task, s
 
 
 def placeholders(config: TaskConfig) -> dict[str, bytes]:
-  """Files of a task with tokenizers of the configured sizes, whose words mean nothing."""
-  source = getattr(config, "tokenizer_with_mask", config.tokenizer)
+  """Files of a task with tokenizers of the configured sizes, whose words mean nothing; none of a
+  task without tokenizers."""
+  tokenizer = getattr(config, "tokenizer", None)
+  if tokenizer is None:
+    return {}
+  source = getattr(config, "tokenizer_with_mask", tokenizer)
   target = getattr(config, "target_tokenizer", None) or source
   return {FILE: _words(source), SOURCE_FILE: _words(source), TARGET_FILE: _words(target)}
 

@@ -46,7 +46,7 @@ def get_config(variant: str) -> Experiment:
 def decoder(given: Experiment) -> Experiment:
   """The same experiment with a decoder that has as many parameters."""
   assert isinstance(given.model, NemotConfig)
-  assert isinstance(given.task, CausalLMConfig)
+  assert isinstance(given.task, CausalLMConfig | MaskedLMConfig)
   model = matching_decoder(given.model, given.task.tokenizer.vocab_size)
   return dataclasses.replace(given, name=f"{given.name}, a plain decoder", model=model)
 

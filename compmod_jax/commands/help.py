@@ -28,9 +28,15 @@ FIELDS = (
   ("evaluate_every",),
   ("optimizer.learning_rate",),
   ("task.batch.tokens", "task.batch_tokens", "task.batch_questions", "task.rows"),
-  ("model.dim",),
-  ("model.encoder_layers", "model.vanilla_layers", "model.decoder_layers", "model.layers"),
-  ("model.compete", "model.recoding.signal"),
+  ("model.dim", "model.cell.dim"),
+  (
+    "model.encoder_layers",
+    "model.vanilla_layers",
+    "model.decoder_layers",
+    "model.layers",
+    "model.embedding_dim",
+  ),
+  ("model.compete", "model.recoding.signal", "model.cell.active"),
   ("model.dropout",),
   ("seed",),
 )
@@ -105,7 +111,7 @@ def _find(holder: object, path: str) -> tuple[object, object]:
     last = holder
     if isinstance(holder, tuple) and name.isdigit():
       holder = holder[int(name)]
-    elif hasattr(holder, name):
+    elif dataclasses.is_dataclass(holder) and name in {f.name for f in dataclasses.fields(holder)}:
       holder = getattr(holder, name)
     else:
       return None, None

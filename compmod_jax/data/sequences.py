@@ -74,6 +74,11 @@ class CopyingData:
     check(self.seed >= 0, f"task.data.seed is {self.seed}; it must not be negative.")
 
   @property
+  def steps(self) -> int:
+    """Steps of a training sequence."""
+    return 2 * self.length + self.blanks + 1
+
+  @property
   def vectors(self) -> bool:
     """Whether inputs are real numbers and not whole ones."""
     return False
@@ -160,6 +165,11 @@ class AssociationData:
     """Different inputs and targets: 0 where an answer is asked for, cues, answers."""
     return 1 + self.cues + self.answers
 
+  @property
+  def steps(self) -> int:
+    """Of a training sequence."""
+    return 4 * self.pairs
+
   def splits(self) -> tuple[str, ...]:
     """Training, validation, and a test split for each number of pairs."""
     return ("train", "valid", *(f"pairs_{pairs}" for pairs in self.test_pairs))
@@ -213,6 +223,11 @@ class DigitsData:
     for value in (self.size, *self.test_sizes):
       check(value >= 1, f"task.data.size has {value}; it must be at least 1.")
     check(self.valid >= 1, f"task.data.valid is {self.valid}; it must be at least 1.")
+
+  @property
+  def steps(self) -> int:
+    """Steps of a training sequence."""
+    return self.size**2
 
   @property
   def vectors(self) -> bool:

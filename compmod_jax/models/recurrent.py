@@ -180,6 +180,14 @@ class RecurrentConfig(ModelConfig):
     """The cell, in a few words."""
     return self.cell.describe()
 
+  def parts(self, vocab: int) -> list[tuple[str, str, str]]:
+    """Every part from input to output: name, pattern of its parameters' names, what it is."""
+    return [
+      ("embedding", "(embedding|vectors)/.*", f"what is read -> {self.embedding_dim}"),
+      ("cell", "cell/.*", self.cell.describe()),
+      ("readout", "readout/.*", f"{self.cell.units} -> {vocab:,}"),
+    ]
+
   def routing_sites(self) -> tuple[str, ...]:
     """The modules of recurrent independent mechanisms compete, if not all are active."""
     return ("cell/router/weights",) if isinstance(self.cell, RimConfig) and self.cell.router else ()

@@ -38,6 +38,7 @@ from compmod_jax.tasks.base import (
   TaskModel,
   Terms,
 )
+from compmod_jax.tasks.objectives import standard
 from compmod_jax.tasks.scorer import Scorer
 from compmod_jax.tasks.text_generator import Prompts, TextGenerator
 
@@ -106,7 +107,7 @@ class LanguageModelConfig:
     return LanguageModel(
       dataset=dataset,
       model=StreamModel(module, self.rows, self.noise_seed, classifier),
-      objective=StreamLoss(dataset),
+      objective=standard(StreamLoss(dataset), model),
       evaluators=(StreamPerplexity(),),
       generator=TextGenerator(tokenizer, Scorer(tokenizer, _token_scores)),
     )
@@ -120,7 +121,7 @@ class LanguageModelConfig:
 
   def describe(self, model: ModelConfig) -> str:
     """One sentence on model and data."""
-    return f"LSTM language model, {model.describe()}; {self.data.describe()}."
+    return f"{model.family} language model, {model.describe()}; {self.data.describe()}."
 
 
 def read_classifier(

@@ -53,6 +53,16 @@ class SequenceConfig:
       value = getattr(self, field)
       errors.check(value >= 1, f"task.{field} is {value}; it must be at least 1.")
 
+  @property
+  def length(self) -> int:
+    """Steps of a training sequence."""
+    return self.data.steps
+
+  @property
+  def batch_tokens(self) -> int:
+    """Steps of a batch, of all its sequences together."""
+    return self.rows * self.length
+
   def build(
     self,
     model: ModelConfig,

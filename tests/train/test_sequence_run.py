@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -108,8 +109,6 @@ def test_models_of_other_kinds_are_refused_and_an_lstm_language_model_is_not():
     config.build(TransformerConfig())
   task = config.build(LstmConfig(layers=1, dim=4, embedding_dim=4))
   params = jax.jit(task.model.init)(jax.random.key(0))
-  import flax.linen as nn
-
   assert task.evaluate(nn.unbox(params), "valid").values["tokens"] == 8
   with pytest.raises(UserError, match="which reads tokens"):
     SequenceConfig(DigitsData()).build(LstmConfig())
@@ -130,3 +129,5 @@ def test_any_cell_makes_a_language_model_that_continues_texts(cell, tmp_path):
   assert scored.log_probability < 0
   (found,) = model.generate(["a b"], length=3)
   assert found
+  logged = "router/cell/weight_0" in metrics_of(tmp_path / "run", "train")[-1]
+  assert logged == isinstance(cell, RimConfig)

@@ -22,7 +22,7 @@ from benchmarks.peer_rims import TorchRims
 from compmod_jax.layers.lstm import LSTMCell
 from compmod_jax.mechanisms.rims import RimConfig
 
-ROUNDS = 12
+ROUNDS = 10
 EMBED = 100
 
 

@@ -55,7 +55,7 @@ def peer(config: RimConfig, params: Any, x: jax.Array, device: str) -> Callable[
     found = torch.autograd.grad(total, [*cell.weights.values(), read])
     if place == "cuda":
       torch.cuda.synchronize()
-    return total, found
+    return total.detach(), found
 
   return run
 

@@ -22,7 +22,7 @@ from benchmarks.peer_rims import TorchRims
 from compmod_jax.layers.lstm import LSTMCell
 from compmod_jax.mechanisms.rims import RimConfig
 
-ROUNDS = 12
+ROUNDS = 10
 EMBED = 100
 
 
@@ -55,7 +55,7 @@ def peer(config: RimConfig, params: Any, x: jax.Array, device: str) -> Callable[
     found = torch.autograd.grad(total, [*cell.weights.values(), read])
     if place == "cuda":
       torch.cuda.synchronize()
-    return total, found
+    return total.detach(), found
 
   return run
 

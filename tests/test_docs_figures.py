@@ -710,6 +710,7 @@ TABLES = {
   ("docs/recoding.md", "Translation by an LSTM that recodes its states", 0): REFERENCE,
   ("docs/recoding.md", "Translation, recoded while it is searched for", 0): recoded_search,
   ("docs/rims.md", "From Python", 0): REFERENCE,
+  ("docs/roles.md", "What is measured", 0): REFERENCE,
   ("docs/sites.md", "Named activations", 0): REFERENCE,
   ("docs/sites.md", "Named activations", 1): REFERENCE,
   ("docs/sites.md", "Named activations", 2): REFERENCE,

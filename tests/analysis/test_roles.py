@@ -396,13 +396,16 @@ def test_the_report_on_a_translation_model_has_controls_syntax_and_four_ways(sub
   assert {path.stem for path in written.pictures} == {
     "at_previous", "at_itself", "at_next", "at_first", "at_separator", "syntax", "rarest",
     "entropy", "weight_on_separator", "weight_on_punctuation", "gradient_at_separator",
-    "weight_by_layer", "gradient_by_layer", "map_1", "map_2", "map_3", "importance_ablation",
+    "map_1", "map_2", "map_3", "importance_ablation",
     "importance_gradient", "importance_attribution", "importance_relevance",
     "importance_correlations", "spectrum_heads", "spectrum_together",
   }  # fmt: skip
   assert len(data["roles"]) == 12
   assert data["examples"] == [3, 3]
-  assert data["importance"]["untrained"]["values"]["ablation"][SELF]
+  assert len(data["importance"]["untrained"]["values"]["ablation"][SELF]) == 4
+  halves = data["modules"][SELF]["halves"]
+  np.testing.assert_allclose(halves[0]["entropy"], found.halves[0].looks[SELF].entropy)
+  assert np.shape(data["groups"]["source"]["divergence"]) == (2, 4, 4)
   assert any("subject" in relation for relation in data["relations"])
   with (tmp_path / "measures.csv").open() as file:
     rows = list(csv.DictReader(file))

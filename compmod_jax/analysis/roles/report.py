@@ -742,7 +742,7 @@ def _data(settings: Roles, subject: Subject, found: Measured, roles: Named) -> d
   controls = {"shuffled": _roles(found, shuffled=True)}
   if found.untrained is not None:
     controls["untrained"] = _roles(found, [found.untrained])
-  return {
+  record: dict[str, Any] = {
     "split": subject.split,
     "settings": dataclasses.asdict(settings),
     "examples": found.counted,
@@ -772,6 +772,16 @@ def _data(settings: Roles, subject: Subject, found: Measured, roles: Named) -> d
       for name, those in (("trained", found.spectra), ("untrained", found.untrained_spectra))
     },
   }
+  return _lists(record)
+
+
+def _lists(value: Any) -> Any:
+  """The same with arrays as lists, as JSON has them."""
+  if isinstance(value, Mapping):
+    return {key: _lists(inner) for key, inner in value.items()}
+  if isinstance(value, np.ndarray | np.generic):
+    return value.tolist()
+  return [_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _importance_record(one: Importance) -> dict[str, Any]:

@@ -26,8 +26,10 @@ from compmod_jax.kernels.routing import (
   scaled_projection,
 )
 from compmod_jax.layers import deferred_scan, lm_head, lstm
-from compmod_jax.mechanisms import dispatch
+from compmod_jax.mechanisms import dispatch, meta_transfer
 from compmod_jax.mechanisms.recoding import signals
+from compmod_jax.models import conv_net
+from compmod_jax.tasks import few_shot
 
 ROOT = Path(__file__).parents[1]
 PROMISE = "Reverse mode, any order."
@@ -39,6 +41,7 @@ class Rule(NamedTuple):
   ours: Callable[..., Any]
   plain: Callable[..., Any]
   args: tuple[Any, ...]
+  forward: bool = False  # whether forward mode is right, too
 
 
 def numbers(*shape: int, seed: int) -> np.ndarray:
@@ -196,7 +199,48 @@ def project() -> Rule:
 
 
 ROUTING = "compmod_jax.kernels.routing"
+
+
+def convolution() -> Rule:
+  def plain(x: Any, kernel: Any) -> Any:
+    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    parts = [
+      padded[:, i : i + 4 : 2, j : j + 3 : 2] @ kernel[i, j] for i in range(3) for j in range(3)
+    ]
+    return sum(parts)
+
+  args = numbers(2, 4, 3, 2, seed=0), numbers(3, 3, 2, 3, seed=1)
+  return Rule(lambda x, kernel: conv_net.convolve(x, kernel, 2), plain, args)
+
+
+def logarithm_of_cosh() -> Rule:
+  return Rule(
+    meta_transfer.log_cosh, lambda x: jnp.log(jnp.cosh(x)), (numbers(3, 4, seed=0),), forward=True
+  )
+
+
+def sums_over_tasks() -> Rule:
+  batch = {"x": numbers(4, 3, 2, seed=1), "index": np.zeros((4, 3), int)}
+
+  def one(params: Any, rows: Any) -> Any:
+    return {"nll": jnp.sum(jnp.sin(rows["x"] @ params["w"]) ** 2)}
+
+  def ours(w: Any) -> Any:
+    return few_shot.summed_over_tasks(one, {"w": w}, batch, 1)["nll"]
+
+  def plain(w: Any) -> Any:
+    return sum(one({"w": w}, {"x": x})["nll"] for x in batch["x"])
+
+  return Rule(ours, plain, (numbers(2, 3, seed=0),))
+
+
 RULES: dict[str, Callable[[], Rule]] = {
+  # The three are each other's derivatives.
+  "compmod_jax.models.conv_net.convolve": convolution,
+  "compmod_jax.models.conv_net._spread": convolution,
+  "compmod_jax.models.conv_net._correlate": convolution,
+  "compmod_jax.mechanisms.meta_transfer.log_cosh": logarithm_of_cosh,
+  "compmod_jax.tasks.few_shot.summed_over_tasks.run": sums_over_tasks,
   "compmod_jax.layers.deferred_scan.scan.run": scan,
   "compmod_jax.layers.deferred_scan._plus_zeros": plus_zeros,
   "compmod_jax.layers.lstm.cell": cell,
@@ -307,9 +351,13 @@ def test_first_and_second_derivatives_are_those_without_the_custom_rule(name):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_forward_mode_is_refused_rather_than_wrong(name):
+def test_forward_mode_is_right_or_refused(name):
   rule = RULES[name]()
   args = jax.tree.map(jnp.asarray, rule.args)
+  if rule.forward:
+    mine, theirs = (jax.jvp(function, args, args)[1] for function in (rule.ours, rule.plain))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+    return
   with pytest.raises(TypeError, match="forward-mode"):
     jax.jvp(rule.ours, args, args)
 

@@ -710,6 +710,8 @@ TABLES = {
   ("docs/recoding.md", "Translation, recoded while it is searched for", 0): recoded_search,
   ("docs/rims.md", "From Python", 0): REFERENCE,
   ("docs/roles.md", "What is measured", 0): REFERENCE,
+  ("docs/independent_mechanisms.md", "Use", 0): REFERENCE,
+  ("docs/plasticity.md", "Plastic cells", 0): REFERENCE,
   ("docs/sites.md", "Named activations", 0): REFERENCE,
   ("docs/sites.md", "Named activations", 1): REFERENCE,
   ("docs/sites.md", "Named activations", 2): REFERENCE,

@@ -19,7 +19,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "rotary positions and those of Transformer-XL": (
     "rotary", "rotate(", '"relative"', "RelativePositions", "relative positions", "Transformer-XL",
   ),
-  "an objective of MAML": ("mlm_maml", "MetaConfig", "AdaptationScores", "split_episode"),
+  "an objective of MAML": ("mlm_maml", "MetaConfig", "AdaptationScores"),
   "generated characters": ("glyphs", "GlyphData"),
   "a convolutional network": ("conv_net", "ConvNet"),
   "a bias of distances": ("RelativeBias", "distance_buckets", "position_bias"),
@@ -34,6 +34,14 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "models.recurrent", "RecurrentConfig", "LstmCellConfig", "GruCellConfig",
   ),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
+}  # fmt: skip
+# Files of later additions, which use the earlier one.
+LATER = {
+  "a gate on every head": {
+    "compmod_jax/analysis/roles/importance.py", "compmod_jax/checkpoints/t5.py",
+  },
+  "a recurrent model around any cell": {"configs/cue_association.py"},
+  "a task on sequences": {"configs/cue_association.py"},
 }  # fmt: skip
 # Files of the addition's own.
 OWN = {
@@ -72,7 +80,7 @@ def files_that_know(names: tuple[str, ...]) -> dict[str, list[str]]:
 def test_an_addition_is_known_to_four_files_at_most(addition):
   found = files_that_know(ADDITIONS[addition])
   assert [name for name, files in found.items() if not files] == []  # a name that went out of use
-  assert len(set().union(*found.values())) <= MOST, found
+  assert len(set().union(*found.values()) - LATER.get(addition, set())) <= MOST, found
 
 
 @pytest.mark.parametrize("addition", OWN)

@@ -36,7 +36,7 @@ FIELDS = (
     "model.layers",
     "model.embedding_dim",
   ),
-  ("model.compete", "model.recoding.signal", "model.cell.active"),
+  ("model.compete", "model.recoding.signal", "model.cell.active", "model.cell.rule"),
   ("model.dropout",),
   ("seed",),
 )

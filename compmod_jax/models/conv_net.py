@@ -149,7 +149,7 @@ def largest(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-  """Convolution with a border of one zero; right to any order in reverse mode.
+  """Convolution with a border of one zero. Reverse mode, any order.
 
   Args:
     x: [batch, height, width, channels].
@@ -166,7 +166,10 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _spread(y: jax.Array, kernel: jax.Array, stride: int, size: tuple[int, int]) -> jax.Array:
-  """`convolve` transposed: the gradient with respect to an input of this height and width."""
+  """`convolve` transposed: the gradient with respect to an input of this height and width.
+
+  Reverse mode, any order.
+  """
   borders = [
     (1, whole - (part - 1) * stride) for whole, part in zip(size, y.shape[1:3], strict=True)
   ]
@@ -182,7 +185,10 @@ def _spread(y: jax.Array, kernel: jax.Array, stride: int, size: tuple[int, int])
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _correlate(x: jax.Array, y: jax.Array, stride: int) -> jax.Array:
-  """The gradient with respect to the kernel where the output's is y: one product of matrices."""
+  """The gradient with respect to the kernel where the output's is y: one product of matrices.
+
+  Reverse mode, any order.
+  """
   high, wide = y.shape[1:3]
   padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
   columns = [

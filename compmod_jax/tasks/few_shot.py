@@ -507,7 +507,7 @@ def summed_over_tasks(
   """Sums over the episodes of a batch, which can be differentiated; `nll` alone has a gradient.
 
   Where groups are computed one after the other, the gradient of each is taken with its value, so
-  that what has to be kept is that of one group. The rule is right to any order in reverse mode.
+  that what has to be kept is that of one group. Reverse mode, any order.
 
   Args:
     one: from parameters and an episode to sums.
@@ -529,13 +529,13 @@ def summed_over_tasks(
     return {**found, "nll": nll}
 
   def plain(params: Params) -> dict[str, jax.Array]:
-    found = jax.lax.map(lambda part: group(params, part)[1], groups)
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0), found)
+    nll, found = jax.lax.map(lambda part: group(params, part), groups)
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), {**found, "nll": nll})
 
   def forward(params: Params) -> tuple[dict[str, jax.Array], Params]:
     def add(slopes: Params, part: Batch) -> tuple[Params, dict[str, jax.Array]]:
-      (_, found), slope = jax.value_and_grad(group, has_aux=True)(params, part)
-      return jax.tree.map(jnp.add, slopes, slope), found
+      (nll, found), slope = jax.value_and_grad(group, has_aux=True)(params, part)
+      return jax.tree.map(jnp.add, slopes, slope), {**found, "nll": nll}
 
     zeros = jax.tree.map(jnp.zeros_like, params)
     slopes, found = jax.lax.scan(add, zeros, groups)
@@ -544,9 +544,9 @@ def summed_over_tasks(
   def backward(slopes: Params, cotangents: dict[str, jax.Array]) -> tuple[Params]:
     return (jax.tree.map(lambda slope: cotangents["nll"] * slope, slopes),)
 
-  total = jax.custom_vjp(plain)
-  total.defvjp(forward, backward)
-  return total(params)
+  run = jax.custom_vjp(plain)
+  run.defvjp(forward, backward)
+  return run(params)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,14 +25,17 @@ from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.modulation import KINDS
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
+from compmod_jax.models.conv_net import ConvNetConfig
 from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
 from compmod_jax.models.nemot import Nemot, NemotConfig
+from compmod_jax.models.recurrent import RecurrentConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.text import Text
 from compmod_jax.models.transformer import ATTENTION_KINDS, TransformerConfig
 from compmod_jax.tasks.configs import ModelConfig
+from compmod_jax.tasks.meta_transfer import CausalDirectionConfig
 
 VOCAB, BEAMS, STEPS, PROMPT, ROWS = 23, 2, 3, 3, 3
 SIZES: dict[str, Any] = {
@@ -227,7 +230,12 @@ CASES: dict[type, dict[str, Any]] = {
     name: Seq2SeqLstmConfig(**WIDTHS | fields) for name, fields in ATTENDING.items()
   },
 }
-DOES_NOT_DECODE = {EncoderConfig: "it sees the whole text at once, and fills in what is masked"}
+DOES_NOT_DECODE = {
+  EncoderConfig: "it sees the whole text at once, and fills in what is masked",
+  RecurrentConfig: "any cell's steps; tests/models/test_recurrent.py compares them",
+  ConvNetConfig: "it reads images",
+  CausalDirectionConfig: "it reads pairs of numbers",
+}
 IN_TRAINING = "acts in training alone, not on what a trained model computes"
 BY_TASK = "settled by the task, which gives the model `active` and `classifier`"
 # Fields, and single values of fields, that no case needs.

@@ -94,10 +94,7 @@ def test_cached_steps_equal_a_pass_over_the_whole_prefix_with_the_corrected_acti
   def uncached(activations):
     edits = {} if activations is None else {site: lambda _: activations}
     intermediates = Intermediates(capture=frozenset([site]), edits=edits)
-    memory = MODEL.apply({"params": params()}, SOURCE, method="encode")
-    logits = MODEL.apply(
-      {"params": params()}, memory, SOURCE, TOKENS, intermediates=intermediates, method="decode"
-    )
+    logits = MODEL.apply({"params": params()}, SOURCE, TOKENS, intermediates=intermediates)
     return logits, intermediates.captured[site]
 
   @jax.jit

@@ -94,7 +94,10 @@ def variants(path):
 
 def shallow(model):
   """The model with one layer where it has many, which makes no difference to a diagram."""
-  names = {field.name for field in dataclasses.fields(model)} - {"expert_layers"}
+  names = {field.name for field in dataclasses.fields(model)} - {
+    "expert_layers",
+    "mechanism_layers",
+  }
   return dataclasses.replace(model, **{n: 1 for n in names if n.endswith("_layers")})
 
 

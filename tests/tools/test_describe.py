@@ -88,8 +88,9 @@ def variants(path):
     load_config(f"{path}:?")
   listed = re.search(r"one of: (.*?)\.(?: Did|$)", str(error.value))
   assert listed is not None
-  found = (load_config(f"{path}:{name}") for name in listed[1].split(", "))
-  return {shallow(it.model): it for it in found}.items()
+  found = [load_config(f"{path}:{name}") for name in listed[1].split(", ")]
+  # Of variants with the same model the first, whose data the project makes.
+  return {shallow(it.model): it for it in reversed(found)}.items()
 
 
 def shallow(model):

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -599,9 +600,10 @@ def causes(name, field):
   return [run["test"][field] for run in runs]
 
 
-def slowest(name):
-  runs = record(f"meta_transfer/{name}.json")["runs"]
-  return f"{max(run['train_seconds'] for run in runs):.0f}"
+def seconds(name):
+  """Median and longest training."""
+  found = [run["train_seconds"] for run in record(f"meta_transfer/{name}.json")["runs"]]
+  return f"{statistics.median(found):.0f} ({max(found):.0f})"
 
 
 def discrete_causes():
@@ -609,6 +611,8 @@ def discrete_causes():
   for variant, name, sign in (
     ("(none)", "discrete", 1),
     ("b_to_a", "discrete_b_to_a", -1),
+    ("values100", "values100", 1),
+    ("values100_b_to_a", "values100_b_to_a", -1),
   ):
     beliefs = [belief if sign > 0 else 1 - belief for belief in causes(name, "belief")]
     ratios = [sign * ratio for ratio in causes(name, "log_ratio")]
@@ -616,7 +620,7 @@ def discrete_causes():
     direction = "A to B" if sign > 0 else "B to A"
     least = f"{min(beliefs):.4f}"
     rows.append(
-      [variant, direction, f"{right} of {len(beliefs)}", least, interval(ratios, 1), slowest(name)]
+      [variant, direction, f"{right} of {len(beliefs)}", least, interval(ratios, 1), seconds(name)]
     )
   return rows
 
@@ -639,14 +643,16 @@ def rotated_causes():
     ("rotation", "rotation"),
     ("rotation_b_to_a", "rotation_b_to_a"),
     ("rotation_linear", "rotation_linear"),
+    ("rotation, even rates", "rotation_even"),
     ("rotation_static", "rotation_static"),
+    ("rotation_linear, static", "rotation_linear_static"),
   ):
     away = [abs(error) for error in causes(name, "angle_error")]
     sure = sum(max(belief, 1 - belief) > 0.99 for belief in causes(name, "belief"))
     near = sum(error < 2 for error in away)
     errors = [f"{max(away):.2f}", f"{mean_interval(away).mean:.2f}"]
     count = f"of {len(away)}"
-    rows.append([variant, f"{near} {count}", *errors, f"{sure} {count}", slowest(name)])
+    rows.append([variant, f"{near} {count}", *errors, f"{sure} {count}", seconds(name)])
   return rows
 
 

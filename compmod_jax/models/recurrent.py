@@ -9,7 +9,7 @@ stands where a recurrent language model does (`ModelConfig.recurrent`).
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import flax.linen as nn
 import jax
@@ -50,11 +50,13 @@ class CellConfig(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class LstmCellConfig:
-  """An LSTM as the cell of a recurrent model."""
+class SizedCellConfig:
+  """A cell that a width describes."""
+
+  name: ClassVar[str]
 
   dim: int = 600
-  """Width of hidden and cell state."""
+  """Width of the state."""
 
   def __post_init__(self):
     check(self.dim >= 1, f"cell.dim is {self.dim}; it must be at least 1.")
@@ -63,62 +65,43 @@ class LstmCellConfig:
   def units(self) -> int:
     """Width of the cell's output."""
     return self.dim
+
+  def describe(self) -> str:
+    """Sizes, in a few words."""
+    return f"{self.name} of {self.dim} units"
+
+
+@dataclasses.dataclass(frozen=True)
+class LstmCellConfig(SizedCellConfig):
+  """An LSTM as the cell of a recurrent model."""
+
+  name = "an LSTM"
 
   def build(self, embed: int) -> LSTMCell:
     """The cell, for inputs of this width."""
     return LSTMCell(embed, self.dim)
 
-  def describe(self) -> str:
-    """Sizes, in a few words."""
-    return f"an LSTM of {self.dim} units"
-
 
 @dataclasses.dataclass(frozen=True)
-class GruCellConfig:
+class GruCellConfig(SizedCellConfig):
   """A gated recurrent unit as the cell of a recurrent model."""
 
-  dim: int = 600
-  """Width of the state."""
-
-  def __post_init__(self):
-    check(self.dim >= 1, f"cell.dim is {self.dim}; it must be at least 1.")
-
-  @property
-  def units(self) -> int:
-    """Width of the cell's output."""
-    return self.dim
+  name = "a GRU"
 
   def build(self, embed: int) -> "FlaxCell":
     """The cell, for inputs of this width."""
     return FlaxCell(nn.GRUCell(self.dim))
 
-  def describe(self) -> str:
-    """Sizes, in a few words."""
-    return f"a GRU of {self.dim} units"
-
 
 @dataclasses.dataclass(frozen=True)
-class NetworkCellConfig:
+class NetworkCellConfig(SizedCellConfig):
   """A plain recurrent network, h' = tanh(W x + U h + b), as the cell of a recurrent model."""
 
-  dim: int = 600
-  """Width of the state."""
-
-  def __post_init__(self):
-    check(self.dim >= 1, f"cell.dim is {self.dim}; it must be at least 1.")
-
-  @property
-  def units(self) -> int:
-    """Width of the cell's output."""
-    return self.dim
+  name = "a recurrent network"
 
   def build(self, embed: int) -> "FlaxCell":
     """The cell, for inputs of this width."""
     return FlaxCell(nn.SimpleCell(self.dim))
-
-  def describe(self) -> str:
-    """Sizes, in a few words."""
-    return f"a recurrent network of {self.dim} units"
 
 
 class FlaxCell(nn.Module):

@@ -9,7 +9,7 @@ stands where a recurrent language model does (`ModelConfig.recurrent`).
 """
 
 import dataclasses
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -30,23 +30,6 @@ from compmod_jax.mechanisms.plasticity import PlasticCell, PlasticConfig, Plasti
 from compmod_jax.mechanisms.rims import RIMCell, RimConfig
 from compmod_jax.models.base import ModelConfig
 from compmod_jax.models.lstm_lm import Output
-
-
-class CellConfig(Protocol):
-  """What the configuration of a cell answers."""
-
-  @property
-  def units(self) -> int:
-    """Width of the cell's output."""
-    ...
-
-  def build(self, embed: int) -> Any:
-    """The cell, for inputs of this width."""
-    ...
-
-  def describe(self) -> str:
-    """Sizes, in a few words."""
-    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +183,7 @@ class RecurrentModel(nn.Module):
     scale = logical(nn.initializers.normal(1.0), "vocab", "embed")
     self.embedding = nn.Embed(self.vocab, c.embedding_dim, embedding_init=scale)
     self.vectors = nn.Dense(c.embedding_dim)
-    self.cell: Any = c.cell.build(c.embedding_dim)
+    self.cell: Cell = c.cell.build(c.embedding_dim)
     init = logical(nn.initializers.glorot_uniform(), "embed", "vocab")
     self.readout = nn.Dense(self.vocab, kernel_init=init)
 

@@ -94,11 +94,14 @@ def variants(path):
 
 
 def shallow(model):
-  """The model with one layer where it has many, which makes no difference to a diagram."""
-  names = {field.name for field in dataclasses.fields(model)} - {
-    "expert_layers",
-    "mechanism_layers",
-  }
+  """The model with one layer where it has many, which makes no difference to a diagram.
+
+  A model whose options name single layers has all of them.
+  """
+  chosen = ("expert_layers", "mechanism_layers")
+  if any(name[-1].isdigit() for field in chosen for name in getattr(model, field, ())):
+    return model
+  names = {field.name for field in dataclasses.fields(model)} - {*chosen}
   return dataclasses.replace(model, **{n: 1 for n in names if n.endswith("_layers")})
 
 

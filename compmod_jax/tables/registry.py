@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 
 from compmod_jax.core.errors import check_choice
-from compmod_jax.tables import nemot, recoding
+from compmod_jax.tables import nemot, recoding, relatives
 from compmod_jax.tables.masked import mechanisms, roberta
 from compmod_jax.tables.spec import Spec
 from compmod_jax.tables.translation import drophead, places, regimes, silent, sizes
@@ -25,6 +25,10 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "recoding-5.5": lambda scale, heads: recoding.dynamic(scale),
   "recoding-5.6": lambda scale, heads: recoding.ablation(scale),
   "recoding-decoders": lambda scale, heads: recoding.decoders(scale),
+  "copying": lambda scale, heads: relatives.copying(scale),
+  "digits": lambda scale, heads: relatives.digits(scale),
+  "cues": lambda scale, heads: relatives.cues(scale),
+  "few-shot": lambda scale, heads: relatives.few_shot(scale),
   "nemot-3.1": lambda scale, heads: nemot.zero_shot(scale),
   "nemot-3.4": lambda scale, heads: nemot.alone(scale),
   "nemot-3.7": lambda scale, heads: nemot.general(scale),

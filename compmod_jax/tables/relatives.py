@@ -1,0 +1,121 @@
+"""Tables of recurrent modules, plastic connections and few-shot learning, by their own tasks."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from compmod_jax.core.errors import check_choice
+from compmod_jax.tables.grid import Column
+from compmod_jax.tables.spec import Row, Spec
+from compmod_jax.training.experiment import load_config
+
+
+def _rows(
+  config: str, variants: Mapping[str, str], published: Mapping[str, Mapping[str, float]]
+) -> dict[str, Row]:
+  """Rows of variants of a configuration, name -> variant, which no clock stops."""
+  rows = {}
+  for name, variant in variants.items():
+    experiment = load_config(f"{config}:{variant}" if variant else config)
+    experiment = dataclasses.replace(experiment, time_limit_minutes=0.0)
+    rows[name] = Row(experiment, published.get(name, {}))
+  return rows
+
+
+def copying(scale: str) -> Spec:
+  """Recurrent modules and LSTMs on copying, after pauses of training's length and longer ones.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  scales = {
+    "tiny": "4 symbols of 8 after 15 blanks, and after 60",
+    "paper": "10 symbols of 8 after 50 blanks, and after 200",
+  }
+  check_choice("--scale", scale, scales)
+  if scale == "tiny":
+    variants = {"LSTM-192": "small-lstm-192", "LSTM-96": "small-lstm-96", "RIM": "small"}
+    rows, short, long = _rows("rim_copying", variants, {}), "blanks_15", "blanks_60"
+  else:
+    variants = {"LSTM-300": "lstm-300", "LSTM-600": "lstm-600", "RIM": ""}
+    figures = {"LSTM-300": 4.32, "LSTM-600": 3.56, "RIM": 0.0}
+    published = {row: {"loss, longer": figure} for row, figure in figures.items()}
+    rows, short, long = _rows("rim_copying", variants, published), "blanks_50", "blanks_200"
+  columns = (
+    Column("loss", short, "loss", 4, lower=True),
+    Column("loss, longer", long, "loss", 4, lower=True),
+    Column("exact, longer", long, "exact_match", 1),
+  )
+  title = "Copying after a longer pause than in training (Kolios 2023, Table 4.1)"
+  return Spec(title, scales[scale], rows, next(iter(rows)), columns)
+
+
+def digits(scale: str) -> Spec:
+  """Recurrent modules and LSTMs on digits pixel by pixel, in the size of training and larger.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  scales = {"small": "images of 14 x 14, a tenth of MNIST, also in 16 x 16, 19 x 19 and 24 x 24"}
+  check_choice("--scale", scale, scales)
+  published = {
+    "LSTM-600": {"16 x 16": 84.5, "19 x 19": 52.2, "24 x 24": 21.9},
+    "RIM": {"16 x 16": 90.0, "19 x 19": 73.4, "24 x 24": 38.1},
+  }
+  variants = {"LSTM-600": "lstm-600", "LSTM-300": "lstm-300", "RIM": ""}
+  columns = tuple(
+    Column(f"{size} x {size}", f"pixels_{size}", "exact_match", 1) for size in (14, 16, 19, 24)
+  )
+  title = "Digits in other sizes than in training (Kolios 2023, Table 4.1)"
+  rows = _rows("rim_digits", variants, published)
+  return Spec(title, scales[scale], rows, "LSTM-600", columns)
+
+
+def cues(scale: str) -> Spec:
+  """Plastic connections and plain cells of as many parameters, asked for what they were shown.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  scales = {"tiny": "4 pairs of 10 cues and 8 answers, 2,000 steps of 64 sequences, on a CPU"}
+  check_choice("--scale", scale, scales)
+  variants = {
+    "network": "network",
+    "LSTM": "lstm",
+    "hebbian": "hebbian",
+    "simple": "",
+    "retroactive": "retroactive",
+    "plastic LSTM": "plastic-lstm",
+  }
+  columns = (
+    Column("answers, 4 pairs", "pairs_4", "accuracy", 4),
+    Column("answers, 6 pairs", "pairs_6", "accuracy", 4),
+    Column("loss, 4 pairs", "pairs_4", "loss", 4, lower=True),
+  )
+  title = "Associations of cues and answers (Knowles 2022, section 2.3)"
+  return Spec(title, scales[scale], _rows("cue_association", variants, {}), "network", columns)
+
+
+def few_shot(scale: str) -> Spec:
+  """Methods of few-shot classification on generated characters, 600 episodes.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  scales = {"5way": "5 classes, 1 example of each", "20way": "20 classes, 1 example of each"}
+  check_choice("--scale", scale, scales)
+  columns = [
+    Column("accuracy", "test", "accuracy", 4),
+    Column("accuracy valid", "valid", "accuracy", 4),
+  ]
+  if scale == "20way":
+    rows = _rows("few_shot_maml", {"MAML": "20way"}, {"MAML": {"accuracy": 0.958}})
+  else:
+    variants = {"MAML": "", "MAML, first order": "first_order", "Meta-SGD": "meta_sgd"}
+    rows = _rows("few_shot_maml", variants | {"ANIL": "anil"}, {"MAML": {"accuracy": 0.987}})
+    # One run is scored both ways: what it learned depends on no number of classes.
+    columns.append(Column("accuracy, 20 classes", "test", "20_way/accuracy", 4))
+    published = {"accuracy": 0.988, "accuracy, 20 classes": 0.960}
+    variants = {"prototypes": "", "matching": "matching"}
+    rows |= _rows("few_shot_prototypes", variants, {"prototypes": published})
+  title = "Few-shot classification; published on Omniglot"
+  return Spec(title, f"generated characters, {scales[scale]}", rows, "MAML", tuple(columns))

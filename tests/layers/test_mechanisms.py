@@ -125,7 +125,7 @@ def by_hand(params, x, valid, competition):
 @pytest.mark.parametrize("competition", [True, False])
 def test_a_layer_computes_the_published_algorithm(competition):
   layer, params = block(competition=competition)
-  found, _ = layer.apply(params, X, ctx=CTX)
+  found, _ = jax.jit(lambda params, x: layer.apply(params, x, ctx=CTX))(params, X)
   for n in range(BATCH):
     wanted = by_hand(params, np.asarray(X[n]), np.asarray(VALID[n]), competition)
     np.testing.assert_allclose(found[n], wanted, atol=2e-5)
@@ -136,15 +136,17 @@ def test_without_exchange_and_competition_a_mechanism_reads_its_slice_alone(norm
   layer, params = block(norm, competition=False)
   apart = {"mechanisms/attention": lambda a: jnp.broadcast_to(jnp.eye(COUNT), a.shape)}
 
-  def out(x, edits):
+  @functools.partial(jax.jit, static_argnames="alone")
+  def out(x, *, alone):
+    edits = apart if alone else {}
     (made, _), _ = intermediates.run(layer.apply, params, x, ctx=CTX, edits=edits)
     return made.reshape(BATCH, TIME, COUNT, -1)
 
   moved = X.at[..., : DIM // COUNT].add(1.0)
-  moved_alone = out(moved, apart) - out(X, apart)
+  moved_alone = out(moved, alone=True) - out(X, alone=True)
   assert np.all(moved_alone[:, :, 1] == 0)
   assert np.any(moved_alone[:, :, 0] != 0)
-  assert np.any(out(moved, {})[:, :, 1] != out(X, {})[:, :, 1])
+  assert np.any(out(moved, alone=False)[:, :, 1] != out(X, alone=False)[:, :, 1])
 
 
 def test_weights_sum_to_one_and_a_mechanism_without_weight_does_not_attend():
@@ -172,10 +174,12 @@ TARGET = jnp.asarray([[2, 4, 5, 6, 7], [8, 9, 10, 11, 3]])
 def test_cached_decoding_equals_the_whole_pass(options):
   model = Transformer(dataclasses.replace(CONFIG, **options), 19, 19)
   params = drawn(nn.unbox(jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET)))
-  whole = model.apply(params, SOURCE, TARGET)
-  cache = model.apply(params, SOURCE, beams=1, length=5, method="prefill")
+  whole = jax.jit(model.apply)(params, SOURCE, TARGET)
+  prefill = functools.partial(model.apply, beams=1, length=5, method="prefill")
+  step = jax.jit(functools.partial(model.apply, method="step"))
+  cache = jax.jit(prefill)(params, SOURCE)
   for t in range(5):
-    logits, cache = model.apply(params, cache, TARGET[:, t : t + 1], method="step")
+    logits, cache = step(params, cache, TARGET[:, t : t + 1])
     np.testing.assert_allclose(logits[:, 0], whole[:, t], atol=5e-4)
 
 

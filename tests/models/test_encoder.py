@@ -90,7 +90,7 @@ def test_every_prediction_depends_on_earlier_and_later_tokens():
 
 def test_chosen_positions_have_the_logits_that_they_have_among_all():
   positions = jnp.asarray([[3, 1], [6, 0]])
-  chosen = model().apply(variables(), TOKENS, positions=positions)
+  chosen = jax.jit(model().apply)(variables(), TOKENS, positions=positions)
   whole = np.asarray(applied()(TOKENS))
   expected = np.take_along_axis(whole, np.asarray(positions)[..., None], 1)
   np.testing.assert_allclose(chosen, expected, atol=1e-6)
@@ -127,8 +127,8 @@ def test_one_head_and_one_expert_are_the_plain_model_bit_for_bit():
       if name in theirs
     } | {name: value for name, value in mine.items() if name not in theirs}
 
-  found = model(one).apply({"params": put(competing, params)}, TOKENS)
-  np.testing.assert_array_equal(found, model(plain).apply({"params": params}, TOKENS))
+  found = jax.jit(model(one).apply)({"params": put(competing, params)}, TOKENS)
+  np.testing.assert_array_equal(found, jax.jit(model(plain).apply)({"params": params}, TOKENS))
 
 
 def test_recomputed_activations_give_the_same_gradients():

@@ -1,5 +1,7 @@
 """Reading strategies against their equations."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,17 +15,20 @@ INPUTS = jnp.asarray(RANDOM.normal(size=(BATCH, TIME, DIM)), jnp.float32)
 OPTIONS = jnp.asarray([[0, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0, 0]], bool)
 
 
-def interaction(rate=0.0):
-  module = OptionInteraction(DIM, rate)
-  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), INPUTS, OPTIONS))
-  return module, jax.tree.map(
-    lambda leaf: jnp.asarray(RANDOM.normal(size=leaf.shape), jnp.float32), shapes
-  )
+def drawn():
+  init = OptionInteraction(DIM, 0.0).init
+  shapes = nn.unbox(jax.eval_shape(init, jax.random.key(0), INPUTS, OPTIONS))
+  return jax.tree.map(lambda leaf: jnp.asarray(RANDOM.normal(size=leaf.shape), jnp.float32), shapes)
+
+
+@functools.partial(jax.jit, static_argnames=("rate", "deterministic"))
+def applied(params, inputs, options, rate=0.0, **how):
+  return OptionInteraction(DIM, rate).apply(params, inputs, options, **how)
 
 
 def test_options_replace_themselves_by_the_equation():
-  module, params = interaction()
-  found = module.apply(params, INPUTS, OPTIONS)
+  params = drawn()
+  found = applied(params, INPUTS, OPTIONS)
   names = ("first", "second", "bilinear", "gate")
   w1, w2, w3, w4 = (np.asarray(params["params"][name]["kernel"], np.float64) for name in names)
   assert (w3.shape, w4.shape) == ((DIM, DIM), (2 * DIM, DIM))
@@ -39,27 +44,26 @@ def test_options_replace_themselves_by_the_equation():
 
 
 def test_a_text_without_options_stays_as_it_is():
-  module, params = interaction()
+  params = drawn()
   nothing = jnp.zeros_like(OPTIONS)
-  np.testing.assert_array_equal(module.apply(params, INPUTS, nothing), INPUTS)
+  np.testing.assert_array_equal(applied(params, INPUTS, nothing), INPUTS)
 
 
 def test_options_see_all_options_and_nothing_else():
-  module, params = interaction()
+  params = drawn()
 
   def value(inputs):
-    return jnp.sum(jnp.sin(module.apply(params, inputs, OPTIONS)[0, 1]))
+    return jnp.sum(jnp.sin(applied(params, inputs, OPTIONS)[0, 1]))
 
-  seen = np.abs(jax.grad(value)(INPUTS)).sum(axis=-1) > 0
+  seen = np.abs(jax.jit(jax.grad(value))(INPUTS)).sum(axis=-1) > 0
   np.testing.assert_array_equal(seen, [OPTIONS[0], np.zeros(TIME, bool)])
 
 
 def test_results_are_dropped_in_training_and_inputs_are_not():
-  module, params = interaction(rate=0.5)
-  found = module.apply(
-    params, INPUTS, OPTIONS, deterministic=False, rngs={"dropout": jax.random.key(0)}
-  )
-  whole = module.apply(params, INPUTS, OPTIONS)
+  params = drawn()
+  rngs = {"dropout": jax.random.key(0)}
+  found = applied(params, INPUTS, OPTIONS, rate=0.5, deterministic=False, rngs=rngs)
+  whole = applied(params, INPUTS, OPTIONS)
   dropped = found == 0
   assert dropped[OPTIONS].any()
   np.testing.assert_allclose(

@@ -109,10 +109,11 @@ def test_exchanging_the_directions_changes_the_sign_of_the_slope_and_no_bit_more
 
 def test_fitted_tables_are_the_frequencies_and_no_slope_is_left():
   counts = jnp.asarray(DRAW.integers(1, 20, size=(3, 4)), jnp.float64)
-  tables = fit_tables(counts)
+  fit = jax.jit(fit_tables)
+  tables = fit(counts)
   joint = jax.nn.softmax(tables.cause)[:, None] * jax.nn.softmax(tables.effect, axis=-1)
   np.testing.assert_allclose(joint, counts / counts.sum(), rtol=1e-12)
-  other = fit_tables(counts.T)
+  other = fit(counts.T)
   np.testing.assert_allclose(
     jax.nn.softmax(other.cause)[:, None] * jax.nn.softmax(other.effect, axis=-1),
     np.asarray(joint).T,
@@ -123,7 +124,7 @@ def test_fitted_tables_are_the_frequencies_and_no_slope_is_left():
   def likelihood(tables):
     return jnp.sum(counts.ravel() * table_log_probability(tables, (causes, effects)))
 
-  for slope in jax.grad(likelihood)(tables):
+  for slope in jax.jit(jax.grad(likelihood))(tables):
     np.testing.assert_allclose(slope, 0, atol=1e-12)
 
 
@@ -134,6 +135,7 @@ def test_a_changed_cause_leaves_the_mechanism_of_the_right_direction_alone_and_n
   causes, effects = arrays(*(place.ravel() for place in np.indices(mechanism.shape)))
   now = jnp.asarray((changed[:, None] * mechanism).ravel())
 
+  @jax.jit
   def slope(tables, pair):
     return jax.grad(lambda t: jnp.sum(now * table_log_probability(t, pair)))(tables)
 
@@ -183,7 +185,7 @@ def curved(draw, size):
 
 def test_fitted_gaussians_have_the_moments_and_least_squares_of_their_samples():
   cause, effect = curved(DRAW, 400)
-  fit = fit_gaussians(cause, effect, CENTRES, ridge=0.0)
+  fit = jax.jit(functools.partial(fit_gaussians, centres=CENTRES, ridge=0.0))(cause, effect)
   np.testing.assert_allclose([fit.mean, fit.scale], [np.mean(cause), np.std(cause)], rtol=1e-12)
   features = np.asarray(basis((cause - fit.mean) / fit.scale, CENTRES))
   weights = np.linalg.lstsq(features, np.asarray(effect), rcond=None)[0]
@@ -193,9 +195,9 @@ def test_fitted_gaussians_have_the_moments_and_least_squares_of_their_samples():
 
 def test_the_density_of_a_pair_is_the_product_of_two_normal_ones_that_have_moved():
   cause, effect = curved(DRAW, 200)
-  fit = fit_gaussians(cause, effect, CENTRES)
+  fit = jax.jit(functools.partial(fit_gaussians, centres=CENTRES))(cause, effect)
   change = Adaptation(*map(jnp.asarray, (0.3, -0.2, DRAW.normal(size=CENTRES), 0.4)))
-  found = gaussian_log_probability(fit, change, (cause[:5], effect[:5]))
+  found = jax.jit(gaussian_log_probability)(fit, change, (cause[:5], effect[:5]))
   middle, deviation, noise = (float(x) for x in (fit.mean, fit.scale, fit.noise))
   first = stats.norm(middle + 0.3 * deviation, deviation * np.exp(-0.2)).logpdf(cause[:5])
   features = np.asarray(basis((cause[:5] - middle) / deviation, CENTRES))

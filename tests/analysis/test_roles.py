@@ -373,13 +373,10 @@ def test_the_halves_share_no_sentence_and_are_all_of_them(subject):
 # Reports of models of all kinds.
 
 
-def reported(subject, folder, **settings):
+def reported(subject, **settings):
   settings = roles.Roles(**{"importance": 2, "steps": 1, "untrained": False, **settings})
   found = settings.measure(subject)
-  made = roles.make_page(settings, subject, found)
-  written = page.write(made, folder, command="python -m train.analyse")
-  data = json.loads(written.json.read_text(), parse_constant=pytest.fail)
-  return found, made, data, written
+  return found, roles.make_page(settings, subject, found)
 
 
 def random_subject(task, sentences=4, seed=0):
@@ -389,7 +386,9 @@ def random_subject(task, sentences=4, seed=0):
 
 def test_the_report_on_a_translation_model_has_controls_syntax_and_four_ways(subject, tmp_path):
   few = dataclasses.replace(subject, sentences=6)
-  found, made, data, written = reported(few, tmp_path, untrained=True)
+  found, made = reported(few, untrained=True)
+  written = page.write(made, tmp_path, command="python -m train.analyse")
+  data = json.loads(written.json.read_text(), parse_constant=pytest.fail)
   assert {path.stem for path in written.pictures} == {
     "at_previous", "at_itself", "at_next", "at_first", "at_separator", "syntax", "rarest",
     "entropy", "weight_on_separator", "weight_on_punctuation", "gradient_at_separator",
@@ -426,11 +425,11 @@ def test_the_report_on_a_masked_language_model_says_that_it_knows_no_syntax(tmp_
   counts = {"train": 20, "valid": 4, "test": 12}
   folder = tiny_masked.write_text(tmp_path / "data", counts)
   task = tiny_masked.make_task(folder).build(tiny_masked.make_model())
-  _, made, data, written = reported(random_subject(task), tmp_path / "out")
-  assert data["relations"] == []
+  _, made = reported(random_subject(task))
+  assert made.data["relations"] == []
   assert any("no relations" in line for line in made.summary)
-  assert "no gold" in written.html.read_text()
-  assert list(data["groups"]) == ["text"]
+  assert any("no gold" in line for section in made.sections for line in section.text)
+  assert list(made.data["groups"]) == ["text"]
 
 
 GRAMMAR = GrammarDocuments(GrammarData(train=60, valid=10, test=20, shifted=10))
@@ -451,7 +450,7 @@ def test_the_report_on_gpt2_from_a_folder_of_its_own(tmp_path):
   given = read_gpt2(tmp_path / "gpt2")
   task = causal_task(given.config)
   subject = Subject(task, jax.tree.map(jnp.asarray, given.params), "test", sentences=4)
-  _, _, data, _ = reported(subject, tmp_path / "out")
+  data = reported(subject)[1].data
   assert list(data["modules"]) == ["decoder/layer_0/self", "decoder/layer_1/self"]
   for module in data["modules"].values():
     assert "next" not in module["halves"][0]["shares"]
@@ -483,12 +482,13 @@ def test_the_other_analyses_read_causal_models_too_but_not_auxiliary_tokens():
     Heads().measure(random_subject(causal_task(nemot)))
 
 
-def test_auxiliary_tokens_are_separators_in_front_of_the_text(tmp_path):
+def test_auxiliary_tokens_are_separators_in_front_of_the_text():
   model = NemotConfig(
     vanilla_layers=1, modulatory_layers=1, output_layers=1, tasks=("lm",), **SIZES
   )
   subject = random_subject(causal_task(model), sentences=2)
-  found, _, data, _ = reported(subject, tmp_path, importance=0)
+  found, made = reported(subject, importance=0)
+  data = made.data
   assert data["importance"] == {"halves": [], "untrained": None}
   assert set(data["groups"]) == {"text", "text behind auxiliary tokens"}
   plain, behind = (
@@ -502,9 +502,9 @@ def test_auxiliary_tokens_are_separators_in_front_of_the_text(tmp_path):
   assert set(spectra(subject, subject.params)) == set(data["modules"])
 
 
-def test_a_model_without_attention_is_named(tmp_path):
+def test_a_model_without_attention_is_named():
   task = LanguageModelConfig(data=GRAMMAR, rows=2, eval_rows=2).build(LstmConfig(dim=8, layers=1))
   with pytest.raises(UserError, match="The model has no attention"):
-    reported(random_subject(task), tmp_path)
+    reported(random_subject(task))
   with pytest.raises(UserError, match="--steps is 0"):
     roles.Roles(steps=0)

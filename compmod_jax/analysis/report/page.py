@@ -133,7 +133,7 @@ def write(
     tiles=page.tiles,
     command=command,
     summary=page.summary,
-    sections=[_for_template(section) for section in page.sections],
+    sections=[_for_template(section, folder / "plots") for section in page.sections],
     provenance=list(flat(provenance or {})),
   )
   write_text(folder / "report.html", html)
@@ -194,8 +194,8 @@ def flat(value: object, path: str = "") -> Iterator[tuple[str, str]]:
     )
 
 
-def _for_template(section: Section) -> dict[str, Any]:
-  """A section as the template takes it."""
+def _for_template(section: Section, plots: Path) -> dict[str, Any]:
+  """A section as the template takes it, with the pictures that lie in a folder."""
   from markupsafe import Markup
 
   from compmod_jax.analysis.report import plot
@@ -203,7 +203,7 @@ def _for_template(section: Section) -> dict[str, Any]:
   items: list[tuple[str, Any]] = []
   for item in section.items:
     if isinstance(item, Picture):
-      svg = Markup(plot.inline_svg(item.figure, item.name))
+      svg = Markup(plot.inline_svg((plots / f"{item.name}.svg").read_text("utf-8")))
       items.append(("picture", {"name": item.name, "caption": item.caption, "svg": svg}))
     elif isinstance(item, Sample):
       items.append(("sample", item))

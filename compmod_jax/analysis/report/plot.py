@@ -275,17 +275,21 @@ def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
   picture = io.BytesIO()
   figure.savefig(picture, format="png", dpi=150, facecolor="white")
   durable.write(paths[0], [picture.getvalue()])
-  durable.write(paths[1], [_svg(figure, name, "white").encode()])
+  durable.write(paths[1], [_svg(figure, name).encode()])
   return paths
 
 
-def inline_svg(figure: Figure, name: str) -> str:
-  """The figure as an `<svg>` element for an HTML page, without a background of its own.
+def inline_svg(text: str) -> str:
+  """A file that `save` wrote as an `<svg>` element for an HTML page, without a background.
 
   Colours become the page's variables --ink, --muted, --grid and --c0 to --c7, so that the picture
-  follows a light or a dark page; `name` keeps the identifiers of several pictures apart.
+  follows a light or a dark page. Identifiers of several pictures differ by their names.
+
+  Args:
+    text: the whole file.
   """
-  text = _svg(figure, name, "none")
+  background = re.compile(r'(<g id="patch_1">.*?style="fill: )#ffffff', flags=re.DOTALL)
+  text = background.sub(r"\1none", text, count=1)
   text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
   text = re.sub(r' xmlns(:\w+)?="[^"]*"| id="[A-Za-z0-9.]+_\d+"', "", text)
   names = {style.INK: "ink", style.MUTED: "muted", style.GRID: "grid"}
@@ -295,9 +299,9 @@ def inline_svg(figure: Figure, name: str) -> str:
   return text
 
 
-def _svg(figure: Figure, name: str, background: str) -> str:
+def _svg(figure: Figure, name: str) -> str:
   buffer = io.StringIO()
   # Text stays text: searchable, small, and set in the page's own font.
   with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-    figure.savefig(buffer, format="svg", facecolor=background, metadata={"Date": None})
+    figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
   return buffer.getvalue()

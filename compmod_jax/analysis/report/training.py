@@ -67,8 +67,10 @@ def write_report(
     records = read_records(workdir / "metrics.jsonl")
   pictures, saved = [], []
   for name, caption, figure in _figures(results, records):
-    saved += plot.save(figure, workdir / "plots", name)
-    pictures.append({"name": name, "caption": caption, "svg": plot.inline_svg(figure, name)})
+    files = plot.save(figure, workdir / "plots", name)
+    svg = plot.inline_svg(files[1].read_text("utf-8"))
+    pictures.append({"name": name, "caption": caption, "svg": svg})
+    saved += files
   html, data, rows = (workdir / name for name in ("report.html", "results.json", "results.csv"))
   text = json.dumps(_results.plain(results), indent=2, ensure_ascii=False, allow_nan=False)
   page.write_text(data, text + "\n")

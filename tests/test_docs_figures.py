@@ -247,6 +247,53 @@ def share_interval(found, prefix=""):
   return f"{value} [{low}, {high}]"
 
 
+# docs/plasticity.md and docs/rims.md.
+
+
+def associations():
+  rows = []
+  for label, row in (
+    ("network", "network"),
+    ("lstm", "LSTM"),
+    ("hebbian", "hebbian"),
+    ("(none): simple modulation", "simple"),
+    ("retroactive", "retroactive"),
+    ("plastic-lstm", "plastic LSTM"),
+  ):
+    found = [label]
+    for name in ("pairs_4", "pairs_6"):
+      shares = [100 * share for share in seeds("cues/tiny", row, name, "accuracy")]
+      star = " *" if starred("cues/tiny", row, "network", name, "accuracy") else ""
+      found.append(interval(shares, 2) + star)
+    rows.append(found)
+  return rows
+
+
+def longer_associations():
+  found = [
+    interval(
+      [100 * split(f"cues/longer/network-seed{s}.json", name)["accuracy"] for s in range(3)], 2
+    )
+    for name in ("pairs_4", "pairs_6")
+  ]
+  yield f"the plain network has {found[0]} and {found[1]} over 3 seeds."
+
+
+def copying():
+  rows = []
+  for label, row in (
+    ("small: 6 modules of 32 units, 3 active", "RIM"),
+    ("small-lstm-192", "LSTM-192"),
+    ("small-lstm-96", "LSTM-96"),
+  ):
+    short, long = (
+      interval(seeds("copying/tiny", row, name, "loss"), 4) for name in ("blanks_15", "blanks_60")
+    )
+    exact = interval(seeds("copying/tiny", row, "blanks_60", "exact_match"), 1)
+    rows.append([label, short, long, f"{exact} %"])
+  return rows
+
+
 # docs/tables.md.
 
 PLACES = ("none", "enc", "dec", "enc+dec", "x", "enc+x", "dec+x", "all")
@@ -715,9 +762,11 @@ TABLES = {
   ("docs/recoding.md", "Translation by an LSTM that recodes its states", 0): REFERENCE,
   ("docs/recoding.md", "Translation, recoded while it is searched for", 0): recoded_search,
   ("docs/rims.md", "From Python", 0): REFERENCE,
+  ("docs/rims.md", "Measured so far", 0): copying,
   ("docs/roles.md", "What is measured", 0): REFERENCE,
   ("docs/independent_mechanisms.md", "Use", 0): REFERENCE,
   ("docs/plasticity.md", "Plastic cells", 0): REFERENCE,
+  ("docs/plasticity.md", "Plastic cells", 1): associations,
   ("docs/sites.md", "Named activations", 0): REFERENCE,
   ("docs/sites.md", "Named activations", 1): REFERENCE,
   ("docs/sites.md", "Named activations", 2): REFERENCE,
@@ -983,6 +1032,7 @@ SENTENCES = [
   ("README.md", first_world_sentences),
   ("docs/nemot.md", pretraining_sentences),
   ("docs/recoding.md", signal_sentences),
+  ("docs/plasticity.md", longer_associations),
   ("docs/tables.md", factorial_sentences),
   ("docs/tables.md", ablation_sentences),
   ("docs/tables.md", roberta_sentences),

@@ -11,7 +11,7 @@ Source: Rahaman et al. 2021; Kolios 2023, section 4.12, equation 4.32.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -208,7 +208,7 @@ def with_functions(
   Raises:
     UserError: no function is left, or one has a number that the model does not have.
   """
-  flat: dict[tuple[str, ...], jax.Array] = dict(flatten_dict(dict(params)))
+  flat: dict[tuple[str, ...], Any] = flatten_dict(dict(params))
   rng = jax.random.key(0) if rng is None else rng
   for number, (path, value) in enumerate(sorted(flat.items())):
     if path[0].startswith("script_") and path[-1] in ("signatures", "codes"):

@@ -126,6 +126,10 @@ class FuzzyExpressions:
     )
     errors.check(self.seed >= 0, f"task.data.seed is {self.seed}; it must not be negative.")
 
+  def splits(self) -> tuple[str, ...]:
+    """Names of the splits, of points."""
+    return _SPLITS
+
   def expressions(self) -> list[Expression]:
     """The expressions; no two of a seed have the same values.
 
@@ -252,10 +256,6 @@ class FuzzyPoints(Dataset[FuzzyLogicConfig]):
     errors.check_choice("split", split, self.splits())
     draw = np.random.default_rng([self.config.data.seed, _POINTS, *split.encode()])
     return draw.random((self.config.eval_points, self.config.data.variables), np.float32)
-
-  def splits(self) -> tuple[str, ...]:
-    """Names of the splits."""
-    return _SPLITS
 
   def batch(self, points: np.ndarray, rows: int, first: int = 0) -> pipeline.Batch:
     """These points, numbered from `first`, and filler rows below them."""

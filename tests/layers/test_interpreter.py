@@ -129,11 +129,17 @@ def test_functions_that_are_added_stand_behind_the_others(model):
 
 def test_a_function_beyond_the_truncation_has_no_access_and_no_gradient(script):
   module, params, x = script
-  far = {f"iteration_{i}/functions/router/distance": lambda d: d.at[..., 1].set(1.2) for i in (0, 1)}
+  far = {
+    f"iteration_{i}/functions/router/distance": lambda d: d.at[..., 1].set(1.2) for i in (0, 1)
+  }
 
   def total(params):
     y, found = run(
-      module.apply, {"params": params}, x, edits=far, capture=[f"{site[:-8]}weights" for site in far]
+      module.apply,
+      {"params": params},
+      x,
+      edits=far,
+      capture=[f"{site[:-8]}weights" for site in far],
     )
     return jnp.sum(jnp.sin(y)), found
 
@@ -146,9 +152,7 @@ def test_a_function_beyond_the_truncation_has_no_access_and_no_gradient(script):
 
 def test_a_position_without_access_to_any_function_passes_unchanged(script):
   module, params, x = script
-  far = {
-    f"iteration_{i}/functions/router/distance": lambda d: d.at[:, 2].set(2.0) for i in (0, 1)
-  }
+  far = {f"iteration_{i}/functions/router/distance": lambda d: d.at[:, 2].set(2.0) for i in (0, 1)}
   y, _ = run(module.apply, {"params": params}, x, edits=far)
   np.testing.assert_array_equal(y[:, 2], x[:, 2])
   assert np.all(np.any(np.asarray(y != x)[:, [0, 1, 3, 4, 5]], axis=-1))

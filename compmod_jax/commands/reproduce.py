@@ -101,7 +101,7 @@ def grid(args: Args) -> tuple[Spec, list[Cell]]:
   cells = []
   for seed in range(args.seeds):
     for name in names:
-      experiment = dataclasses.replace(spec.rows[name].experiment, seed=seed)
+      experiment = spec.rows[name].of_seed(seed)
       if args.steps:
         experiment = _cut(experiment, args.steps)
       cells.append(Cell(name, seed, experiment, folder(args) / f"{_slug(name)}-seed{seed}.json"))

@@ -206,7 +206,7 @@ class FuzzyLogicConfig:
     """The task.
 
     Args:
-      model: the configuration of a model that reads sets of numbers, such as `InterpreterConfig`.
+      model: the configuration of a classifier that reads sets of numbers.
       files: nothing is in them.
       cache: not used.
 

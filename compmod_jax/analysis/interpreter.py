@@ -130,7 +130,7 @@ def _config(task: Task) -> InterpreterConfig:
 
 
 def _names(task: Task) -> list[str]:
-  """Of what routing is told apart by: the places of a set, or the tokens of a vocabulary."""
+  """What routing is listed by: the places of a set, or the tokens of a vocabulary."""
   if isinstance(task, FuzzyLogic):
     letters = [chr(ord("a") + one) for one in range(task.model.variables)]
     first = task.dataset.config.data.first

@@ -67,7 +67,7 @@ class InterpreterConfig(ScriptConfig, ModelConfig):
 
     Args:
       shape: of an example.
-      outputs: numbers that are to be told; 0 for the features of one CLS vector.
+      outputs: numbers that are predicted; 0 for the features of one CLS vector.
 
     Raises:
       UserError: examples have another number of axes.
@@ -103,7 +103,7 @@ class SetInterpreter(nn.Module):
   Attributes:
     config: sizes and options.
     size: vectors of an example.
-    outputs: numbers that are told; 0 for none, the result is then the features of a CLS vector.
+    outputs: numbers that are predicted; 0 for none, the result is then the features of a CLS vector.
   """
 
   config: InterpreterConfig

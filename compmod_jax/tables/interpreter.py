@@ -10,7 +10,7 @@ from compmod_jax.tasks.fuzzy_logic import FuzzyLogicConfig
 from compmod_jax.training.experiment import Experiment, load_config
 
 FOLDER = "runs/reproduce/interpreter"
-"""Where `train.reproduce interpreter` makes its runs, unless it is told otherwise."""
+"""Where `train.reproduce interpreter` makes its runs, unless an option says otherwise."""
 FIRST = "pre-training"
 # Row -> variant of the configuration, and the published coefficient of determination.
 ROWS: Mapping[str, tuple[str, float | None]] = {

@@ -1,4 +1,4 @@
-"""Regression of fuzzy Boolean expressions: one model tells the values of many of them at a point.
+"""Regression of fuzzy Boolean expressions: one model predicts the values of many.
 
 The values of variables are from 0 to 1, and
 
@@ -174,12 +174,12 @@ class FuzzyExpressions:
 
 @dataclasses.dataclass(frozen=True)
 class FuzzyLogicConfig:
-  """The task of telling the values of fuzzy expressions at a point."""
+  """The task of predicting the values of fuzzy expressions at a point."""
 
   data: FuzzyExpressions = FuzzyExpressions()
   """The expressions."""
   rows: int = 32
-  """Points of a batch, at each of which all expressions are told; drawn evenly, without end."""
+  """Points of a batch, at each of which all expressions are predicted; drawn evenly, without end."""
   eval_points: int = 2000
   """Points of each split that is scored."""
   eval_rows: int = 250
@@ -344,11 +344,11 @@ class _Batches:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FuzzyModel(TaskModel[Classifier]):
-  """A model that tells the values of all expressions at a point.
+  """A model that predicts the values of all expressions at a point.
 
   Attributes:
     variables: numbers that it reads.
-    expressions: numbers that it tells.
+    expressions: numbers that it predicts.
   """
 
   variables: int
@@ -376,8 +376,8 @@ class FuzzyModel(TaskModel[Classifier]):
 
   def valid_mask(self, site: str, batch: Batch) -> jax.Array:
     """All positions of rows that are no filler: variables and expressions, or these alone."""
-    told = site in ("features", "logits")
-    count = self.expressions if told else self.variables + self.expressions
+    of_cls = site in ("features", "logits")
+    count = self.expressions if of_cls else self.variables + self.expressions
     return jnp.repeat(jnp.asarray(batch["index"])[:, None] >= 0, count, axis=1)
 
 

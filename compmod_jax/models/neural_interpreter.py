@@ -103,7 +103,7 @@ class SetInterpreter(nn.Module):
   Attributes:
     config: sizes and options.
     size: vectors of an example.
-    outputs: numbers that are predicted; 0 for none, the result is then the features of a CLS vector.
+    outputs: numbers that are predicted; 0 for none, the result is then a CLS vector's features.
   """
 
   config: InterpreterConfig

@@ -179,7 +179,7 @@ class FuzzyLogicConfig:
   data: FuzzyExpressions = FuzzyExpressions()
   """The expressions."""
   rows: int = 32
-  """Points of a batch, at each of which all expressions are predicted; drawn evenly, without end."""
+  """Points of a batch, at which all expressions are predicted; drawn evenly, without end."""
   eval_points: int = 2000
   """Points of each split that is scored."""
   eval_rows: int = 250

@@ -24,13 +24,10 @@ from compmod_jax.tasks.fuzzy_logic import FuzzyExpressions, FuzzyLogicConfig
 from compmod_jax.training.experiment import Experiment, Phase, load_config
 from compmod_jax.training.optimizer import OptimizerConfig, ParamGroup
 
-# Variant -> groups of parameters that are trained, and the largest learning rate.
-ADAPTED = {
-  "cls": ("cls", 2e-2),
-  "types": ("cls+routing", 5e-3),
-  "everything": ("all", 1e-3),
-  "fresh": ("all", 2e-3),
-}
+# Variant -> groups of parameters that are trained.
+ADAPTED = {"cls": "cls", "types": "cls+routing", "everything": "all", "fresh": "all"}
+# Largest learning rates of adaptation: fresh CLS vectors have far to go, trained parameters not.
+CLS_RATE, TYPES_RATE, OTHERS_RATE = 0.1, 1e-2, 2e-3
 
 
 def get_config(variant: str) -> Experiment:
@@ -61,17 +58,27 @@ def expressions() -> Experiment:
 
 
 def adapted(variant: str) -> Experiment:
-  base, (trained, rate) = expressions(), ADAPTED[variant]
-  return dataclasses.replace(
+  base, trained = expressions(), ADAPTED[variant]
+
+  def rate(peak: float) -> OptimizerConfig:
+    return dataclasses.replace(base.optimizer, learning_rate=peak, warmup_steps=50, clip=0.0)
+
+  own = ParamGroup("cls", ("cls",), rate(CLS_RATE)), ParamGroup("routing", (), rate(TYPES_RATE))
+  fresh = dataclasses.replace(
     base,
     name=f"ten more fuzzy expressions by a neural interpreter ({variant})",
-    start="" if variant == "fresh" else "runs/interpreter",
     task=FuzzyLogicConfig(FuzzyExpressions(count=10, first=20)),
+  )
+  if variant == "fresh":
+    return fresh
+  return dataclasses.replace(
+    fresh,
+    start="runs/interpreter",
     # Signatures stay where they are while the first expressions are learned.
-    model=dataclasses.replace(base.model, train_signatures=variant in ("types", "everything")),
-    optimizer=dataclasses.replace(base.optimizer, learning_rate=rate, warmup_steps=50),
-    groups=(ParamGroup("cls", ("cls",)),),
-    phases=(Phase(trained, trainable=trained, steps=2000),),
+    model=dataclasses.replace(base.model, train_signatures=variant != "cls"),
+    optimizer=dataclasses.replace(base.optimizer, learning_rate=OTHERS_RATE, warmup_steps=50),
+    groups=own,
+    phases=(Phase(trained, trainable=trained, steps=3000),),
   )
 
 

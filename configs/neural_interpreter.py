@@ -24,8 +24,13 @@ from compmod_jax.tasks.fuzzy_logic import FuzzyExpressions, FuzzyLogicConfig
 from compmod_jax.training.experiment import Experiment, Phase, load_config
 from compmod_jax.training.optimizer import OptimizerConfig, ParamGroup
 
-# Variant -> groups of parameters that are trained.
-ADAPTED = {"cls": "cls", "types": "cls+routing", "everything": "all", "fresh": "all"}
+# Variant -> groups of parameters that are trained, and steps.
+ADAPTED = {
+  "cls": ("cls", 3000),
+  "types": ("cls+routing", 4000),
+  "everything": ("all", 3000),
+  "fresh": ("all", 4000),
+}
 # Largest learning rates of adaptation: fresh CLS vectors have far to go, trained parameters not.
 CLS_RATE, TYPES_RATE, OTHERS_RATE = 0.1, 1e-2, 2e-3
 
@@ -58,7 +63,7 @@ def expressions() -> Experiment:
 
 
 def adapted(variant: str) -> Experiment:
-  base, trained = expressions(), ADAPTED[variant]
+  base, (trained, steps) = expressions(), ADAPTED[variant]
 
   def rate(peak: float) -> OptimizerConfig:
     return dataclasses.replace(base.optimizer, learning_rate=peak, warmup_steps=50, clip=0.0)
@@ -68,6 +73,7 @@ def adapted(variant: str) -> Experiment:
     base,
     name=f"ten more fuzzy expressions by a neural interpreter ({variant})",
     task=FuzzyLogicConfig(FuzzyExpressions(count=10, first=20)),
+    phases=(Phase(steps=steps),),
   )
   if variant == "fresh":
     return fresh
@@ -78,7 +84,7 @@ def adapted(variant: str) -> Experiment:
     model=dataclasses.replace(base.model, train_signatures=variant != "cls"),
     optimizer=dataclasses.replace(base.optimizer, learning_rate=OTHERS_RATE, warmup_steps=50),
     groups=own,
-    phases=(Phase(trained, trainable=trained, steps=3000),),
+    phases=(Phase(trained, trainable=trained, steps=steps),),
   )
 
 

@@ -9,8 +9,8 @@ from compmod_jax.tables.spec import Row, Spec
 from compmod_jax.tasks.fuzzy_logic import FuzzyLogicConfig
 from compmod_jax.training.experiment import Experiment, load_config
 
-FOLDER = "runs/reproduce/interpreter"
-"""Where `train.reproduce interpreter` makes its runs, unless an option says otherwise."""
+FOLDER = "runs/reproduce/neural_interpreters"
+"""Where `train.reproduce neural_interpreters` makes its runs, unless an option says otherwise."""
 FIRST = "pre-training"
 # Row -> variant of the configuration, and the published coefficient of determination.
 ROWS: Mapping[str, tuple[str, float | None]] = {

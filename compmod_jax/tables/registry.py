@@ -18,7 +18,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "5.4": lambda scale, heads: regimes(scale),
   "roberta": lambda scale, heads: roberta(scale),
   "tim": lambda scale, heads: mechanisms(scale),
-  "interpreter": lambda scale, heads: fuzzy_expressions(scale),
+  "neural_interpreters": lambda scale, heads: fuzzy_expressions(scale),
   "drophead": lambda scale, heads: drophead(scale),
   "recoding": lambda scale, heads: recoding.signals(scale),
   "recoding-5.1": lambda scale, heads: recoding.step_sizes(scale),

@@ -5,7 +5,7 @@ from compmod_jax.commands.reproduce import Args, grid
 
 
 def test_every_seed_has_expressions_of_its_own_and_starts_from_its_own_first_run():
-  spec, cells = grid(Args("interpreter", seeds=2))
+  spec, cells = grid(Args("neural_interpreters", seeds=2))
   assert list(dict.fromkeys(cell.row for cell in cells)) == list(spec.rows)
   for cell in cells:
     experiment, first = cell.experiment, cell.row == "pre-training"
@@ -14,7 +14,7 @@ def test_every_seed_has_expressions_of_its_own_and_starts_from_its_own_first_run
     assert bool(experiment.start) != (cell.row in ("pre-training", "fresh"))
     if experiment.start:
       begun = next(c for c in cells if (c.row, c.seed) == ("pre-training", cell.seed))
-      assert experiment.start == f"runs/reproduce/interpreter/tiny/{begun.file.stem}"
+      assert experiment.start == f"runs/reproduce/neural_interpreters/tiny/{begun.file.stem}"
 
 
 def test_rows_of_other_tables_differ_from_seed_to_seed_in_the_seed_alone():

@@ -87,7 +87,7 @@ class ScriptConfig:
   train_signatures: bool = False
   """Whether signatures move; in the original they do in adaptation alone."""
   dropout: float = 0.0
-  """Dropout on what a line of code adds."""
+  """Dropout on what a line of code adds, in models of texts; classifiers have none."""
 
   def __post_init__(self):
     check_numbers(self, "model.")

@@ -745,6 +745,8 @@ TABLES = {
   ("docs/pods.md", "What fails, and how", 0): REFERENCE,
   ("docs/python.md", "Public names", 0): REFERENCE,
   ("docs/glossary.md", "Glossary", 0): REFERENCE,
+  ("docs/neural_interpreters.md", "Fuzzy expressions", 0): REFERENCE,
+  ("docs/neural_interpreters.md", "Texts", 0): REFERENCE,
   ("docs/map.md", "Folders", 0): REFERENCE,
   ("docs/map.md", "One batch, from text to updated parameters", 0): REFERENCE,
   ("docs/map.md", "Where to change what", 0): REFERENCE,

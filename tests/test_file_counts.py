@@ -33,6 +33,10 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "a recurrent model around any cell": (
     "models.recurrent", "RecurrentConfig", "LstmCellConfig", "GruCellConfig",
   ),
+  "functions between which positions are routed": (
+    "layers.interpreter", "neural_interpreter", "InterpreterConfig", "ScriptConfig",
+  ),
+  "a task on fuzzy expressions": ("fuzzy_logic", "FuzzyLogicConfig", "FuzzyExpressions"),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
 }  # fmt: skip
 # Files of later additions, which use the earlier one.
@@ -41,6 +45,13 @@ LATER = {
     "compmod_jax/analysis/roles/importance.py", "compmod_jax/checkpoints/t5.py",
   },
   "a recurrent model around any cell": {"configs/cue_association.py"},
+  "functions between which positions are routed": {
+    "compmod_jax/analysis/interpreter.py", "compmod_jax/tables/interpreter.py",
+    "compmod_jax/tables/registry.py",
+  },
+  "a task on fuzzy expressions": {
+    "compmod_jax/analysis/interpreter.py", "compmod_jax/tables/interpreter.py",
+  },
   "a task on sequences": {"configs/cue_association.py"},
 }  # fmt: skip
 # Files of the addition's own.

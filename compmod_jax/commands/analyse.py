@@ -29,6 +29,7 @@ from compmod_jax.analysis import (
   attention,
   gates,
   heads,
+  interpreter,
   meta_transfer,
   modules,
   recoding,
@@ -68,6 +69,7 @@ ANALYSES = {
   "attention": Analysis(attention.Attention, attention.make_page),
   "modules": Analysis(modules.Modules, modules.make_page),
   "roles": Analysis(roles.Roles, roles.make_page),
+  "functions": Analysis(interpreter.Functions, interpreter.make_page),
   "direction": Analysis(meta_transfer.Direction, meta_transfer.make_page),
 }
 

@@ -34,9 +34,16 @@ FIELDS = (
     "model.vanilla_layers",
     "model.decoder_layers",
     "model.layers",
+    "model.scripts",
     "model.embedding_dim",
   ),
-  ("model.compete", "model.recoding.signal", "model.cell.active", "model.cell.rule"),
+  (
+    "model.compete",
+    "model.recoding.signal",
+    "model.cell.active",
+    "model.cell.rule",
+    "model.functions",
+  ),
   ("model.dropout",),
   ("seed",),
 )

@@ -8,8 +8,8 @@ Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest 
 -5.4, -5.5, -5.6, and -decoders (what an ensemble alone costs). Of modulation: nemot-3.1
 (perplexity of other text), -3.4 (a model for each set), -3.7 (with 3.8: one model for all sets),
 -3.9 (that model fine-tuned), -3.10 (reading strategies). Of their relatives: tim (mechanisms in
-masked language models), copying and digits (recurrent modules), cues (plastic connections), and
-few-shot.
+masked language models), copying and digits (recurrent modules), cues (plastic connections),
+neural_interpreters (fuzzy expressions), and few-shot.
 Scales: tiny (the project's own data), paper (the published data), and between them tatoeba,
 public_domain, ptb or small; 5way and 20way of few-shot.
 
@@ -50,8 +50,8 @@ class Args:
 
   table: Annotated[str, tyro.conf.Positional]
   """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding (its signals), recoding-5.1, -5.2,
-  -5.4, -5.5, -5.6, -decoders, nemot-3.1, -3.4, -3.7, -3.9, -3.10, tim, copying, digits, cues or
-  few-shot."""
+  -5.4, -5.5, -5.6, -decoders, nemot-3.1, -3.4, -3.7, -3.9, -3.10, tim, copying, digits, cues,
+  neural_interpreters or few-shot."""
   scale: str = "tiny"
   """Data and model: tiny, paper; tatoeba, public_domain, ptb, small, 5way or 20way, as the table
   has it."""
@@ -105,7 +105,7 @@ def grid(args: Args) -> tuple[Spec, list[Cell]]:
   cells = []
   for seed in range(args.seeds):
     for name in names:
-      experiment = dataclasses.replace(spec.rows[name].experiment, seed=seed)
+      experiment = spec.rows[name].of_seed(seed)
       if args.steps:
         experiment = _cut(experiment, args.steps)
       cells.append(Cell(name, seed, experiment, folder(args) / f"{_slug(name)}-seed{seed}.json"))

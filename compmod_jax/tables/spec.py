@@ -1,7 +1,7 @@
 """What a table is: rows that are trained, columns that are compared, published figures."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from compmod_jax.tables.grid import Column
 from compmod_jax.training.experiment import Experiment
@@ -14,10 +14,18 @@ class Row:
   Attributes:
     experiment: what is trained, but for its seed.
     published: column -> published figure.
+    seeded: from the experiment and a seed to that seed's run, where more follows from the seed.
   """
 
   experiment: Experiment
   published: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  seeded: Callable[[Experiment, int], Experiment] | None = None
+
+  def of_seed(self, seed: int) -> Experiment:
+    """What is trained with a seed."""
+    if self.seeded is not None:
+      return self.seeded(self.experiment, seed)
+    return dataclasses.replace(self.experiment, seed=seed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,11 +5,13 @@ from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.nemot import NemotConfig
+from compmod_jax.models.neural_interpreter import InterpreterConfig
 from compmod_jax.models.recurrent import RecurrentConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.few_shot import FewShotConfig
+from compmod_jax.tasks.fuzzy_logic import FuzzyLogicConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from compmod_jax.tasks.meta_transfer import CausalDirectionConfig, MetaTransferConfig
@@ -26,6 +28,7 @@ TaskConfig = (
   | FewShotConfig
   | SequenceConfig
   | MetaTransferConfig
+  | FuzzyLogicConfig
 )
 ModelConfig = (
   TransformerConfig
@@ -37,4 +40,5 @@ ModelConfig = (
   | ConvNetConfig
   | RecurrentConfig
   | CausalDirectionConfig
+  | InterpreterConfig
 )

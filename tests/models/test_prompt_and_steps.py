@@ -30,6 +30,7 @@ from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
 from compmod_jax.models.nemot import Nemot, NemotConfig
+from compmod_jax.models.neural_interpreter import InterpreterConfig
 from compmod_jax.models.recurrent import RecurrentConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.text import Text
@@ -235,6 +236,7 @@ DOES_NOT_DECODE = {
   RecurrentConfig: "any cell's steps; tests/models/test_recurrent.py compares them",
   ConvNetConfig: "it reads images",
   CausalDirectionConfig: "it reads pairs of numbers",
+  InterpreterConfig: "it sees a set or a whole text at once",
 }
 IN_TRAINING = "acts in training alone, not on what a trained model computes"
 BY_TASK = "settled by the task, which gives the model `active` and `classifier`"

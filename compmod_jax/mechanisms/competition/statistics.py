@@ -16,8 +16,8 @@ FAINT = 0.1
 
 
 def unit_kind(site: str) -> str:
-  """What competes at a site, or in a module: heads, experts, or mechanisms."""
-  kinds = {"ffn": "expert", "mechanisms": "mechanism"}
+  """What competes at a site, or in a module: heads, experts, mechanisms, or functions."""
+  kinds = {"ffn": "expert", "mechanisms": "mechanism", "functions": "function"}
   return next((kind for part in site.split("/") if (kind := kinds.get(part))), "head")
 
 

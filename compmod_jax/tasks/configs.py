@@ -1,5 +1,6 @@
 """What there is to choose from: the configurations of all tasks, and of all models."""
 
+from compmod_jax.models.competing_experts import CompetingExpertsConfig
 from compmod_jax.models.conv_net import ConvNetConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.encoder import EncoderConfig
@@ -10,6 +11,7 @@ from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.few_shot import FewShotConfig
+from compmod_jax.tasks.image_experts import ImageExpertsConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from compmod_jax.tasks.meta_transfer import CausalDirectionConfig, MetaTransferConfig
@@ -26,6 +28,7 @@ TaskConfig = (
   | FewShotConfig
   | SequenceConfig
   | MetaTransferConfig
+  | ImageExpertsConfig
 )
 ModelConfig = (
   TransformerConfig
@@ -37,4 +40,5 @@ ModelConfig = (
   | ConvNetConfig
   | RecurrentConfig
   | CausalDirectionConfig
+  | CompetingExpertsConfig
 )

@@ -29,6 +29,7 @@ from compmod_jax.analysis import (
   attention,
   gates,
   heads,
+  image_experts,
   meta_transfer,
   modules,
   recoding,
@@ -69,6 +70,7 @@ ANALYSES = {
   "modules": Analysis(modules.Modules, modules.make_page),
   "roles": Analysis(roles.Roles, roles.make_page),
   "direction": Analysis(meta_transfer.Direction, meta_transfer.make_page),
+  "image-experts": Analysis(image_experts.ImageExpertsReport, image_experts.make_page),
 }
 
 _START = "python -m train.analyse"

@@ -119,7 +119,7 @@ def identity_error(
 
   Source: Parascandolo et al. 2018, section 3 (approximate identity initialization).
   """
-  return jnp.mean(jnp.square(outputs - transformed), axis=tuple(range(2, outputs.ndim)))
+  return jnp.mean(jnp.square(outputs - transformed[None]), axis=tuple(range(2, outputs.ndim)))
 
 
 def assignment(

@@ -18,7 +18,7 @@ from compmod_jax.core.bounds import check_numbers
 from compmod_jax.models.base import ModelConfig
 
 _OUTSIDE = 0.1  # slope of an expert's output below 0 and above 1
-_SLOPE = 0.2  # of the discriminator's ReLU below 0
+_SLOPE = 0.2  # of leaky ReLU below 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,11 @@ class CompetingExperts(nn.Module):
     """The experts and the discriminator."""
     c = self.config
     stacked = nn.vmap(
-      Expert, variable_axes={"params": 0}, split_rngs={"params": True}, axis_size=c.experts
+      Expert,
+      in_axes=None,
+      variable_axes={"params": 0},
+      split_rngs={"params": True},
+      axis_size=c.experts,
     )
     self.experts = stacked(c.layers, c.filters)
     self.discriminator = PictureScore(c.discriminator_layers, c.discriminator_filters)
@@ -92,7 +96,7 @@ class CompetingExperts(nn.Module):
     self, images: Float[Array, "batch height width"]
   ) -> Float[Array, "experts batch height width"]:
     """What every expert makes of every picture."""
-    return self.experts(jnp.broadcast_to(images, (self.config.experts, *images.shape)))
+    return self.experts(images)
 
   def score(self, images: Float[Array, "batch height width"]) -> Float[Array, " batch"]:
     """Logit that a picture is an untransformed one."""
@@ -100,7 +104,7 @@ class CompetingExperts(nn.Module):
 
 
 class Expert(nn.Module):
-  """Convolutions with ELU between them.
+  """Convolutions with leaky ReLU between them.
 
   Attributes:
     layers: convolutions.
@@ -113,12 +117,12 @@ class Expert(nn.Module):
   @nn.compact
   def __call__(self, images: Float[Array, "batch height width"]) -> jax.Array:
     """Pictures of the same size, [batch, height, width]."""
-    x = images[..., None]
+    x = images[None]
     for layer in range(self.layers):
       last = layer + 1 == self.layers
       x = PatchConv(1 if last else self.filters, name=f"layer_{layer}")(x)
-      x = leaky_clip(x) if last else nn.elu(x)
-    return x[..., 0]
+      x = leaky_clip(x) if last else nn.leaky_relu(x, _SLOPE)
+    return x[0]
 
 
 def leaky_clip(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -144,15 +148,17 @@ class PictureScore(nn.Module):
   @nn.compact
   def __call__(self, images: Float[Array, "batch height width"]) -> Float[Array, " batch"]:
     """Logits."""
-    x = images[..., None]
+    x = images[None]
     for layer in range(self.layers):
       x = PatchConv(self.filters * 2**layer, stride=2, name=f"layer_{layer}")(x)
       x = nn.leaky_relu(x, _SLOPE)
-    return nn.Dense(1, name="head")(x.reshape(len(x), -1))[:, 0]
+    return nn.Dense(1, name="head")(jnp.swapaxes(x, 0, 1).reshape(len(images), -1))[:, 0]
 
 
 class PatchConv(nn.Module):
   """A 3 x 3 convolution with a border of one zero, as a product of matrices.
+
+  Channels come first, so that the last axis of the product, all places of all pictures, is long.
 
   Attributes:
     filters: of the result.
@@ -163,23 +169,24 @@ class PatchConv(nn.Module):
   stride: int = 1
 
   @nn.compact
-  def __call__(self, x: Float[Array, "batch height width channels"]) -> jax.Array:
-    """[batch, ceil(height / stride), ceil(width / stride), filters]."""
-    columns = 9 * x.shape[-1]
-    kernel = self.param("kernel", nn.initializers.he_normal(), (columns, self.filters))
+  def __call__(self, x: Float[Array, "channels batch height width"]) -> jax.Array:
+    """[filters, batch, ceil(height / stride), ceil(width / stride)]."""
+    columns = patches(x, self.stride)
+    kernel = self.param("kernel", nn.initializers.he_normal(), (len(columns), self.filters))
     bias = self.param("bias", nn.initializers.zeros, (self.filters,))
-    return patches(x, self.stride) @ kernel + bias.reshape(1, 1, 1, -1)
+    made = kernel.T @ columns.reshape(len(columns), -1) + bias[:, None]
+    return made.reshape(self.filters, *columns.shape[1:])
 
 
 def patches(
-  x: Float[Array, "batch height width channels"], stride: int = 1
-) -> Float[Array, "batch high wide columns"]:
-  """The 3 x 3 values around every place, row by row, with zeros outside; columns are 9 channels."""
-  high, wide = (math.ceil(side / stride) for side in x.shape[1:3])
-  padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+  x: Float[Array, "channels batch height width"], stride: int = 1
+) -> Float[Array, "columns batch high wide"]:
+  """The 3 x 3 values around every place, zeros outside; columns are places times channels."""
+  high, wide = (math.ceil(side / stride) for side in x.shape[2:])
+  padded = jnp.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
   shifted = [
-    padded[:, i : i + (high - 1) * stride + 1 : stride, j : j + (wide - 1) * stride + 1 : stride]
+    padded[..., i : i + (high - 1) * stride + 1 : stride, j : j + (wide - 1) * stride + 1 : stride]
     for i in range(3)
     for j in range(3)
   ]
-  return jnp.concatenate(shifted, axis=-1)
+  return jnp.concatenate(shifted)

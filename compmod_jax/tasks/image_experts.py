@@ -276,8 +276,7 @@ class ImageExpertsModel(TaskModel[CompetingExperts]):
     rng: jax.Array | None = None,
   ) -> jax.Array:
     """The score of every expert for its output, [rows, 1, experts]."""
-    _, scores = self.module.apply({"params": params}, batch["transformed"])
-    return scores.T[:, None]
+    return outputs_and_scores(self, params, batch["transformed"])[1].T[:, None]
 
   def valid_mask(self, site: str, batch: Batch) -> jax.Array:
     """Rows that hold an image, bool [rows, 1]."""
@@ -379,7 +378,7 @@ def won_and_restored(
     A row a transformation: wins of every expert; then the mean squared difference of the winner's
     output, and of the transformed image, from the untransformed one.
   """
-  outputs, scores = model.module.apply({"params": params}, batch["transformed"])
+  outputs, scores = outputs_and_scores(model, params, batch["transformed"])
   winner, numbers = winners(scores), jnp.asarray(batch["transformation"])
   real = (batch["index"] >= 0).astype(jnp.float32)
   restored = identity_error(of_winners(outputs, winner)[None], batch["untransformed"])[0]

@@ -7,7 +7,7 @@ Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest 
 (training regimes), drophead, roberta. Of recoding: recoding (all signals), recoding-5.1, -5.2,
 -5.4, -5.5, -5.6, and -decoders (what an ensemble alone costs). Of modulation: nemot-3.1
 (perplexity of other text), -3.4 (a model for each set), -3.7 (with 3.8: one model for all sets),
--3.9 (that model fine-tuned), -3.10 (reading strategies).
+-3.9 (that model fine-tuned), -3.10 (reading strategies). Of images: competing_experts.
 Scales: tiny (the project's own data), paper (the published data), and between them tatoeba,
 public_domain, ptb or small.
 
@@ -48,7 +48,7 @@ class Args:
 
   table: Annotated[str, tyro.conf.Positional]
   """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding (its signals), recoding-5.1, -5.2,
-  -5.4, -5.5, -5.6, -decoders, nemot-3.1, -3.4, -3.7, -3.9 or -3.10."""
+  -5.4, -5.5, -5.6, -decoders, nemot-3.1, -3.4, -3.7, -3.9, -3.10 or competing_experts."""
   scale: str = "tiny"
   """Data and model: tiny, paper; tatoeba, public_domain, ptb or small, as the table has it."""
   heads: int = 4

@@ -1,8 +1,5 @@
 """Digits under ten transformations: eight translations, inverted contrast, noise.
 
-Translations in eight directions are about equally far. A diagonal one made of the two beside it
-would be inverted half way by the expert of either, which then wins its images and keeps them.
-
 Every split is parted into two halves of different images: those of one are transformed, those of
 the other are shown as they are, so that no image is seen before and after a transformation.
 
@@ -10,7 +7,6 @@ Source: Parascandolo et al. 2018, section 5.
 """
 
 import dataclasses
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +56,7 @@ class TransformedDigits:
   border: int = 3
   """Black pixels that are then added on every side, so that translations lose nothing."""
   shift: int = 3
-  """Pixels of a translation; of a diagonal one, as far in all, about 0.7 of it along each axis."""
+  """Pixels of a translation, along each axis in which it goes."""
   noise: float = 0.4
   """Standard deviation of normal noise; the sum is cut off at 0 and 1."""
   valid: int = 500
@@ -86,12 +82,6 @@ class TransformedDigits:
   def size(self) -> int:
     """Pixels of a side, borders included."""
     return self.side + 2 * self.border
-
-  def offset(self, name: str) -> tuple[int, int]:
-    """Pixels, down and right, of a translation; all are about equally long."""
-    down, right = _TRANSLATIONS[name]
-    along = round(self.shift / math.hypot(down, right))
-    return along * down, along * right
 
   def splits(self) -> tuple[str, ...]:
     """Names for `load`."""
@@ -135,7 +125,8 @@ class TransformedDigits:
       rows = np.flatnonzero(numbers == number)
       chosen = images[rows]
       if name in _TRANSLATIONS:
-        made[rows] = np.roll(chosen, self.offset(name), axis=(1, 2))
+        down, right = _TRANSLATIONS[name]
+        made[rows] = np.roll(chosen, (down * self.shift, right * self.shift), axis=(1, 2))
       elif name == "inverted":
         made[rows] = 1 - chosen
       else:

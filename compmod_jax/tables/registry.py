@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 
 from compmod_jax.core.errors import check_choice
-from compmod_jax.tables import nemot, recoding
+from compmod_jax.tables import image_experts, nemot, recoding
 from compmod_jax.tables.masked import mechanisms, roberta
 from compmod_jax.tables.spec import Spec
 from compmod_jax.tables.translation import drophead, places, regimes, silent, sizes
@@ -17,6 +17,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "5.4": lambda scale, heads: regimes(scale),
   "roberta": lambda scale, heads: roberta(scale),
   "tim": lambda scale, heads: mechanisms(scale),
+  "competing_experts": lambda scale, heads: image_experts.experts(scale),
   "drophead": lambda scale, heads: drophead(scale),
   "recoding": lambda scale, heads: recoding.signals(scale),
   "recoding-5.1": lambda scale, heads: recoding.step_sizes(scale),

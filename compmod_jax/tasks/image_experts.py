@@ -399,8 +399,9 @@ class ExpertScores:
     "Experts: restored_loss, mean squared difference between the winner's output and the"
     " untransformed image; transformed_loss: that of the transformed image; specialised: number of"
     " transformations with an expert of their own, which wins more than half of its images and of"
-    " no other transformation's; share: of images that the most frequent winner of their"
-    " transformation wins; idle: experts that win less than one image in a hundred."
+    " no other transformation's; all_specialised: 1 if that is all of them, else 0; share: of"
+    " images that the most frequent winner of their transformation wins; idle: experts that win"
+    " less than one image in a hundred."
   )
 
   def __call__(self, scoring: Scoring["ImageExperts"]) -> Iterator[tuple[str, float]]:
@@ -411,7 +412,9 @@ class ExpertScores:
     total = images.sum()
     yield self.metric, float(restored.sum() / total)
     yield "experts/transformed_loss", float(before.sum() / total)
-    yield "experts/specialised", float((owners(counts) >= 0).sum())
+    specialised = int((owners(counts) >= 0).sum())
+    yield "experts/specialised", float(specialised)
+    yield "experts/all_specialised", float(specialised == len(counts))
     yield "experts/share", float(counts.max(axis=1).sum() / total)
     yield "experts/idle", float((counts.sum(axis=0) < 0.01 * total).sum())
 

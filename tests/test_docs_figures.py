@@ -717,6 +717,7 @@ TABLES = {
   ("docs/rims.md", "From Python", 0): REFERENCE,
   ("docs/roles.md", "What is measured", 0): REFERENCE,
   ("docs/independent_mechanisms.md", "Use", 0): REFERENCE,
+  ("docs/competing_experts.md", "Use", 0): REFERENCE,
   ("docs/plasticity.md", "Plastic cells", 0): REFERENCE,
   ("docs/sites.md", "Named activations", 0): REFERENCE,
   ("docs/sites.md", "Named activations", 1): REFERENCE,

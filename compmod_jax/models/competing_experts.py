@@ -76,7 +76,7 @@ class CompetingExperts(nn.Module):
     c = self.config
     stacked = nn.vmap(
       Expert,
-      in_axes=None,
+      in_axes=None,  # pyright: ignore[reportArgumentType]  # all see the same images
       variable_axes={"params": 0},
       split_rngs={"params": True},
       axis_size=c.experts,

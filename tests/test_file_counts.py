@@ -37,6 +37,14 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "layers.interpreter", "neural_interpreter", "InterpreterConfig", "ScriptConfig",
   ),
   "a task on fuzzy expressions": ("fuzzy_logic", "FuzzyLogicConfig", "FuzzyExpressions"),
+  "experts that compete for examples": (
+    "mechanisms.competing_experts", "mechanisms/competing_experts",
+  ),
+  "networks of experts for images": ("models.competing_experts", "models/competing_experts"),
+  "transformed digits": ("transformed_digits", "TransformedDigits"),
+  "a task on experts for images": (
+    "tasks.image_experts", "ImageExpertsConfig", "ImageExpertsModel", "CompetitionLoss",
+  ),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
 }  # fmt: skip
 # Files of later additions, which use the earlier one.
@@ -62,6 +70,7 @@ OWN = {
     "configs/nmt_lstm.py",
   ),
   "generated characters": ("compmod_jax/data/synthetic/glyphs.py",),
+  "transformed digits": ("compmod_jax/data/transformed_digits.py",),
   "a convolutional network": ("compmod_jax/models/conv_net.py",),
   "a gate on every head": ("compmod_jax/mechanisms/head_gate.py",),
   "spans that are cut out of texts": ("compmod_jax/data/sources/text_to_text.py",),

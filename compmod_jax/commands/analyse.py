@@ -29,6 +29,7 @@ from compmod_jax.analysis import (
   attention,
   gates,
   heads,
+  image_experts,
   interpreter,
   meta_transfer,
   modules,
@@ -71,6 +72,7 @@ ANALYSES = {
   "roles": Analysis(roles.Roles, roles.make_page),
   "functions": Analysis(interpreter.Functions, interpreter.make_page),
   "direction": Analysis(meta_transfer.Direction, meta_transfer.make_page),
+  "image-experts": Analysis(image_experts.ImageExpertsReport, image_experts.make_page),
 }
 
 _START = "python -m train.analyse"

@@ -19,6 +19,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "roberta": lambda scale, heads: roberta(scale),
   "tim": lambda scale, heads: mechanisms(scale),
   "neural_interpreters": lambda scale, heads: fuzzy_expressions(scale),
+  "competing_experts": lambda scale, heads: relatives.experts(scale),
   "drophead": lambda scale, heads: drophead(scale),
   "recoding": lambda scale, heads: recoding.signals(scale),
   "recoding-5.1": lambda scale, heads: recoding.step_sizes(scale),

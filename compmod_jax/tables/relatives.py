@@ -1,4 +1,4 @@
-"""Tables of recurrent modules, plastic connections and few-shot learning, by their own tasks."""
+"""Tables of recurrent modules, plastic connections, few-shot learning and competing experts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -119,3 +119,24 @@ def few_shot(scale: str) -> Spec:
     rows |= _rows("few_shot_prototypes", variants, {"prototypes": published})
   title = "Few-shot classification; published on Omniglot"
   return Spec(title, f"generated characters, {scales[scale]}", rows, "MAML", tuple(columns))
+
+
+def experts(scale: str) -> Spec:
+  """Ten experts for ten transformations; published, each has its own in 7 of 10 runs.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  scales = {"tiny": "handwritten digits of 14 x 14 pixels, on a CPU"}
+  check_choice("--scale", scale, scales)
+  columns = (
+    Column("all specialised", "test", "experts/all_specialised", 1),
+    Column("specialised", "test", "experts/specialised", 1),
+    Column("idle", "test", "experts/idle", 1, lower=True),
+    Column("restored", "test", "experts/restored_loss", 4, lower=True),
+    Column("transformed", "test", "experts/transformed_loss", 4, lower=True),
+  )
+  title = "Experts that compete for transformed digits (Kolios 2023, section 4.6.7)"
+  published = {"experts": {"all specialised": 0.7}}
+  rows = _rows("competing_experts", {"experts": ""}, published)
+  return Spec(title, scales[scale], rows, "experts", columns)

@@ -1,5 +1,6 @@
 """What there is to choose from: the configurations of all tasks, and of all models."""
 
+from compmod_jax.models.competing_experts import CompetingExpertsConfig
 from compmod_jax.models.conv_net import ConvNetConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.encoder import EncoderConfig
@@ -12,6 +13,7 @@ from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.few_shot import FewShotConfig
 from compmod_jax.tasks.fuzzy_logic import FuzzyLogicConfig
+from compmod_jax.tasks.image_experts import ImageExpertsConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from compmod_jax.tasks.meta_transfer import CausalDirectionConfig, MetaTransferConfig
@@ -29,6 +31,7 @@ TaskConfig = (
   | SequenceConfig
   | MetaTransferConfig
   | FuzzyLogicConfig
+  | ImageExpertsConfig
 )
 ModelConfig = (
   TransformerConfig
@@ -41,4 +44,5 @@ ModelConfig = (
   | RecurrentConfig
   | CausalDirectionConfig
   | InterpreterConfig
+  | CompetingExpertsConfig
 )

@@ -25,6 +25,7 @@ from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.modulation import KINDS
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
+from compmod_jax.models.competing_experts import CompetingExpertsConfig
 from compmod_jax.models.conv_net import ConvNetConfig
 from compmod_jax.models.decoder_lm import DecoderConfig, DecoderLM
 from compmod_jax.models.encoder import EncoderConfig
@@ -237,6 +238,7 @@ DOES_NOT_DECODE = {
   ConvNetConfig: "it reads images",
   CausalDirectionConfig: "it reads pairs of numbers",
   InterpreterConfig: "it sees a set or a whole text at once",
+  CompetingExpertsConfig: "it turns images into images",
 }
 IN_TRAINING = "acts in training alone, not on what a trained model computes"
 BY_TASK = "settled by the task, which gives the model `active` and `classifier`"

@@ -1,0 +1,71 @@
+"""Experts that compete to invert transformations of digits (Parascandolo et al. 2018, section 5).
+
+Eight translations, inverted contrast and noise; ten experts, pre-trained to the identity, that
+learn from the images which they win under a discriminator (Kolios 2023, section 4.6.7).
+
+Run:      python -m train.main --config configs/competing_experts.py --workdir runs/experts
+Variants: (none)   10 experts on images of 14 x 14 pixels; $COMPMOD_DATA/digits
+          debug    experts so small, on images so small, that a run ends within a minute
+Report:   python -m train.analyse image-experts --workdir runs/experts
+"""
+
+import dataclasses
+
+from compmod_jax.core import errors
+from compmod_jax.data.transformed_digits import TransformedDigits
+from compmod_jax.models.competing_experts import CompetingExpertsConfig
+from compmod_jax.tasks.image_experts import ImageExpertsConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig, ParamGroup
+
+
+def get_config(variant: str) -> Experiment:
+  errors.check_choice("variant", variant, ("", "debug"))
+  return debug() if variant == "debug" else digits()
+
+
+def phases(pretraining: int, competition: int) -> tuple[Phase, ...]:
+  """The discriminator stands still while experts learn the identity."""
+  return (
+    Phase("identity", trainable="experts", steps=pretraining),
+    Phase("competition", steps=competition),
+  )
+
+
+def digits() -> Experiment:
+  # The discriminator learns faster, so that a correction that is half right does not win.
+  slow = OptimizerConfig(
+    name="adam", learning_rate=5e-4, schedule="constant", warmup_steps=0, b1=0.5, b2=0.99
+  )
+  fast = dataclasses.replace(slow, learning_rate=1e-3)
+  return Experiment(
+    name="experts that compete for transformed digits",
+    task=ImageExpertsConfig(data=TransformedDigits(), pretraining_steps=500),
+    model=CompetingExpertsConfig(filters=8),
+    optimizer=slow,
+    groups=(
+      ParamGroup("experts", ("experts",), slow),
+      ParamGroup("discriminator", ("discriminator",), fast),
+    ),
+    phases=phases(500, 1000),
+    evaluate_every=250,
+    log_every=10,
+    watch_sentences=0,
+    keep_models=0,
+  )
+
+
+def debug() -> Experiment:
+  base = digits()
+  return dataclasses.replace(
+    base,
+    name="tiny experts that compete for transformed digits",
+    task=ImageExpertsConfig(
+      data=TransformedDigits(side=6, border=1, shift=1, valid=40), pretraining_steps=20, rows=8
+    ),
+    model=CompetingExpertsConfig(
+      experts=3, layers=2, filters=4, discriminator_layers=2, discriminator_filters=4
+    ),
+    phases=phases(20, 40),
+    evaluate_every=20,
+  )

@@ -1,0 +1,97 @@
+"""Experts side by side are each the network that its parameters make alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compmod_jax.core.errors import UserError
+from compmod_jax.models.competing_experts import (
+  CompetingExperts,
+  CompetingExpertsConfig,
+  leaky_clip,
+  patches,
+)
+
+CONFIG = CompetingExpertsConfig(
+  experts=3, layers=3, filters=4, discriminator_layers=2, discriminator_filters=3
+)
+SIZE = 7
+
+
+@pytest.fixture(scope="module")
+def made():
+  draw = np.random.default_rng(0)
+  images = jnp.asarray(draw.random((5, SIZE, SIZE)), jnp.float32)
+  module = CompetingExperts(CONFIG)
+  params = module.init(jax.random.key(0), images)["params"]
+  return module, params, images
+
+
+def test_stacked_experts_are_convolutional_networks_one_by_one(made):
+  module, params, images = made
+  outputs, _ = module.apply({"params": params}, images)
+  for number in range(CONFIG.experts):
+    x = images[..., None]
+    for layer in range(CONFIG.layers):
+      own = jax.tree.map(lambda leaf: leaf[number], params["experts"][f"layer_{layer}"])
+      kernel = own["kernel"].reshape(3, 3, x.shape[-1], -1)
+      x = jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+      )
+      x = x + own["bias"].reshape(1, 1, 1, -1)
+      x = leaky_clip(x) if layer + 1 == CONFIG.layers else jnp.where(x > 0, x, 0.2 * x)
+    np.testing.assert_allclose(outputs[number], x[..., 0], rtol=1e-4, atol=1e-5)
+  assert not np.allclose(outputs[0], outputs[1])
+
+
+def test_a_pixel_depends_on_none_that_is_further_away_than_there_are_layers():
+  config = CompetingExpertsConfig(experts=2, layers=2, filters=4)
+  images = jnp.asarray(np.random.default_rng(1).random((2, SIZE, SIZE)), jnp.float32)
+  module = CompetingExperts(config)
+  params = module.init(jax.random.key(0), images)["params"]
+
+  def middle(images):
+    return module.apply({"params": params}, images, method="transform")[0, 0, 3, 3]
+
+  slope = jax.grad(middle)(images)
+  expected = np.zeros((2, SIZE, SIZE), bool)
+  expected[0, 1:6, 1:6] = True  # of its own image
+  np.testing.assert_array_equal(np.asarray(slope) != 0, expected)
+
+
+def test_an_expert_s_output_depends_on_its_own_parameters_alone(made):
+  module, params, images = made
+
+  def second(params):
+    return jnp.sum(module.apply({"params": params}, images, method="transform")[1])
+
+  for leaf in jax.tree.leaves(jax.grad(second)(params)["experts"]):
+    assert np.any(leaf[1])
+    assert not np.any(leaf[jnp.array([0, 2])])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [4, 5])
+def test_patches_are_the_values_around_every_place(stride, size):
+  x = np.random.default_rng(2).random((2, 3, size, size)).astype(np.float32)
+  found = np.asarray(patches(jnp.asarray(x), stride)).reshape(9, 2, 3, -(-size // stride), -1)
+  bordered = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+  for place in range(9):
+    for row in range(found.shape[3]):
+      for column in range(found.shape[4]):
+        down, right = divmod(place, 3)
+        expected = bordered[:, :, row * stride + down, column * stride + right]
+        np.testing.assert_array_equal(found[place, :, :, row, column], expected)
+
+
+def test_outputs_keep_a_slope_outside_the_range_of_images():
+  x = jnp.array([-1.0, 0.25, 3.0])
+  np.testing.assert_allclose(leaky_clip(x), [-0.1, 0.25, 1.2], rtol=1e-6)
+  np.testing.assert_allclose(jax.vmap(jax.grad(leaky_clip))(x), [0.1, 1.0, 0.1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("field", ["experts", "layers", "filters", "discriminator_filters"])
+def test_sizes_below_one_are_refused(field):
+  with pytest.raises(UserError, match=rf"model\.{field} is 0; it must be at least 1"):
+    CompetingExpertsConfig(**{field: 0})

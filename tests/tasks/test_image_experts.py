@@ -1,0 +1,163 @@
+"""The two phases of the objective, batches, and scores against their definition."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.losses import objective
+from compmod_jax.data.transformed_digits import TransformedDigits
+from compmod_jax.models.competing_experts import CompetingExpertsConfig
+from compmod_jax.models.conv_net import ConvNetConfig
+from compmod_jax.tasks.base import StepContext
+from compmod_jax.tasks.image_experts import ImageExpertsConfig
+
+MODEL = CompetingExpertsConfig(
+  experts=3, layers=2, filters=4, discriminator_layers=2, discriminator_filters=4
+)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+  folder, draw = tmp_path_factory.mktemp("digits"), np.random.default_rng(0)
+  for name, count in (("train", 61), ("test", 22)):
+    images = draw.integers(0, 255, size=(count, 12, 12)).astype(np.uint8)
+    np.savez(folder / f"{name}.npz", images=images, labels=np.arange(count) % 10)
+  data = TransformedDigits(str(folder), side=4, border=1, shift=1, valid=20)
+  return ImageExpertsConfig(data, pretraining_steps=5, rows=6).build(MODEL)
+
+
+@pytest.fixture(scope="module")
+def params(task):
+  return task.model.init(jax.random.key(0))
+
+
+def batch_of(task, rows=None):
+  iterator, _ = task.dataset.train_batches(seed=3, multiple=1)
+  return {name: jnp.asarray(column[:rows]) for name, column in next(iterator).items()}
+
+
+def slopes(task, params, batch, step):
+  def value(params):
+    context = StepContext(rng=jax.random.key(0), step=jnp.int32(step), train=True)
+    terms, _, metrics = task.loss(params, (), batch, context)
+    return objective(terms), (terms, metrics)
+
+  (_, (terms, metrics)), slope = jax.jit(jax.value_and_grad(value, has_aux=True))(params)
+  return terms, metrics, slope
+
+
+def test_experts_learn_the_identity_first_and_the_discriminator_nothing(task, params):
+  batch = batch_of(task)
+  assert "untransformed" not in batch  # nobody could learn from it
+  for step in (0, 4):
+    terms, _, slope = slopes(task, params, batch, step)
+    outputs, _ = task.model.module.apply({"params": params}, batch["transformed"])
+    wrong = np.mean(np.square(outputs - batch["transformed"][None]), axis=(1, 2, 3)).sum()
+    np.testing.assert_allclose(terms["identity"].value(), wrong, rtol=1e-5)
+    assert terms["experts"].value() == terms["discriminator"].value() == 0
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(slope["experts"]))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(slope["discriminator"]))
+
+
+def test_then_experts_compete_and_only_winners_learn(task, params):
+  batch = batch_of(task)
+  terms, metrics, slope = slopes(task, params, batch, 5)
+  assert terms["identity"].value() == 0
+  scores = np.asarray(task.model.forward(params, batch))[:, 0]  # [rows, experts]
+  best = scores.max(axis=1)
+  np.testing.assert_allclose(terms["experts"].value(), np.log1p(np.exp(-best)).mean(), rtol=1e-5)
+  real = np.asarray(task.model.discriminator(params["discriminator"], batch["originals"]))
+  against = np.log1p(np.exp(-real)).mean() + np.log1p(np.exp(scores)).mean()
+  np.testing.assert_allclose(terms["discriminator"].value(), against, rtol=1e-5)
+  won = [float(metrics[f"experts/won_{i}"][0]) for i in range(3)]
+  np.testing.assert_array_equal(won, np.bincount(scores.argmax(axis=1), minlength=3))
+  for leaf in jax.tree.leaves(slope["experts"]):
+    moved = [bool(np.any(one)) for one in leaf]
+    assert [not one for one in moved] == [one == 0 for one in won]
+  assert all(np.any(leaf) for leaf in jax.tree.leaves(slope["discriminator"]))
+
+
+def test_rows_that_only_fill_up_a_batch_count_for_nothing(task, params):
+  batch = batch_of(task, 4)
+  filled = {
+    name: jnp.pad(
+      column,
+      [(0, 2), *[(0, 0)] * (column.ndim - 1)],
+      constant_values=-1 if name == "index" else 0.7,
+    )
+    for name, column in batch.items()
+  }
+  for step in (0, 9):
+    terms, metrics, slope = slopes(task, params, batch, step)
+    with_filler = slopes(task, params, filled, step)
+    for one, other in zip(
+      jax.tree.leaves((terms, metrics, slope)), jax.tree.leaves(with_filler), strict=True
+    ):
+      np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_shows_one_half_transformed_and_the_other_as_it_is(task):
+  halves = task.dataset.halves("train")
+  iterator, epoch = task.dataset.train_batches(seed=0, multiple=1)
+  assert epoch == 21 // 6
+  originals = {image.astype(np.float32).tobytes() for image in halves.originals}
+  hidden = {image.astype(np.float32).tobytes() for image in halves.hidden}
+  batches = [next(iterator) for _ in range(5)]
+  for batch in batches:
+    assert {image.tobytes() for image in batch["originals"]} <= originals
+    assert not {image.tobytes() for image in batch["transformed"]} & (originals | hidden)
+  again, _ = task.dataset.train_batches(seed=0, multiple=1)
+  again.set_state(iterator.get_state())
+  np.testing.assert_array_equal(next(again)["transformed"], next(iterator)["transformed"])
+  other, _ = task.dataset.train_batches(seed=1, multiple=1)
+  assert not np.array_equal(next(other)["originals"], batches[0]["originals"])
+
+
+def test_processes_read_their_rows_of_the_same_batch(task):
+  whole = next(task.dataset.train_batches(seed=0, multiple=2)[0])
+  parts = [
+    next(task.dataset.train_batches(seed=0, multiple=2, process=i, processes=2)[0])
+    for i in range(2)
+  ]
+  for name, column in whole.items():
+    np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), column)
+
+
+def test_scores_are_those_of_a_loop_over_every_image_and_transformation(task, params):
+  found = task.evaluate(params, "valid").values
+  hidden = task.dataset.halves("valid").hidden
+  counts, wrong, before, seen = np.zeros((10, 3)), [], [], []
+  for batch in task.dataset.eval_batches("valid"):
+    images = jnp.asarray(batch["transformed"])
+    outputs, scores = task.model.module.apply({"params": params}, images)
+    for row, index in enumerate(batch["index"]):
+      if index < 0:
+        continue
+      image = hidden[index // 10]
+      winner = int(np.argmax(scores[:, row]))
+      counts[index % 10, winner] += 1
+      wrong.append(np.mean(np.square(outputs[winner, row] - image)))
+      before.append(np.mean(np.square(batch["transformed"][row] - image)))
+      seen.append(index)
+  assert sorted(seen) == list(range(10 * len(hidden)))
+  assert found["experts/restored_loss"] == pytest.approx(np.mean(wrong), rel=1e-5)
+  assert found["experts/transformed_loss"] == pytest.approx(np.mean(before), rel=1e-5)
+  assert found["experts/share"] == pytest.approx(counts.max(axis=1).sum() / len(seen))
+  assert found["experts/idle"] == np.sum(counts.sum(axis=0) < 0.01 * len(seen))
+  majority = counts > 0.5 * len(hidden)
+  alone = [row.any() and majority[:, row.argmax()].sum() == 1 for row in majority]
+  assert found["experts/specialised"] == sum(alone)
+  assert task.metric == "experts/restored_loss"
+
+
+def test_what_does_not_fit_is_refused(task):
+  with pytest.raises(UserError, match="model is a ConvNetConfig, but the task needs experts"):
+    task.dataset.config.build(ConvNetConfig())
+  with pytest.raises(UserError, match=r"phases.part is 'small'"):
+    task.dataset.train_batches(part="small", seed=0, multiple=1)
+  with pytest.raises(UserError, match=r"task\.pretraining_steps is -1"):
+    dataclasses.replace(task.dataset.config, pretraining_steps=-1)

@@ -55,7 +55,7 @@ LATER = {
   "a recurrent model around any cell": {"configs/cue_association.py"},
   "functions between which positions are routed": {
     "compmod_jax/analysis/interpreter.py", "compmod_jax/tables/interpreter.py",
-    "compmod_jax/tables/registry.py",
+    "compmod_jax/tables/registry.py", "compmod_jax/commands/reproduce.py",
   },
   "a task on fuzzy expressions": {
     "compmod_jax/analysis/interpreter.py", "compmod_jax/tables/interpreter.py",

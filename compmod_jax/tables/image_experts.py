@@ -7,7 +7,7 @@ from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec
 from compmod_jax.training.experiment import load_config
 
-SCALES = {"tiny": "handwritten digits of 14 x 14 pixels, on a CPU"}
+SCALES = {"tiny": "handwritten digits of 12 x 12 pixels, on a CPU"}
 
 
 def experts(scale: str) -> Spec:

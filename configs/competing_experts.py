@@ -4,7 +4,7 @@ Eight translations, inverted contrast and noise; ten experts, pre-trained to the
 learn from the images which they win under a discriminator (Kolios 2023, section 4.6.7).
 
 Run:      python -m train.main --config configs/competing_experts.py --workdir runs/experts
-Variants: (none)   10 experts on images of 14 x 14 pixels; $COMPMOD_DATA/digits
+Variants: (none)   10 experts on images of 12 x 12 pixels; $COMPMOD_DATA/digits
           debug    experts so small, on images so small, that a run ends within a minute
 Report:   python -m train.analyse image-experts --workdir runs/experts
 """
@@ -33,21 +33,21 @@ def phases(pretraining: int, competition: int) -> tuple[Phase, ...]:
 
 
 def digits() -> Experiment:
-  # The discriminator learns faster, so that a correction that is half right does not win.
-  slow = OptimizerConfig(
-    name="adam", learning_rate=5e-4, schedule="constant", warmup_steps=0, b1=0.5, b2=0.99
+  # A discriminator that learns faster than experts settles who wins before they have parted.
+  fast = OptimizerConfig(
+    name="adam", learning_rate=1e-3, schedule="constant", warmup_steps=0, b1=0.5, b2=0.99
   )
-  fast = dataclasses.replace(slow, learning_rate=1e-3)
+  slow = dataclasses.replace(fast, learning_rate=5e-4)
   return Experiment(
     name="experts that compete for transformed digits",
-    task=ImageExpertsConfig(data=TransformedDigits(), pretraining_steps=500),
+    task=ImageExpertsConfig(data=TransformedDigits(), pretraining_steps=300),
     model=CompetingExpertsConfig(filters=8),
-    optimizer=slow,
+    optimizer=fast,
     groups=(
-      ParamGroup("experts", ("experts",), slow),
-      ParamGroup("discriminator", ("discriminator",), fast),
+      ParamGroup("experts", ("experts",), fast),
+      ParamGroup("discriminator", ("discriminator",), slow),
     ),
-    phases=phases(500, 1000),
+    phases=phases(300, 1500),
     evaluate_every=250,
     log_every=10,
     watch_sentences=0,

@@ -53,9 +53,9 @@ class TransformedDigits:
   """Where train.npz and test.npz are."""
   side: int = 8
   """Pixels of a side of a digit's image, which is made smaller to that size."""
-  border: int = 3
+  border: int = 2
   """Black pixels that are then added on every side, so that translations lose nothing."""
-  shift: int = 3
+  shift: int = 2
   """Pixels of a translation, along each axis in which it goes."""
   noise: float = 0.4
   """Standard deviation of normal noise; the sum is cut off at 0 and 1."""

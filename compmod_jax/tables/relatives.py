@@ -127,7 +127,7 @@ def experts(scale: str) -> Spec:
   Raises:
     UserError: an unknown scale.
   """
-  scales = {"tiny": "handwritten digits of 14 x 14 pixels, on a CPU"}
+  scales = {"tiny": "handwritten digits of 12 x 12 pixels, on a CPU"}
   check_choice("--scale", scale, scales)
   columns = (
     Column("all specialised", "test", "experts/all_specialised", 1),

@@ -78,7 +78,7 @@ def test_groups_have_learning_rates_of_their_own(run):
   line = metrics_of(run, "train")[-1]
   for name, rate in rates.items():
     assert line[f"learning_rate/{name}"] == pytest.approx(rate)
-  assert rates["discriminator"] > rates["experts"]
+  assert rates["discriminator"] != rates["experts"]
 
 
 def test_resuming_gives_the_same_bits(run, tmp_path):

@@ -76,7 +76,7 @@ def test_every_image_has_the_transformation_of_its_number(data):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"shift": 4}, "task.data.shift is 4 and task.data.border 3"),
+    ({"shift": 4}, "task.data.shift is 4 and task.data.border 2"),
     ({"shift": 0}, "task.data.shift is 0"),
     ({"noise": 0.0}, "task.data.noise is 0.0; it must be positive"),
     ({"valid": 1}, "task.data.valid is 1; it must be 2"),

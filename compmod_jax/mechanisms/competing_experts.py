@@ -73,7 +73,7 @@ def compete(
   r"""Winners and both losses, with their gradients kept apart.
 
   .. math::
-     j(x') &= \arg\max_i D(E_i(x')) \\
+     j(x') &= \mathrm{argmax}_i D(E_i(x')) \\
      L_E &= -\ln D(E_{j(x')}(x')) \\
      L_D &= -\ln D(x) - \frac{1}{N} \sum_{i=1}^{N} \ln(1 - D(E_i(x')))
 

@@ -279,6 +279,15 @@ def longer_associations():
   yield f"the plain network has {found[0]} and {found[1]} over 3 seeds."
 
 
+def specialisation():
+  runs = functools.partial(seeds, "competing_experts/tiny", "experts", "test")
+  whole, own = runs("experts/all_specialised"), runs("experts/specialised")
+  yield f"{sum(whole):.0f} of {len(whole)} runs end with an expert for every transformation"
+  yield f"{interval(own, 1)} of the ten transformations have one"
+  before, after = runs("experts/transformed_loss"), runs("experts/restored_loss")
+  yield f"falls from {statistics.mean(before):.4f} to {interval(after, 4)}"
+
+
 def copying():
   rows = []
   for label, row in (
@@ -1036,6 +1045,7 @@ SENTENCES = [
   ("docs/nemot.md", pretraining_sentences),
   ("docs/recoding.md", signal_sentences),
   ("docs/plasticity.md", longer_associations),
+  ("docs/competing_experts.md", specialisation),
   ("docs/tables.md", factorial_sentences),
   ("docs/tables.md", ablation_sentences),
   ("docs/tables.md", roberta_sentences),

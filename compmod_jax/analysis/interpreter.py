@@ -299,6 +299,7 @@ def _routing_figure(found: Measured) -> Figure:
     axes.grid(visible=False)
   if image is not None:
     figure.colorbar(image, ax=figure.axes, pad=0.01)
+  style.finish(figure, "Mean compatibility of positions with functions")
   return figure
 
 
@@ -317,4 +318,5 @@ def _similarity_figure(found: Measured) -> Figure:
     axes.set_yticks(range(len(cosines)))
     axes.grid(visible=False)
     figure.colorbar(image, ax=axes, pad=0.02)
+  style.finish(figure, "Cosines of signatures")
   return figure

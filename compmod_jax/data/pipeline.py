@@ -6,7 +6,7 @@ order is one number.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -240,6 +240,42 @@ class Batches(Protocol):
 
   def __len__(self) -> int: ...
   def __getitem__(self, index: int) -> Batch: ...
+
+
+class Drawn:
+  """Batches without end, at random access: what batch i holds is drawn from seeds and i.
+
+  Every process draws the whole batch and takes its own rows.
+
+  Args:
+    whole: the global batch of a generator, columns of [rows, ...].
+    seeds: of the generators.
+    rows: of a global batch.
+    share: number of the process, and how many there are.
+    name: what the batches hold.
+  """
+
+  def __init__(
+    self,
+    whole: Callable[[np.random.Generator], Batch],
+    seeds: Sequence[int],
+    rows: int,
+    share: tuple[int, int],
+    name: str,
+  ):
+    self._whole, self._seeds, self._share, self._name = whole, list(seeds), share, name
+    self._mine = rows // share[1]
+
+  def __len__(self) -> int:
+    return ENDLESS
+
+  def __repr__(self) -> str:
+    return self._name
+
+  def __getitem__(self, index: int) -> Batch:
+    first = self._share[0] * self._mine
+    batch = self._whole(np.random.default_rng([*self._seeds, int(index)]))
+    return {name: column[first:][: self._mine] for name, column in batch.items()}
 
 
 def iterate(batches: Batches, prefetch: int) -> TrainIterator:

@@ -301,7 +301,13 @@ class FuzzyPoints(Dataset[FuzzyLogicConfig]):
       " 'all'.",
     )
     rows = max(multiple, self.config.rows // multiple * multiple)
-    return pipeline.iterate(_Batches(self, seed, rows, (process, processes)), 4), 100
+    data, share = self.config.data, (process, processes)
+
+    def whole(draw: np.random.Generator) -> pipeline.Batch:
+      return self.batch(draw.random((rows, data.variables), np.float32), rows)
+
+    drawn = pipeline.Drawn(whole, (data.seed, _POINTS, seed), rows, share, "points")
+    return pipeline.iterate(drawn, 4), 100
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Batches in which every point of a split is once."""
@@ -319,27 +325,6 @@ class FuzzyPoints(Dataset[FuzzyLogicConfig]):
   def describe_batches(self) -> str:
     """What a training batch holds, in a few words."""
     return f"batches of {self.config.rows} points"
-
-
-class _Batches:
-  """Training batch i, at random access: its points are drawn from the seed and i."""
-
-  def __init__(self, dataset: FuzzyPoints, seed: int, rows: int, part: tuple[int, int]):
-    self._dataset, self._seed, self._rows, self._part = dataset, seed, rows, part
-
-  def __len__(self) -> int:
-    return pipeline.ENDLESS
-
-  def __repr__(self) -> str:
-    return "points"
-
-  def __getitem__(self, index: int) -> pipeline.Batch:
-    data = self._dataset.config.data
-    draw = np.random.default_rng([data.seed, _POINTS, self._seed, int(index)])
-    process, processes = self._part
-    mine = self._rows // processes
-    whole = draw.random((self._rows, data.variables), np.float32)
-    return self._dataset.batch(whole[process * mine :][:mine], mine)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

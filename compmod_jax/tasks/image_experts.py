@@ -113,35 +113,6 @@ class ImageExpertsConfig:
     return f"{self.data.describe().capitalize()}, inverted by {model.describe()}."
 
 
-class _Batches:
-  """Training batch i, at random access: what it holds is drawn from the seed and i."""
-
-  def __init__(self, dataset: "TransformedImages", seed: int, rows: int, part: tuple[int, int]):
-    self._dataset, self._seed, self._rows, self._part = dataset, seed, rows, part
-
-  def __len__(self) -> int:
-    return pipeline.ENDLESS
-
-  def __repr__(self) -> str:
-    return "transformed images"
-
-  def __getitem__(self, index: int) -> pipeline.Batch:
-    data = self._dataset.config.data
-    draw = np.random.default_rng([data.seed, _BATCHES, self._seed, int(index)])
-    halves = self._dataset.halves("train")
-    hidden = draw.integers(len(halves.hidden), size=self._rows)
-    shown = draw.integers(len(halves.originals), size=self._rows)
-    numbers = draw.integers(_COUNT, size=self._rows)
-    whole = {
-      "transformed": data.transformed(halves.hidden[hidden], numbers, draw).astype(np.float32),
-      "originals": halves.originals[shown].astype(np.float32),
-      "index": hidden.astype(np.int32),
-    }
-    process, processes = self._part
-    mine = self._rows // processes
-    return {name: column[process * mine :][:mine] for name, column in whole.items()}
-
-
 class TransformedImages(Dataset[ImageExpertsConfig]):
   """Images of one half, transformed, beside untransformed ones of the other.
 
@@ -199,7 +170,23 @@ class TransformedImages(Dataset[ImageExpertsConfig]):
     )
     rows = max(multiple, self.config.rows // multiple * multiple)
     epoch = max(1, len(self.halves("train").hidden) // rows)
-    return pipeline.iterate(_Batches(self, seed, rows, (process, processes)), 4), epoch
+    seeds, share = (self.config.data.seed, _BATCHES, seed), (process, processes)
+    drawn = pipeline.Drawn(
+      lambda draw: self._drawn(draw, rows), seeds, rows, share, "transformed images"
+    )
+    return pipeline.iterate(drawn, 4), epoch
+
+  def _drawn(self, draw: np.random.Generator, rows: int) -> pipeline.Batch:
+    """A training batch."""
+    data, halves = self.config.data, self.halves("train")
+    hidden = draw.integers(len(halves.hidden), size=rows)
+    shown = draw.integers(len(halves.originals), size=rows)
+    numbers = draw.integers(_COUNT, size=rows)
+    return {
+      "transformed": data.transformed(halves.hidden[hidden], numbers, draw).astype(np.float32),
+      "originals": halves.originals[shown].astype(np.float32),
+      "index": hidden.astype(np.int32),
+    }
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Every image of the hidden half under every transformation, always with the same noise."""

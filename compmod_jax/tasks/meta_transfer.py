@@ -460,27 +460,6 @@ def _fitted(
   return jax.vmap(lambda one: fit_tables(one, model.pseudocount))(both)
 
 
-class _Batches:
-  """Training batch i, at random access: what it holds is drawn from the seed and i."""
-
-  def __init__(self, dataset: "Episodes", seed: int, rows: int, part: tuple[int, int]):
-    self._dataset, self._seed, self._rows, self._part = dataset, seed, rows, part
-
-  def __len__(self) -> int:
-    return pipeline.ENDLESS
-
-  def __repr__(self) -> str:
-    return "episodes"
-
-  def __getitem__(self, index: int) -> pipeline.Batch:
-    config = self._dataset.config
-    draw = np.random.default_rng([config.data.seed, _EPISODES, self._seed, int(index)])
-    whole = self._dataset.batch(draw, self._rows, self._rows)
-    process, processes = self._part
-    mine = self._rows // processes
-    return {name: column[process * mine :][:mine] for name, column in whole.items()}
-
-
 class Episodes(Dataset[MetaTransferConfig]):
   """Episodes of samples, drawn when they are needed; a training epoch is 100 batches.
 
@@ -533,7 +512,12 @@ class Episodes(Dataset[MetaTransferConfig]):
       " 'all'.",
     )
     rows = max(multiple, self.config.episodes // multiple * multiple)
-    return pipeline.iterate(_Batches(self, seed, rows, (process, processes)), 4), 100
+    seeds = (self.config.data.seed, _EPISODES, seed)
+    share = (process, processes)
+    drawn = pipeline.Drawn(
+      lambda draw: self.batch(draw, rows, rows), seeds, rows, share, "episodes"
+    )
+    return pipeline.iterate(drawn, 4), 100
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """One batch with all episodes of a split, always the same."""

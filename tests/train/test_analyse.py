@@ -86,7 +86,9 @@ def test_mistakes_are_told_with_what_is_near(program, workdir):
     program(analyse.main, "heads", "--workdir", str(workdir), "--split", "tset")
   with pytest.raises(UserError, match=r"--shufles is not an option. Did you mean --shuffles"):
     program(analyse.main, "heads", "--workdir", str(workdir), "--shufles", "3")
-  with pytest.raises(UserError, match="must be one of: ablate, attention, direction, functions, gates"):
+  with pytest.raises(
+    UserError, match="must be one of: ablate, attention, direction, functions, gates"
+  ):
     program(analyse.main)
   with pytest.raises(UserError, match="Two workdirs are missing"):
     program(compare.main)

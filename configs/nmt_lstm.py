@@ -1,4 +1,4 @@
-"""German to English by an LSTM with additive attention (Bahdanau, Cho and Bengio 2015).
+"""German to English by an LSTM with attention (Bahdanau, Cho and Bengio 2015).
 
 Run:      python -m train.main --config configs/nmt_lstm.py --workdir runs/nmt_lstm
 Variants: (none)     the project's own grammar, minutes on 2 CPU cores
@@ -6,6 +6,7 @@ Variants: (none)     the project's own grammar, minutes on 2 CPU cores
                      in training and in use (Ulmer 2019)
           tatoeba    $COMPMOD_DATA/tatoeba_en_de
           debug      a model and data so small that a run ends within a minute, and learns nothing
+Luong's:  add --config.model.attention=multiplicative
 Signal:   add --config.model.recoding.signal=nll (surprisal, argmax, entropy, none)
 In use:   python -m train.predict --workdir W --recoding size=0.1 < in > out (or signal=none); an
           unrecoded model can be recoded as decoders are, --recode_layer -1 --recode_size 0.1

@@ -13,7 +13,7 @@ FOLDERS = ("compmod_jax", "train", "configs", "benchmarks", "website")
 MOST = 4
 ADDITIONS: dict[str, tuple[str, ...]] = {
   "a sequence-to-sequence LSTM": (
-    "seq2seq_lstm", "Seq2SeqLstm", "additive_attention", "AdditiveAttention", "additive attention",
+    "seq2seq_lstm", "Seq2SeqLstm", "memory_attention", "AdditiveAttention", "additive attention",
     "nmt_lstm",
   ),
   "rotary positions and those of Transformer-XL": (
@@ -65,7 +65,7 @@ LATER = {
 # Files of the addition's own.
 OWN = {
   "a sequence-to-sequence LSTM": (
-    "compmod_jax/layers/additive_attention.py",
+    "compmod_jax/layers/memory_attention.py",
     "compmod_jax/models/seq2seq_lstm.py",
     "configs/nmt_lstm.py",
   ),

@@ -1,4 +1,4 @@
-r"""Sequence-to-sequence LSTM with additive attention, whose decoder may recode its states.
+r"""Sequence-to-sequence LSTM with attention, whose decoder may recode its states.
 
 .. math::
    c_i = \sum_j \alpha_{ij} h_j, \qquad s_i = \mathrm{LSTM}([E y_{i-1}; c_i], s_{i-1}), \qquad
@@ -6,15 +6,16 @@ r"""Sequence-to-sequence LSTM with additive attention, whose decoder may recode 
    p(y_i) = \mathrm{softmax}(E' t_i)
 
 where :math:`h_j` are the states of a bidirectional encoder, side by side, the weights
-:math:`\alpha_{ij}` are those of `AdditiveAttention` for :math:`s_{i-1}`, and :math:`s_0` is made of
-the backward encoder's state at the first token.
+:math:`\alpha_{ij}` are those of `layers.memory_attention` for :math:`s_{i-1}`, additive or
+multiplicative, and :math:`s_0` is made of the backward encoder's state at the first token.
 
 Source: Bahdanau, Cho and Bengio 2015, section 3 and appendix A, with LSTM cells in place of gated
-units and one hidden layer before the output in place of maxout. Recoding: Ulmer 2019, equation 4.1.
+units and one hidden layer before the output in place of maxout; multiplicative scores, Luong, Pham
+and Manning 2015. Recoding: Ulmer 2019, equation 4.1.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import flax.linen as nn
 import jax
@@ -26,12 +27,12 @@ from compmod_jax.core.errors import check, check_choice
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
-from compmod_jax.layers.additive_attention import AdditiveAttention
 from compmod_jax.layers.basic import Dropout
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.deferred_scan import Product
 from compmod_jax.layers.embedding import Shared, encoder_decoder_embeddings
 from compmod_jax.layers.lstm import LSTMCell, State
+from compmod_jax.layers.memory_attention import AdditiveAttention, MultiplicativeAttention
 from compmod_jax.layers.recoding_signals import size_of, step_size_parameters
 from compmod_jax.mechanisms.recoding import signals
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
@@ -39,6 +40,7 @@ from compmod_jax.mechanisms.recoding.descent import recode
 from compmod_jax.models.base import ModelConfig
 
 States = tuple[State, ...]
+Score = Literal["additive", "multiplicative"]
 _SIGNALS = ("none", "surprisal", "argmax", "nll", "entropy")
 _STEPS = ("constant", "learned", "predicted")
 
@@ -58,8 +60,10 @@ class Seq2SeqLstmConfig(ModelConfig):
   """Width of hidden and cell states, in the encoder of each direction."""
   embedding_dim: int = 512
   """Width of word vectors, and of what the output layer reads."""
+  attention: Score = "additive"
+  """How positions of the source are scored: by a hidden layer (Bahdanau) or a product (Luong)."""
   attention_dim: int = 512
-  """Width of the hidden layer that scores positions of the source."""
+  """Width of the hidden layer of additive attention."""
   share_embeddings: Shared = "decoder"
   """Which embeddings are one: decoder input and output, or those and the encoder's."""
   max_length: int = 1024
@@ -91,6 +95,7 @@ class Seq2SeqLstmConfig(ModelConfig):
       f"model.dropout is {self.dropout}; it must be at least 0 and below 1.",
     )
     check_choice("model.share_embeddings", self.share_embeddings, get_args(Shared))
+    check_choice("model.attention", self.attention, get_args(Score))
     # The others need copies of the state, several output layers, or labels.
     check_choice("model.recoding.signal", self.recoding.signal, _SIGNALS)
     check_choice("model.recoding.step", self.recoding.step, _STEPS)
@@ -110,7 +115,7 @@ class Seq2SeqLstmConfig(ModelConfig):
     how = f"recoding by {c.signal}, {c.step} step size from {c.size:g}"
     return (
       f"{self.encoder_layers} + {self.decoder_layers} layers of width {self.dim} (bidirectional"
-      f" encoder, additive attention, {how if c.active else 'no recoding'})"
+      f" encoder, {self.attention} attention, {how if c.active else 'no recoding'})"
     )
 
   def marks(self) -> dict[str, str]:
@@ -142,7 +147,7 @@ class Memory(NamedTuple):
 
   Attributes:
     values: the encoder's output, [batch, keys, 2 * dim].
-    keys: what attention makes of it, [batch, keys, attention_dim].
+    keys: what attention makes of it, [batch, keys, attention_dim]; multiplicative, [.., dim].
     mask: true where it is a token, [batch, keys].
   """
 
@@ -206,7 +211,11 @@ class Seq2SeqLstm(nn.Module):
     self.encoder_forward = [LSTMCell(width, c.dim) for width in below]
     self.encoder_backward = [LSTMCell(width, c.dim) for width in below]
     self.first_state = _dense(c.decoder_layers * c.dim)
-    self.cross = AdditiveAttention(c.dim, 2 * c.dim, c.attention_dim)
+    self.cross = (
+      AdditiveAttention(c.dim, 2 * c.dim, c.attention_dim)
+      if c.attention == "additive"
+      else MultiplicativeAttention(c.dim, 2 * c.dim)
+    )
     read = c.embedding_dim + 2 * c.dim
     below = [read, *[c.dim] * (c.decoder_layers - 1)]
     self.decoder = [LSTMCell(width, c.dim) for width in below]

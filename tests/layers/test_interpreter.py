@@ -1,6 +1,7 @@
 """Functions of neural interpreters: who has access, what has a gradient, and what cannot matter."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -31,7 +32,7 @@ def model():
   """A tiny classifier of sets of 4 numbers with 3 outputs, its parameters, and inputs."""
   module = TINY.classifier((4,), 3)
   x = jax.random.uniform(jax.random.key(1), (5, 4))
-  return module, nn.unbox(module.init(jax.random.key(0), x))["params"], x
+  return module, nn.unbox(jax.jit(module.init)(jax.random.key(0), x))["params"], x
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,17 @@ def script():
   """A script of two lines, its parameters, and a stream."""
   module = Script(TINY)
   x = jax.random.normal(jax.random.key(3), (2, 6, 8))
-  return module, nn.unbox(module.init(jax.random.key(2), x))["params"], x
+  return module, nn.unbox(jax.jit(module.init)(jax.random.key(2), x))["params"], x
+
+
+def outputs(module, params, *args, **more):
+  """What the module gives, by one program."""
+  return jax.jit(functools.partial(module.apply, **more))({"params": params}, *args)
+
+
+def edited(module, params, x, edits):
+  """The same under changes of intermediates."""
+  return jax.jit(functools.partial(run, module.apply, edits=edits))({"params": params}, x)[0]
 
 
 def moved(params, *path, to):
@@ -76,9 +87,8 @@ def test_what_is_read_is_the_attention_times_the_values_with_the_same_gradients(
     return jnp.matmul(routed_attention(scores, weights), value)
 
   def gradients(function):
-    return jax.grad(lambda *args: jnp.sum(jnp.sin(function(*args))), (0, 1, 2))(
-      scores, weights, value
-    )
+    slopes = jax.grad(lambda *args: jnp.sum(jnp.sin(function(*args))), (0, 1, 2))
+    return jax.jit(slopes)(scores, weights, value)
 
   np.testing.assert_allclose(
     routed_read(scores, weights, value), explicit(scores, weights, value), rtol=1e-4, atol=1e-6
@@ -100,19 +110,19 @@ def test_reordering_functions_changes_nothing(model):
   module, params, x = model
   other = with_functions(params, [2, 0, 1])
   assert not np.array_equal(other["script_0"]["codes"], params["script_0"]["codes"])
-  expected = module.apply({"params": params}, x)
-  np.testing.assert_allclose(module.apply({"params": other}, x), expected, rtol=1e-4, atol=1e-5)
+  expected = outputs(module, params, x)
+  np.testing.assert_allclose(outputs(module, other, x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_leaving_a_function_out_is_putting_it_out_of_reach(model):
   module, params, x = model
   sites = [f"script_{s}/iteration_{i}/functions/router/distance" for s in (0, 1) for i in (0, 1)]
   far = dict.fromkeys(sites, lambda d: d.at[..., 1].set(2.5))
-  expected, _ = run(module.apply, {"params": params}, x, edits=far)
+  expected = edited(module, params, x, far)
   fewer = dataclasses.replace(TINY, functions=2).classifier((4,), 3)
-  found = fewer.apply({"params": with_functions(params, [0, 2])}, x)
+  found = outputs(fewer, with_functions(params, [0, 2]), x)
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-  assert not np.allclose(found, module.apply({"params": params}, x), atol=1e-3)
+  assert not np.allclose(found, outputs(module, params, x), atol=1e-3)
 
 
 def test_functions_that_are_added_stand_behind_the_others(model):
@@ -143,7 +153,7 @@ def test_a_function_beyond_the_truncation_has_no_access_and_no_gradient(script):
     )
     return jnp.sum(jnp.sin(y)), found
 
-  (_, weights), slopes = jax.value_and_grad(total, has_aux=True)(params)
+  (_, weights), slopes = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
   for one in weights.values():
     assert np.all(np.asarray(one)[..., 1] == 0)
   assert np.all(np.asarray(slopes["codes"])[1] == 0)
@@ -153,7 +163,7 @@ def test_a_function_beyond_the_truncation_has_no_access_and_no_gradient(script):
 def test_a_position_without_access_to_any_function_passes_unchanged(script):
   module, params, x = script
   far = {f"iteration_{i}/functions/router/distance": lambda d: d.at[:, 2].set(2.0) for i in (0, 1)}
-  y, _ = run(module.apply, {"params": params}, x, edits=far)
+  y = edited(module, params, x, far)
   np.testing.assert_array_equal(y[:, 2], x[:, 2])
   assert np.all(np.any(np.asarray(y != x)[:, [0, 1, 3, 4, 5]], axis=-1))
 
@@ -162,7 +172,7 @@ def test_a_position_without_access_to_any_function_passes_unchanged(script):
 def test_signatures_have_a_gradient_only_where_they_are_trained(model, trained):
   _, params, x = model
   module = dataclasses.replace(TINY, train_signatures=trained).classifier((4,), 3)
-  slopes = jax.grad(lambda p: jnp.sum(jnp.sin(module.apply({"params": p}, x))))(params)
+  slopes = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(module.apply({"params": p}, x)))))(params)
   for name in ("script_0", "script_1"):
     assert np.any(np.asarray(slopes[name]["router"]["signatures"]) != 0) == trained
     assert slopes[name]["router"]["log_sigma"] != 0
@@ -175,7 +185,7 @@ def test_only_the_direction_of_a_signature_matters(model):
     params, "script_0", "router", "signatures", to=3 * params["script_0"]["router"]["signatures"]
   )
   np.testing.assert_allclose(
-    module.apply({"params": longer}, x), module.apply({"params": params}, x), rtol=1e-5, atol=1e-5
+    outputs(module, longer, x), outputs(module, params, x), rtol=1e-5, atol=1e-5
   )
 
 
@@ -193,18 +203,19 @@ def test_all_functions_are_in_the_same_products():
 def test_no_output_of_a_text_depends_on_padding():
   config = dataclasses.replace(TINY, scripts=1, max_length=6)
   module, tokens = config.encoder(11, 0), jnp.asarray([[3, 4, 5, 0, 0, 0]])
-  params = nn.unbox(module.init(jax.random.key(0), tokens))["params"]
+  params = nn.unbox(jax.jit(module.init)(jax.random.key(0), tokens))["params"]
 
+  @jax.jit
   def told(params, tokens):
     return module.apply({"params": params}, tokens)
 
-  slopes = jax.grad(lambda p: jnp.sum(jnp.sin(told(p, tokens)[:, :3])))(params)
+  slopes = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(told(p, tokens)[:, :3]))))(params)
   assert np.all(np.asarray(slopes["place"])[3:] == 0)
   assert np.all(np.any(np.asarray(slopes["place"])[:3] != 0, axis=1))
   np.testing.assert_allclose(
     told(params, tokens)[:, :3], told(params, tokens[:, :3]), rtol=1e-4, atol=1e-5
   )
-  chosen = module.apply({"params": params}, tokens, positions=jnp.asarray([[2, 0]]))
+  chosen = outputs(module, params, tokens, positions=jnp.asarray([[2, 0]]))
   np.testing.assert_allclose(chosen, told(params, tokens)[:, [2, 0]], rtol=1e-4, atol=1e-5)
   with pytest.raises(UserError, match="has 7 tokens"):
     told(params, jnp.ones((1, 7), jnp.int32))
@@ -213,8 +224,9 @@ def test_no_output_of_a_text_depends_on_padding():
 def test_one_cls_vector_tells_classes_and_gives_features():
   config = dataclasses.replace(TINY, scripts=1, cls="one")
   x = jnp.ones((2, 4, 3))
-  for outputs, width in ((5, 5), (0, 8)):
-    made, variables = config.classifier((4, 3), outputs).init_with_output(jax.random.key(0), x)
+  for count, width in ((5, 5), (0, 8)):
+    make = jax.jit(config.classifier((4, 3), count).init_with_output)
+    made, variables = make(jax.random.key(0), x)
     assert made.shape == (2, width)
     assert nn.unbox(variables)["params"]["cls"].shape == (1, 8)
   with pytest.raises(UserError, match="has the shape \\(28, 28, 1\\)"):
@@ -239,12 +251,14 @@ def test_sizes_that_cannot_be_are_refused_by_name(field, value, words):
 def test_dropout_acts_in_training_alone():
   module = Script(ScriptConfig(dim=8, heads=2, ffn_dim=6, iterations=1, dropout=0.5))
   x = jax.random.normal(jax.random.key(0), (2, 3, 8))
-  variables = module.init(jax.random.key(1), x)
-  plain = Script(dataclasses.replace(module.config, dropout=0.0)).apply(variables, x)
-  np.testing.assert_array_equal(module.apply(variables, x), plain)
-  one, other = (
-    module.apply(variables, x, deterministic=False, rngs={"dropout": jax.random.key(seed)})
-    for seed in (2, 3)
-  )
+  params = nn.unbox(jax.jit(module.init)(jax.random.key(1), x))["params"]
+  plain = outputs(Script(dataclasses.replace(module.config, dropout=0.0)), params, x)
+  np.testing.assert_array_equal(outputs(module, params, x), plain)
+
+  @jax.jit
+  def dropped(key):
+    return module.apply({"params": params}, x, deterministic=False, rngs={"dropout": key})
+
+  one, other = (dropped(jax.random.key(seed)) for seed in (2, 3))
   assert not np.array_equal(one, plain)
   assert not np.array_equal(one, other)

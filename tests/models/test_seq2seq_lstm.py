@@ -63,6 +63,12 @@ def everything(config):
   ))  # fmt: skip
 
 
+def with_luong(p):
+  """The parameters, those of attention a matrix for the product of states and memory."""
+  key = jnp.asarray(np.random.default_rng(1).normal(0, 0.6, (2 * PLAIN.dim, PLAIN.dim)))
+  return {**p, "cross": {"key": key.astype(jnp.float32)}}
+
+
 # Equations.
 
 
@@ -70,8 +76,22 @@ def test_logits_and_attention_are_those_of_bahdanau_et_al():
   """Written out with NumPy, one example, one position and one gate at a time."""
   p = jax.tree.map(np.asarray, params()["params"])
   logits, sites = everything(PLAIN)
+  agree(p, logits, sites, lambda s, h: bahdanau(p["cross"], s, h))
+
+
+def test_multiplicative_attention_scores_by_the_product_of_state_and_memory():
+  """Luong's general score, the rest of the model as before."""
+  p = with_luong(params()["params"])
+  logits, sites = jax.jit(functools.partial(run, module(LUONG).apply, capture=None))(
+    {"params": p}, *PAIR
+  )
+  p = jax.tree.map(np.asarray, p)
+  agree(p, logits, sites, lambda s, h: s @ p["cross"]["key"].T @ h)
+
+
+def agree(p, logits, sites, score):
   for row, (times, keys) in enumerate(((5, 6), (5, 3))):  # without the source's padding
-    words, weights = reference(p, SOURCE[row, :keys], TARGET[row, :times])
+    words, weights = reference(p, SOURCE[row, :keys], TARGET[row, :times], score)
     np.testing.assert_allclose(logits[row, :times], words, atol=2e-5)
     np.testing.assert_allclose(sites[ATTENTION][row, 0, :times, :keys], weights, atol=1e-6)
 
@@ -98,7 +118,11 @@ def direction(p, xs):
   return found
 
 
-def reference(p, source, target):
+def bahdanau(p, s, h):
+  return p["score"][:, 0] @ np.tanh(s @ p["query"] + h @ p["key"])
+
+
+def reference(p, source, target, score):
   """Logits and attention weights of one sentence pair without padding."""
   memory = [embedded(p, "encoder_embedding", token) for token in source]
   for i in range(PLAIN.encoder_layers):
@@ -110,10 +134,7 @@ def reference(p, source, target):
   states = [(h, np.zeros(PLAIN.dim)) for h in np.split(np.tanh(start), PLAIN.decoder_layers)]
   logits, weights = [], []
   for token in target:
-    asked = states[-1][0] @ p["cross"]["query"]
-    e = np.array(
-      [p["cross"]["score"][:, 0] @ np.tanh(asked + h @ p["cross"]["key"]) for h in memory]
-    )
+    e = np.array([score(states[-1][0], h) for h in memory])
     alpha = np.exp(e - e.max()) / np.exp(e - e.max()).sum()
     read = x = np.concatenate([embedded(p, "decoder_embedding", token), alpha @ memory])
     for i in range(PLAIN.decoder_layers):
@@ -128,6 +149,7 @@ def reference(p, source, target):
 # Who influences what.
 
 KINDS = {name: recoded(name) for name in ("entropy", "nll")} | {"plain": PLAIN}
+LUONG = dataclasses.replace(PLAIN, attention="multiplicative")
 each = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 
 

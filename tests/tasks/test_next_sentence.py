@@ -113,9 +113,14 @@ def test_the_objective_is_the_sum_of_both_losses_and_fillers_do_not_count(task):
   batch = next(iter(task.dataset.train_batches(seed=0, multiple=1)[0]))
   batch = {name: np.concatenate([value, value[:1]]) for name, value in batch.items()}
   batch["index"][-1] = -1
-  params = nn.unbox(task.model.init(jax.random.key(0)))
-  context = StepContext(jax.random.key(1), jnp.int32(0), train=False)
-  terms, _, metrics = task.loss(params, (), jax.tree.map(jnp.asarray, batch), context)
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
+
+  @jax.jit
+  def loss(params, batch):
+    context = StepContext(jax.random.key(1), jnp.int32(0), train=False)
+    return task.loss(params, (), batch, context)
+
+  terms, _, metrics = loss(params, batch)
   assert task.objective.weights(MODEL) == {"cross_entropy": 1.0, "next_sentence": 1.0}
   assert set(terms) == {"cross_entropy", "next_sentence"}
   assert terms["next_sentence"].count == np.sum(batch["index"] >= 0) == 4
@@ -125,7 +130,7 @@ def test_the_objective_is_the_sum_of_both_losses_and_fillers_do_not_count(task):
 
 def test_labels_are_the_numbers_of_pairs(task):
   """A head that is sure of the first class has the loss of the odd pairs alone."""
-  params = nn.unbox(task.model.init(jax.random.key(0)))
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
   head = jax.tree.map(jnp.zeros_like, params["next_head"]) | {"bias": jnp.asarray([10.0, -10.0])}
   params = {**params, "next_head": head}
   result = task.evaluate(params, "valid", decode=False).values
@@ -144,14 +149,14 @@ def test_segments_change_behind_the_first_end(task):
 def test_a_segment_s_vector_is_added_to_the_embeddings():
   """Vectors of segments that are equal change nothing but what one vector in all positions does."""
   module, tokens = Encoder(MODEL, 20), jnp.asarray([[2, 9, 3, 8, 3]])
-  params = nn.unbox(module.init(jax.random.key(0), tokens))["params"]
+  params, apply = nn.unbox(module.init(jax.random.key(0), tokens))["params"], jax.jit(module.apply)
   segments = jnp.asarray([[0, 0, 0, 1, 1]])
-  one = module.apply({"params": params}, tokens, segments=segments)
-  assert np.abs(one - module.apply({"params": params}, tokens)).max() > 1e-4
+  one = apply({"params": params}, tokens, segments=segments)
+  assert np.abs(one - apply({"params": params}, tokens)).max() > 1e-4
   table = params["positions"]["table"]
   moved = table.at[:5].add(params["segment_table"][segments[0]])
   folded = {**params, "positions": {"table": moved}, "segment_table": jnp.zeros((2, 8))}
-  np.testing.assert_allclose(module.apply({"params": folded}, tokens), one, atol=1e-5)
+  np.testing.assert_allclose(apply({"params": folded}, tokens), one, atol=1e-5)
 
 
 def test_documents_that_cannot_be_paired_are_refused(tmp_path):

@@ -134,9 +134,11 @@ class _Table:
     self._seen: collections.Counter[Hashable] = collections.Counter()
     self._right: dict[Hashable, collections.Counter[str]] = {}
     self._offered: dict[Hashable, collections.Counter[str]] = {}
+    self._rankings: dict[Hashable, list[tuple[str, list[str]]]] = {}
 
   def add(self, question: Question) -> None:
     """Counts a training question under all keys."""
+    self._rankings.clear()
     view = self._view(question, self._kinds)
     options = _options(question, view)
     answer = options[question.label - 1] if options else _renamed(question.answer, view.names or {})
@@ -157,10 +159,17 @@ class _Table:
       rates = [right[option] / max(offered[option], 1) for option in options]
       return f"({rates.index(max(rates)) + 1})"
     words = {name: word for word, name in (view.names or {}).items()}
-    for answer, _ in right.most_common():
-      if all(name in words for name in _NAME.findall(answer)):
+    for answer, names in self._ranking(key):
+      if all(name in words for name in names):
         return _NAME.sub(lambda name: words[name[0]], answer)
     return ""
+
+  def _ranking(self, key: Hashable) -> list[tuple[str, list[str]]]:
+    """Answers under a key, the most frequent first, and the names in each; sorted once."""
+    if key not in self._rankings:
+      right = self._right.get(key, collections.Counter())
+      self._rankings[key] = [(one, _NAME.findall(one)) for one, _ in right.most_common()]
+    return self._rankings[key]
 
 
 def _options(question: Question, view: View) -> list[str]:

@@ -164,7 +164,7 @@ def _sources(subject: Subject, cell: str) -> dict[str, Source]:
   if f"{name}/hebbian" in shapes:
     drive, site = f"{name}/modulation", f"{name}/hebbian"
     return {name: Source(site, drive if drive in shapes else None, None, site)}
-  # Those that have auxiliary tokens in front of the text stand at other positions than what is read.
+  # Positions of sites with auxiliary tokens in front are not those of what is read.
   found = {
     site.removesuffix("/written"): Source(
       site, site.replace("written", "plasticity"), site.replace("written", "key"), site

@@ -24,7 +24,7 @@ class Gates(NamedTuple):
     ffn: on what the feed-forward network adds to it.
     logits: logarithms of gates on attention probabilities before their normalisation, one for each
       head and key; added to the attention logits.
-    plasticity: on how much every unit's fast weights change; see `layers.fast_weights`.
+    plasticity: on how much the fast weights of every unit change, in layers that have some.
   """
 
   attention: Float[Array, "batch time embed"] | None = None

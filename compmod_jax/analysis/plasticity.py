@@ -310,7 +310,7 @@ def make_page(settings: Plasticity, subject: Subject, found: Measured) -> Page:
   over_time = [
     Picture(
       f"over_time_{number}",
-      _over_time(means, bounded=bounded, modulated=modulated),
+      _over_time(name, means, bounded=bounded, modulated=modulated),
       f"{name}: means over {means.sequences:,} sequences; of the modulation the standard deviation,"
       " too.",
     )
@@ -319,7 +319,7 @@ def make_page(settings: Plasticity, subject: Subject, found: Measured) -> Page:
   sequences = [
     Picture(
       f"sequence_{number}_{place}",
-      _sequence(layer, [words(token) for token in one.read], modulated=modulated),
+      _sequence(name, layer, [words(token) for token in one.read], modulated=modulated),
       f"{name}: the {layer.traces.shape[1]} traces that vary most, in the order of their largest"
       " change, while a sequence is read.",
     )
@@ -411,7 +411,8 @@ def _tokens(means: Means, words: Callable[[int], str]) -> Iterator[tuple[Any, ..
 
 def _strongest(name: str, means: Means, words: Callable[[int], str]) -> str:
   """Where the modulation is strongest, of the tokens that are read in one step of a hundred."""
-  often = np.flatnonzero(means.count >= 0.01 * means.count.sum())
+  enough = min(0.01 * means.count.sum(), means.count.max())
+  often = np.flatnonzero(means.count >= enough)
   size = np.abs(means.by_token[often])
   most, least = (int(often[place]) for place in (np.argmax(size), np.argmin(size)))
   return (
@@ -421,7 +422,7 @@ def _strongest(name: str, means: Means, words: Callable[[int], str]) -> str:
   )
 
 
-def _over_time(means: Means, *, bounded: bool, modulated: bool) -> Figure:
+def _over_time(name: str, means: Means, *, bounded: bool, modulated: bool) -> Figure:
   """Curves over the steps: traces, their changes, how many are at bounds, modulation."""
   curves = [("absolute value of a trace", means.size), ("its change at a step", means.change)]
   curves += [("share of traces at their bounds", means.clipped)] if bounded else []
@@ -437,10 +438,11 @@ def _over_time(means: Means, *, bounded: bool, modulated: bool) -> Figure:
       low, high = values - means.spread, values + means.spread
       axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
     style.label(axes, title, "step" if number + 1 == len(curves) else "", "")
+  style.finish(figure, f"{name}, means over sequences")
   return figure
 
 
-def _sequence(layer: Layer, read: list[str], *, modulated: bool) -> Figure:
+def _sequence(name: str, layer: Layer, read: list[str], *, modulated: bool) -> Figure:
   """Traces down, time across, and below them the modulation, with what is read at every step."""
   figure = style.canvas(style.WIDTH, 4.6 if modulated else 3.4)
   rows = (3, 1.2) if modulated else (1,)
@@ -470,4 +472,5 @@ def _sequence(layer: Layer, read: list[str], *, modulated: bool) -> Figure:
   texts = [read[place] for place in places]
   lowest.set_xticks(list(places), texts, rotation=90, fontsize=style.SMALL, parse_math=False)
   lowest.set_xlabel("what is read", fontsize=style.BODY, color=style.MUTED)
+  style.finish(figure, f"{name}, one sequence")
   return figure

@@ -779,6 +779,7 @@ TABLES = {
   ("docs/competing_experts.md", "Use", 0): REFERENCE,
   ("docs/plasticity.md", "Plastic cells", 0): REFERENCE,
   ("docs/plasticity.md", "Plastic cells", 1): associations,
+  ("docs/plasticity.md", "Fast weights in a Transformer", 0): REFERENCE,
   ("docs/sites.md", "Named activations", 0): REFERENCE,
   ("docs/sites.md", "Named activations", 1): REFERENCE,
   ("docs/sites.md", "Named activations", 2): REFERENCE,

@@ -45,6 +45,11 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "a task on experts for images": (
     "tasks.image_experts", "ImageExpertsConfig", "ImageExpertsModel", "CompetitionLoss",
   ),
+  "fast weights in decoders": ("fast_weights", "FastWeights"),
+  "modulated nonlinearities": ("modulated_activation", "ModulatedActivation", "signal_dim"),
+  "text saliency": ("saliency", "SaliencyNetwork", "key_bias"),
+  "a report on plastic connections": ("analysis/plasticity", "plasticity.Plasticity"),
+  "plastic language models": ("plastic_lm",),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
 }  # fmt: skip
 # Files of later additions, which use the earlier one.
@@ -52,7 +57,7 @@ LATER = {
   "a gate on every head": {
     "compmod_jax/analysis/roles/importance.py", "compmod_jax/checkpoints/t5.py",
   },
-  "a recurrent model around any cell": {"configs/cue_association.py"},
+  "a recurrent model around any cell": {"configs/cue_association.py", "configs/plastic_lm.py"},
   "functions between which positions are routed": {
     "compmod_jax/analysis/interpreter.py", "compmod_jax/tables/interpreter.py",
     "compmod_jax/tables/registry.py", "compmod_jax/commands/reproduce.py",
@@ -61,6 +66,9 @@ LATER = {
     "compmod_jax/analysis/interpreter.py", "compmod_jax/tables/interpreter.py",
   },
   "a task on sequences": {"configs/cue_association.py"},
+  "a bias of distances": {"compmod_jax/models/encoder.py"},
+  "fast weights in decoders": {"compmod_jax/analysis/plasticity.py", "configs/plastic_lm.py"},
+  "plastic language models": {"compmod_jax/analysis/plasticity.py"},
 }  # fmt: skip
 # Files of the addition's own.
 OWN = {
@@ -73,6 +81,9 @@ OWN = {
   "transformed digits": ("compmod_jax/data/transformed_digits.py",),
   "a convolutional network": ("compmod_jax/models/conv_net.py",),
   "a gate on every head": ("compmod_jax/mechanisms/head_gate.py",),
+  "fast weights in decoders": ("compmod_jax/layers/fast_weights.py",),
+  "modulated nonlinearities": ("compmod_jax/mechanisms/modulated_activation.py",),
+  "text saliency": ("compmod_jax/mechanisms/saliency.py",),
   "spans that are cut out of texts": ("compmod_jax/data/sources/text_to_text.py",),
 }
 

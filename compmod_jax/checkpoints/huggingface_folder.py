@@ -240,9 +240,17 @@ def write_folder(
   """Writes a folder that `transformers` opens.
 
   Raises:
-    UserError: the folder cannot be written.
+    UserError: the model has parameters without a place in their layout, or the folder cannot be
+      written.
   """
   flat, tensors = flatten_dict(params, sep="/"), dict[str, np.ndarray]()
+  entries = list(entries)
+  left = sorted(set(flat) - {entry.path for entry in entries})
+  check(
+    not left,
+    f"{', '.join(left[:5])} and the like have no place in their layout: {len(left)} parameters of a"
+    " mechanism that theirs does not have. Export a model without it.",
+  )
   for entry in entries:
     parts = entry.write(np.asarray(flat[entry.path], np.float32))
     tensors |= dict(zip(entry.names, map(np.ascontiguousarray, parts), strict=True))

@@ -33,6 +33,7 @@ from compmod_jax.analysis import (
   interpreter,
   meta_transfer,
   modules,
+  plasticity,
   recoding,
   roles,
 )
@@ -69,6 +70,7 @@ ANALYSES = {
   "gates": Analysis(gates.Gates, gates.make_page),
   "attention": Analysis(attention.Attention, attention.make_page),
   "modules": Analysis(modules.Modules, modules.make_page),
+  "plasticity": Analysis(plasticity.Plasticity, plasticity.make_page),
   "roles": Analysis(roles.Roles, roles.make_page),
   "functions": Analysis(interpreter.Functions, interpreter.make_page),
   "direction": Analysis(meta_transfer.Direction, meta_transfer.make_page),

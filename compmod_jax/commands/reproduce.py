@@ -51,7 +51,7 @@ class Args:
   table: Annotated[str, tyro.conf.Positional]
   """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding (its signals), recoding-5.1, -5.2,
   -5.4, -5.5, -5.6, -decoders, nemot-3.1, -3.4, -3.7, -3.9, -3.10, tim, copying, digits, cues,
-  neural_interpreters, competing_experts or few-shot."""
+  plastic_lm, neural_interpreters, competing_experts or few-shot."""
   scale: str = "tiny"
   """Data and model: tiny, paper; tatoeba, public_domain, ptb, small, 5way or 20way, as the table
   has it."""

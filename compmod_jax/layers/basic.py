@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, UInt16, UInt32
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
+from compmod_jax.mechanisms.modulated_activation import ModulatedActivation
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 NormKind = Literal["layer", "rms"]
@@ -120,7 +121,8 @@ class FeedForward(nn.Module):
 
   .. math:: F(x) = \phi(x W_u) W_d, \qquad F(x) = (\phi(x W_g) \odot x W_u) W_d
 
-  Site: `hidden` [batch, time, mlp], which the last layer reads.
+  Sites: `hidden` [batch, time, mlp], which the last layer reads, and with a signal
+  `modulated/signal`; see `ModulatedActivation`.
 
   Attributes:
     dim: model width.
@@ -130,6 +132,7 @@ class FeedForward(nn.Module):
     dtype: compute type.
     gated: whether it is the second of the equations (Shazeer 2020).
     biases: whether its layers have some.
+    signal_dim: numbers of the signal that modulates the nonlinearity; 0 for none.
   """
 
   dim: int
@@ -139,6 +142,7 @@ class FeedForward(nn.Module):
   dtype: DTypeLike = jnp.float32
   gated: bool = False
   biases: bool = True
+  signal_dim: int = 0
 
   @nn.compact
   def __call__(
@@ -150,6 +154,12 @@ class FeedForward(nn.Module):
   ) -> Float[Array, "batch time embed"]:
     """The network at every position."""
     init, phi = nn.initializers.xavier_uniform(), ACTIVATIONS[self.activation]
+    if self.signal_dim:
+      phi = functools.partial(
+        ModulatedActivation(self.signal_dim, phi, self.dtype, name="modulated"),
+        context=inputs,
+        intermediates=intermediates.scope("modulated"),
+      )
     dense = functools.partial(nn.Dense, use_bias=self.biases, dtype=self.dtype)
     inner = functools.partial(dense, self.hidden_dim, kernel_init=logical(init, "embed", "mlp"))
     hidden = over_rows(inner(name="up"), inputs)

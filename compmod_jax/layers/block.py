@@ -25,6 +25,7 @@ from compmod_jax.layers.basic import (
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.convolution import ShortConvolution
 from compmod_jax.layers.experts import Experts, ExpertsConfig
+from compmod_jax.layers.fast_weights import FastWeights, Plasticity
 from compmod_jax.layers.mechanisms import (
   Exchange,
   GroupNorm,
@@ -43,7 +44,8 @@ from compmod_jax.mechanisms.modulation import UNGATED, Gates, attention_bias, mo
 C = TypeVar("C", bound="StackConfig")
 Norm = Literal["pre", "post"]
 State = dict[str, Any]
-"""What decoding keeps of a block, by sub-layer: leaves [batch, 1, ...], which beams share."""
+"""What decoding keeps of a block, by sub-layer: leaves [batch, 1, ...], which beams share, or
+[batch, beams, ...]."""
 
 
 class Inside(NamedTuple):
@@ -78,6 +80,9 @@ class StackConfig:
   """Added to the variance where layers are normalised."""
   activation: Activation = "relu"
   """Nonlinearity of the feed-forward networks."""
+  signal_dim: int = 0
+  """Numbers of a neuromodulatory signal that scales and shifts what that nonlinearity reads (NMN;
+  Vecoven et al. 2020); 0 for none."""
   positions: Positions = "sinusoidal"
   """Vectors added to embeddings (sinusoidal, learned), rotations of queries and keys (rotary), or
   relative positions as in Transformer-XL (relative)."""
@@ -140,6 +145,13 @@ class StackConfig:
       rate = getattr(self, field)
       errors.check(0 <= rate < 1, f"model.{field} is {rate}; it must be at least 0 and below 1.")
     check_positions(self.positions, self.dim, self.heads, self.position_kinds)
+    errors.check(
+      self.signal_dim >= 0
+      and not (self.signal_dim and (self.expert_layers or self.mechanism_layers)),
+      f"model.signal_dim is {self.signal_dim}, expert_layers {self.expert_layers} and"
+      f" mechanism_layers {self.mechanism_layers}; it must be at least 0, and 0 where layers have"
+      " experts or mechanisms, whose nonlinearities no signal modulates.",
+    )
     self._check_competition()
 
   def _check_competition(self) -> None:
@@ -287,9 +299,9 @@ class StackConfig:
     ]
 
   def plain(self: C) -> C:
-    """The same model without any competition, and without gates of heads."""
+    """The same model without any competition, gates of heads and signals of nonlinearities."""
     return dataclasses.replace(
-      self, compete=(), expert_layers=(), gated_heads=(), mechanism_layers=()
+      self, compete=(), expert_layers=(), gated_heads=(), mechanism_layers=(), signal_dim=0
     )
 
   def marks(self) -> dict[str, str]:
@@ -309,7 +321,9 @@ class StackConfig:
     where = " and ".join(name.replace("_", " layer ") for name in self.expert_layers)
     heads = f"{heads}, {self.experts.count} experts in the {where}" if where else heads
     where = " and ".join(name.replace("_", " layer ") for name in self.mechanism_layers)
-    return f"{heads}, {self.mechanisms.count} mechanisms in the {where}" if where else heads
+    heads = f"{heads}, {self.mechanisms.count} mechanisms in the {where}" if where else heads
+    signal = f", nonlinearities modulated by {self.signal_dim} numbers" if self.signal_dim else ""
+    return heads + signal
 
 
 class Residual(nn.Module):
@@ -355,7 +369,7 @@ class Residual(nn.Module):
 class Block(nn.Module):
   """One layer: self-attention, attention to an encoder's output if it has that, feed-forward.
 
-  Intermediates: those of `self`, `cross` and `ffn`, and `output` [batch, time, embed].
+  Intermediates: those of `self`, `fast`, `cross` and `ffn`, and `output` [batch, time, embed].
 
   Attributes:
     config: sizes and options.
@@ -365,6 +379,7 @@ class Block(nn.Module):
     tied_key_value: whether self-attention's keys are its values, too.
     inside: experts, or mechanisms.
     convolution: width of the convolution before self-attention; 1 for none.
+    fast_weights: how the fast weights beside self-attention change; off for none.
   """
 
   config: StackConfig
@@ -374,6 +389,7 @@ class Block(nn.Module):
   tied_key_value: bool = False
   inside: Inside = Inside()
   convolution: int = 1
+  fast_weights: Plasticity = "off"
 
   def setup(self):
     """Makes the sub-layers and their frames."""
@@ -395,6 +411,8 @@ class Block(nn.Module):
     )
     if self.convolution > 1:
       self.mix = ShortConvolution(self.convolution, c.dim, dtype)
+    if self.fast_weights != "off":
+      self.fast = FastWeights(c.dim, c.heads, self.fast_weights, dtype)
     frame = self.norm, c.dropout, dtype, c.norm_epsilon, slices, c.norm_kind, c.biases
     self.self_residual = Residual(*frame)
     if self.cross:
@@ -415,14 +433,19 @@ class Block(nn.Module):
       self.ffn = MechanismFeedForward(slices, c.ffn_dim, c.activation, c.ffn_dropout, dtype)
     elif experts is None:
       sizes = c.dim, c.ffn_dim, c.activation, c.ffn_dropout, dtype
-      self.ffn = FeedForward(*sizes, gated=c.gated_ffn, biases=c.biases)
+      self.ffn = FeedForward(*sizes, gated=c.gated_ffn, biases=c.biases, signal_dim=c.signal_dim)
     else:
       width = experts.width(c.ffn_dim)
       self.ffn = Experts(c.dim, width, experts, c.activation, c.ffn_dropout, dtype)
     self.ffn_residual = Residual(*frame)
 
   def initial_state(
-    self, batch: int, keys: int, memory: Float[Array, "batch memory embed"] | None = None
+    self,
+    batch: int,
+    keys: int,
+    memory: Float[Array, "batch memory embed"] | None = None,
+    *,
+    beams: int = 1,
   ) -> State:
     """The state before the first position.
 
@@ -430,10 +453,13 @@ class Block(nn.Module):
       batch: examples.
       keys: room for positions; see `Attention.initial_state`.
       memory: an encoder's output, for a block with cross attention.
+      beams: hypotheses of an example, which have fast weights of their own.
     """
     state: State = {"self": self.self_attention.initial_state(batch, keys)}
     if self.convolution > 1:
       state["mix"] = self.mix.initial_state(batch, keys)
+    if self.fast_weights != "off":
+      state["fast"] = self.fast.initial_state(batch, beams)
     if memory is not None:
       state["cross"] = self.cross_attention.memory_state(memory)
     return state
@@ -469,6 +495,11 @@ class Block(nn.Module):
     update, held["self"] = self.self_attention(
       read, held.get("self"), bias=bias, ctx=ctx.scope("self")
     )
+    if self.fast_weights != "off":
+      more, held["fast"] = self.fast(
+        read, held.get("fast"), gates.plasticity, ctx=ctx.scope("fast")
+      )
+      update = update + more
     if gates.attention is not None:
       update = modulate(update, gates.attention)
     mechanisms, inner = self.inside.mechanisms, ctx.intermediates.scope("mechanisms")

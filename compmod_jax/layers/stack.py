@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TypeVar
 
 import flax.linen as nn
 from jaxtyping import Array, Float
@@ -10,8 +11,10 @@ from compmod_jax.core import errors
 from compmod_jax.layers import block
 from compmod_jax.layers.block import Block, Norm, StackConfig, run_block
 from compmod_jax.layers.context import Context
+from compmod_jax.layers.fast_weights import PLASTICITIES, Plasticity
 from compmod_jax.mechanisms.modulation import UNGATED, Gates
 
+C = TypeVar("C", bound="TextStackConfig")
 State = dict[str, block.State]
 """Number of the layer -> its state."""
 
@@ -23,13 +26,32 @@ class TextStackConfig(StackConfig):
   convolution: int = 1
   """Width of a causal convolution of each channel by itself before self-attention, so that a key
   tells what stands before it; 1: none."""
+  fast_weights: Plasticity = "off"
+  """Fast weights beside self-attention, which change at every position: off, at the same rate
+  everywhere (hebbian), or as a gate on every unit says (modulated)."""
 
   def __post_init__(self):
     super().__post_init__()
+    errors.check_choice("model.fast_weights", self.fast_weights, PLASTICITIES)
+    errors.check(
+      self.fast_weights == "off" or not self.mechanism_layers,
+      f"model.fast_weights is {self.fast_weights!r} and model.mechanism_layers is"
+      f" {self.mechanism_layers}; a mechanism reads its slice of the width alone, and fast weights"
+      " read all of it. Leave one of them out.",
+    )
     errors.check(
       self.convolution >= 1,
       f"model.convolution is {self.convolution}; it is a width in positions, 1 for none.",
     )
+
+  def plain(self: C) -> C:
+    """The same model without any mechanism, fast weights included."""
+    return dataclasses.replace(super().plain(), fast_weights="off")
+
+  def describe_competition(self) -> str:
+    """What competes where, and fast weights, in a few words."""
+    fast = f", fast weights ({self.fast_weights})" if self.fast_weights != "off" else ""
+    return super().describe_competition() + fast
 
 
 class Stack(nn.Module):
@@ -61,13 +83,15 @@ class Stack(nn.Module):
         tied_key_value=self.tied_key_value,
         inside=c.inside(self.side, i),
         convolution=c.convolution,
+        fast_weights=c.fast_weights,
       )
       for i in range(c.layers(self.side))
     ]
 
-  def initial_state(self, batch: int, keys: int) -> State:
+  def initial_state(self, batch: int, keys: int, *, beams: int = 1) -> State:
     """The state before the first position; see `Block.initial_state`."""
-    return {str(i): layer.initial_state(batch, keys) for i, layer in enumerate(self.layer)}
+    layers = enumerate(self.layer)
+    return {str(i): layer.initial_state(batch, keys, beams=beams) for i, layer in layers}
 
   def __call__(
     self,

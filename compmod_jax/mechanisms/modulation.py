@@ -24,11 +24,13 @@ class Gates(NamedTuple):
     ffn: on what the feed-forward network adds to it.
     logits: logarithms of gates on attention probabilities before their normalisation, one for each
       head and key; added to the attention logits.
+    plasticity: on how much the fast weights of every unit change, in layers that have some.
   """
 
   attention: Float[Array, "batch time embed"] | None = None
   ffn: Float[Array, "batch time embed"] | None = None
   logits: Float[Array, "batch keys heads"] | None = None
+  plasticity: Float[Array, "batch time embed"] | None = None
 
 
 UNGATED = Gates()

@@ -17,6 +17,7 @@ from compmod_jax.layers.block import Block, Norm, StackConfig, run_block
 from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.layers.positions import Positions
+from compmod_jax.mechanisms.saliency import SaliencyNetwork, key_bias
 from compmod_jax.models.base import ModelConfig
 
 _STDDEV = 0.02  # of fresh embeddings (Devlin et al. 2019)
@@ -54,6 +55,9 @@ class EncoderConfig(StackConfig, ModelConfig):
   next_sentence: bool = False
   """A second output: whether the second segment follows the first in its text (Devlin et al. 2019,
   section 3.1)."""
+  saliency_dim: int = 0
+  """Width of a network of its own whose scores of tokens are added to the attention logits of all
+  layers (text saliency); 0: none."""
   sinusoids_first: bool = False
   """Learned positions start as sinusoids, in place of at random: a small model then finds out
   sooner which positions are neighbours."""
@@ -80,6 +84,14 @@ class EncoderConfig(StackConfig, ModelConfig):
       f"model.next_sentence is set but model.segments is {self.segments}; which tokens are of the"
       " first segment must be known. Set model.segments to 2.",
     )
+    errors.check(
+      self.saliency_dim >= 0,
+      f"model.saliency_dim is {self.saliency_dim}; it is a width, or 0 for no saliency network.",
+    )
+
+  def plain(self) -> "EncoderConfig":
+    """The same model without any mechanism, a saliency network included."""
+    return dataclasses.replace(super().plain(), saliency_dim=0)
 
   def describe(self) -> str:
     """Sizes and competition, in a few words."""
@@ -111,9 +123,9 @@ class Encoder(nn.Module):
 
   .. math:: \mathrm{next} = V \tanh(U h_0 + c) + d
 
-  Sites: `encoder/layer_<i>/...` (see `Layer` and `Attention`), `encoder/output`, `logits`, and
-  `next_sentence` [batch, 1, 2]: logits of a second segment that follows the first, and of one that
-  does not.
+  Sites: `encoder/layer_<i>/...` (see `Layer` and `Attention`), `encoder/output`, `logits`,
+  `saliency` [batch, time], where tokens have scores, and `next_sentence` [batch, 1, 2]: logits of a
+  second segment that follows the first, and of one that does not.
 
   Attributes:
     config: sizes and options.
@@ -135,6 +147,8 @@ class Encoder(nn.Module):
     if c.segments:
       init = logical(nn.initializers.normal(stddev=_STDDEV), "position", "embed")
       self.segment_table = self.param("segment_table", init, (c.segments, c.dim))
+    if c.saliency_dim:
+      self.saliency_network = SaliencyNetwork(self.vocab, c.saliency_dim, self.pad)
     self.embedding_norm = layer_norm(dtype, c.norm_epsilon)
     self.encoder = [
       Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
@@ -156,6 +170,7 @@ class Encoder(nn.Module):
     *,
     positions: Int[Array, "batch predicted"] | None = None,
     segments: Int[Array, "batch time"] | None = None,
+    saliency: Float[Array, "batch time"] | None = None,
     deterministic: bool = True,
     intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch predicted vocab"]:
@@ -166,11 +181,17 @@ class Encoder(nn.Module):
       positions: numbers of the positions that are predicted; all, in their order, if not given.
       segments: number of every token's segment, where the model has vectors of them; all 0 if not
         given.
+      saliency: scores of tokens, such as reading times, added to those of the model's own network
+        if it has one; none if not given.
       deterministic: no dropout.
       intermediates: sites to read or change.
     """
     hidden = self.encode(
-      tokens, segments=segments, deterministic=deterministic, intermediates=intermediates
+      tokens,
+      segments=segments,
+      saliency=saliency,
+      deterministic=deterministic,
+      intermediates=intermediates,
     )
     if self.config.next_sentence:
       pooled = nn.tanh(self.pooler(hidden[:, :1]))
@@ -184,6 +205,7 @@ class Encoder(nn.Module):
     tokens: Int[Array, "batch time"],
     *,
     segments: Int[Array, "batch time"] | None = None,
+    saliency: Float[Array, "batch time"] | None = None,
     deterministic: bool = True,
     intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch time embed"]:
@@ -194,8 +216,13 @@ class Encoder(nn.Module):
       f"A sequence has {length} tokens, but the model has positions for {c.max_length}; shorten it"
       " or raise model.max_length.",
     )
+    if c.saliency_dim:
+      own = self.saliency_network(tokens)
+      saliency = own if saliency is None else own + saliency
+    bias = None if saliency is None else key_bias(intermediates("saliency", saliency))
     ctx = Context(
       mask=AttentionMask(valid=tokens != self.pad),
+      position_bias=bias,
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )

@@ -31,7 +31,12 @@ LM = "lm"  # the task of running text
 VANILLA, MODULATORY, OUTPUT = "vanilla", "modulatory", "output"
 MODES = ("enc", "dec")
 # From kinds of gates to the site that follows what they gate.
-_GATED_AT = {"attention": "self/heads_scaled", "logits": "self/heads_scaled", "ffn": "output"}
+_GATED_AT = {
+  "attention": "self/heads_scaled",
+  "logits": "self/heads_scaled",
+  "ffn": "output",
+  "plasticity": "fast/written",
+}
 _STDDEV = 0.02  # of embeddings that are not scaled (Radford et al. 2019)
 
 
@@ -62,8 +67,9 @@ class NemotConfig(TextStackConfig, ModelConfig):
   read_after: int = -1
   """The neuromodulatory set reads the output of N vanilla layers; 0: embeddings, -1: all."""
   gate_places: tuple[str, ...] = ()
-  """What else is gated: vanilla_<i>/KIND or output_<i>/KIND, where KIND is attention, ffn or logits
-  and the layer is computed after what the neuromodulatory set reads."""
+  """What else is gated: vanilla_<i>/KIND or output_<i>/KIND, where KIND is attention, ffn, logits,
+  or plasticity (of fast weights), and the layer is computed after what the neuromodulatory set
+  reads."""
   tied_key_value: bool = False
   """Keys are values, too, in the neuromodulatory and output sets, as in the thesis's program."""
   positions: Positions = "sinusoidal"
@@ -125,6 +131,11 @@ class NemotConfig(TextStackConfig, ModelConfig):
       errors.check_choice(
         "model.gate_places", place, [f"{layer}/{kind}" for layer in later for kind in KINDS]
       )
+      errors.check(
+        self.fast_weights != "off" or not place.endswith("/plasticity"),
+        f"model.gate_places has {place} but model.fast_weights is off; nothing would change at the"
+        " rate of this gate. Set fast_weights to hebbian or modulated, or leave the place out.",
+      )
 
   @property
   def reads(self) -> int:
@@ -172,7 +183,7 @@ class NemotConfig(TextStackConfig, ModelConfig):
   def plain(self) -> "NemotConfig":
     """The same model without any competition, gate and reading strategy."""
     off = {"gate": "off", "gate_places": (), "option_interaction": False, "highlighting": "off"}
-    return dataclasses.replace(super().plain(), **off)
+    return TextStackConfig.plain(dataclasses.replace(self, **off))
 
   def marks(self) -> dict[str, str]:
     """Site or module -> what a mechanism does there besides what its parameters tell."""

@@ -170,7 +170,7 @@ def initial_state(
     "lengths": lengths,
     "begin": begin,
     "sets": {
-      stack.side: stack.initial_state(batch, before + time + length * beams)
+      stack.side: stack.initial_state(batch, before + time + length * beams, beams=beams)
       for stack, before in stacks
     },
   }

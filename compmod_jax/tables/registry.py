@@ -31,6 +31,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "copying": lambda scale, heads: relatives.copying(scale),
   "digits": lambda scale, heads: relatives.digits(scale),
   "cues": lambda scale, heads: relatives.cues(scale),
+  "plastic_lm": lambda scale, heads: relatives.plastic_lm(scale),
   "few-shot": lambda scale, heads: relatives.few_shot(scale),
   "nemot-3.1": lambda scale, heads: nemot.zero_shot(scale),
   "nemot-3.4": lambda scale, heads: nemot.alone(scale),

@@ -84,7 +84,12 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "dtype": "bfloat16",
   },
   "rotary": {"positions": "rotary", "compete": ATTENTION_KINDS, "competition": heads()},
-  "gated heads": {"gated_heads": ATTENTION_KINDS, "compete": ("cross",), "competition": heads()},
+  "gated heads": {
+    "gated_heads": ATTENTION_KINDS,
+    "compete": ("cross",),
+    "competition": heads(),
+    "signal_dim": 3,
+  },
   "relative": {"positions": "relative"},
   "mechanisms": {"mechanism_layers": ("encoder", "decoder_0"), "mechanisms": mechanisms()},
   "T5": {
@@ -123,6 +128,8 @@ DECODERS: dict[str, dict[str, Any]] = {
   },
   "rotary": {"positions": "rotary", "gated_heads": ("decoder_self",)},
   "relative": {"positions": "relative", "convolution": 2},
+  "fast weights": {"fast_weights": "modulated", "convolution": 3, "signal_dim": 3},
+  "fast weights of one rate": {"fast_weights": "hebbian", "gated_heads": ("decoder_self",)},
   "mechanisms": {"mechanism_layers": ("decoder_0",), "mechanisms": mechanisms(competition=False)},
 }
 NEMOTS: dict[str, dict[str, Any]] = {
@@ -188,6 +195,14 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "read_after": 1,
     "gate_places": ("vanilla_1/logits",),
   },
+  "fast weights": {
+    "fast_weights": "hebbian",
+    "convolution": 2,
+    "read_after": 1,
+    "gate_places": ("vanilla_1/plasticity", "output_0/plasticity"),
+    "signal_dim": 2,
+  },
+  "gated fast weights": {"fast_weights": "modulated", "modulatory_layers": 2},
 }
 # Masks that are new at every step have another key at every step: without a rate they are alike.
 LSTMS: dict[str, dict[str, Any]] = {

@@ -45,6 +45,9 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "a task on experts for images": (
     "tasks.image_experts", "ImageExpertsConfig", "ImageExpertsModel", "CompetitionLoss",
   ),
+  "learning at two levels": ("bilevel",),
+  "batches of two parts": ("data.paired", "data/paired", "PairedDataset"),
+  "a curriculum of lengths": ("short_first",),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
 }  # fmt: skip
 # Files of later additions, which use the earlier one.
@@ -61,6 +64,10 @@ LATER = {
     "compmod_jax/analysis/interpreter.py", "compmod_jax/tables/interpreter.py",
   },
   "a task on sequences": {"configs/cue_association.py"},
+  "learning at two levels": {
+    "compmod_jax/tasks/causal_lm.py", "configs/nemot_pretrain.py",
+    "compmod_jax/tables/translation.py",
+  },
 }  # fmt: skip
 # Files of the addition's own.
 OWN = {

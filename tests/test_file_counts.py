@@ -50,6 +50,9 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "text saliency": ("saliency", "SaliencyNetwork", "key_bias"),
   "a report on plastic connections": ("analysis/plasticity", "plasticity.Plasticity"),
   "plastic language models": ("plastic_lm",),
+  "learning at two levels": ("bilevel",),
+  "batches of two parts": ("data.paired", "data/paired", "PairedDataset"),
+  "a curriculum of lengths": ("short_first",),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
 }  # fmt: skip
 # Files of later additions, which use the earlier one.
@@ -69,6 +72,10 @@ LATER = {
   "a bias of distances": {"compmod_jax/models/encoder.py"},
   "fast weights in decoders": {"compmod_jax/analysis/plasticity.py", "configs/plastic_lm.py"},
   "plastic language models": {"compmod_jax/analysis/plasticity.py"},
+  "learning at two levels": {
+    "compmod_jax/tasks/causal_lm.py", "configs/nemot_pretrain.py",
+    "compmod_jax/tables/translation.py",
+  },
 }  # fmt: skip
 # Files of the addition's own.
 OWN = {

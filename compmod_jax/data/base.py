@@ -264,3 +264,59 @@ class Dataset(abc.ABC, Generic[C]):
   @abc.abstractmethod
   def describe_batches(self) -> str:
     """What a training batch holds, in a few words."""
+
+
+D = TypeVar("D", bound=Dataset[Any])
+
+
+class DatasetAround(Dataset[Any], Generic[D]):
+  """A data set around another, whose training batches are of another kind; all else is as inside.
+
+  Attributes:
+    dataset: the data set inside.
+  """
+
+  def __init__(self, dataset: D):
+    self.dataset, self.config = dataset, dataset.config
+
+  def __getattr__(self, name: str) -> Any:
+    """What the data set inside has besides the contract: its tokenizer, for example."""
+    if name.startswith("__") or "dataset" not in self.__dict__:
+      raise AttributeError(name)
+    return getattr(self.dataset, name)
+
+  def splits(self) -> tuple[str, ...]:
+    """Names of all splits."""
+    return self.dataset.splits()
+
+  def final_splits(self) -> tuple[str, ...]:
+    """Names of the splits that are scored at the end of training."""
+    return self.dataset.final_splits()
+
+  def check(self) -> None:
+    """Loads what will be scored."""
+    self.dataset.check()
+
+  def notes(self) -> list[str]:
+    """Sentences on the training data."""
+    return self.dataset.notes()
+
+  def fingerprints(self) -> Fingerprints:
+    """What identifies the training examples."""
+    return self.dataset.fingerprints()
+
+  def files(self) -> dict[str, bytes]:
+    """Tokenizers."""
+    return self.dataset.files()
+
+  def resolved_config(self) -> Any:
+    """The configuration with everything in it that was chosen from the training data."""
+    return self.dataset.resolved_config()
+
+  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterable[Batch]:
+    """Batches in which every example of a split is once, in rows."""
+    return self.dataset.eval_batches(split, multiple=multiple)
+
+  def example(self) -> dict[str, jax.Array]:
+    """The smallest batch that the model takes, in rows."""
+    return self.dataset.example()

@@ -24,11 +24,15 @@ class BatchConfig:
   """Automatic buckets: padded lengths are multiples of this (8 suits GPUs, 128 TPUs)."""
   prefetch: int = 16
   """Batches that a thread prepares ahead."""
+  short_first: int = 0
+  """Curriculum: in so many epochs, the first ones, batches come by their padded length, the short
+  ones first; then at random."""
 
   def __post_init__(self) -> None:
     for field in ("tokens", "bucket_count", "bucket_multiple", "prefetch"):
       value = getattr(self, field)
       check(value >= 1, f"{field} is {value}; it must be at least 1.")
+    check(self.short_first >= 0, f"short_first is {self.short_first}; it must not be negative.")
     check(self.ceiling >= 2, f"ceiling is {self.ceiling}; one word and its end need at least 2.")
     check(
       all(a < b for a, b in zip((1, *self.buckets), self.buckets, strict=False)),

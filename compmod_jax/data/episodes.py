@@ -15,18 +15,17 @@ Source: Vinyals et al. 2016, section 4 (episodes).
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data import pipeline
-from compmod_jax.data.base import Batch, Dataset, TrainIterator
+from compmod_jax.data.base import Batch, D, DatasetAround, TrainIterator
 from compmod_jax.data.buckets import BatchConfig, edges_for
 from compmod_jax.data.examples import Examples
-from compmod_jax.data.fingerprint import Fingerprints
 from compmod_jax.data.subsets import subset_numbers
 
 # Keeps the draw of episodes apart from others of the same seed.
@@ -201,10 +200,7 @@ class EpisodeBatches:
       return self._held[1]
 
 
-D = TypeVar("D", bound=Dataset[Any])
-
-
-class EpisodeDataset(Dataset[Any], Generic[D]):
+class EpisodeDataset(DatasetAround[D]):
   """A data set whose training batches are episodes; all else is that of the data set inside.
 
   Batches of evaluation (`eval_batches`) are its rows one by one, as other evaluators and analyses
@@ -217,15 +213,9 @@ class EpisodeDataset(Dataset[Any], Generic[D]):
   """
 
   def __init__(self, dataset: D, config: EpisodeConfig, groups: Groups | None = None):
-    self.dataset, self.episode_config = dataset, config
-    self.config = dataset.config
+    super().__init__(dataset)
+    self.episode_config = config
     self.groups = self._neighbours if groups is None else groups
-
-  def __getattr__(self, name: str) -> Any:
-    """What the data set inside has besides the contract: its tokenizer, for example."""
-    if name.startswith("__") or "dataset" not in self.__dict__:
-      raise AttributeError(name)
-    return getattr(self.dataset, name)
 
   def _neighbours(self, split: str) -> np.ndarray:
     inside: Any = self.dataset
@@ -303,16 +293,6 @@ class EpisodeDataset(Dataset[Any], Generic[D]):
     config = self.episode_config
     return f"batches of {config.batch} episodes, each {config.describe()}"
 
-  # As the data set inside has it.
-
-  def splits(self) -> tuple[str, ...]:
-    """Names of all splits."""
-    return self.dataset.splits()
-
-  def final_splits(self) -> tuple[str, ...]:
-    """Names of the splits that are scored at the end of training."""
-    return self.dataset.final_splits()
-
   def check(self) -> None:
     """Loads what will be scored; every split of it has to have an episode.
 
@@ -333,23 +313,3 @@ class EpisodeDataset(Dataset[Any], Generic[D]):
       f"{len(found):,} training episodes an epoch, each {self.episode_config.describe()};"
       f" {left:,} rows are left over",
     ]
-
-  def fingerprints(self) -> Fingerprints:
-    """What identifies the training examples."""
-    return self.dataset.fingerprints()
-
-  def files(self) -> dict[str, bytes]:
-    """Tokenizers."""
-    return self.dataset.files()
-
-  def resolved_config(self) -> Any:
-    """The configuration with everything in it that was chosen from the training data."""
-    return self.dataset.resolved_config()
-
-  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterable[Batch]:
-    """Batches in which every example of a split is once, not in episodes."""
-    return self.dataset.eval_batches(split, multiple=multiple)
-
-  def example(self) -> dict[str, jax.Array]:
-    """The smallest batch that the model takes, not in episodes."""
-    return self.dataset.example()

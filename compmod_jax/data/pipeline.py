@@ -65,7 +65,8 @@ def batch_plan(
   """An epoch's batches, for all processes together.
 
   Every example is in exactly one batch. Which examples share a batch and the order of batches are
-  random; their number and shapes are the same in every epoch.
+  random, but for that of lengths in the first epochs of a curriculum; their number and shapes are
+  the same in every epoch.
 
   Args:
     lengths: tokens of every example's longest side, int [n].
@@ -86,7 +87,8 @@ def batch_plan(
     rows = rows_of(bucket, config, multiple)
     shuffled = random.permutation(numbers)
     batches += [(bucket, shuffled[i : i + rows]) for i in range(0, len(shuffled), rows)]
-  return [batches[i] for i in random.permutation(len(batches))]
+  order = [batches[i] for i in random.permutation(len(batches))]
+  return sorted(order, key=lambda batch: batch[0]) if epoch < config.short_first else order
 
 
 def batches_per_epoch(examples: Examples, config: BatchConfig, multiple: int = 1) -> int:

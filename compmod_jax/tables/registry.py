@@ -8,7 +8,14 @@ from compmod_jax.tables import nemot, recoding, relatives
 from compmod_jax.tables.interpreter import fuzzy_expressions
 from compmod_jax.tables.masked import mechanisms, roberta
 from compmod_jax.tables.spec import Spec
-from compmod_jax.tables.translation import drophead, places, regimes, silent, sizes
+from compmod_jax.tables.translation import (
+  drophead,
+  meta_routers,
+  places,
+  regimes,
+  silent,
+  sizes,
+)
 
 # Name -> spec of a scale and a number of heads, where the table has several.
 TABLES: dict[str, Callable[[str, int], Spec]] = {
@@ -16,6 +23,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "5.2": lambda scale, heads: sizes(scale),
   "5.3": lambda scale, heads: silent(scale),
   "5.4": lambda scale, heads: regimes(scale),
+  "meta_routers": lambda scale, heads: meta_routers(scale),
   "roberta": lambda scale, heads: roberta(scale),
   "tim": lambda scale, heads: mechanisms(scale),
   "neural_interpreters": lambda scale, heads: fuzzy_expressions(scale),

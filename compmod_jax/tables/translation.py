@@ -1,4 +1,4 @@
-"""Tables of translation models: Kolios 2023, chapter 5, and DropHead's (Zhou et al. 2020)."""
+"""Tables of translation models: Kolios 2023, chapters 5 and 6, and DropHead (Zhou et al. 2020)."""
 
 import dataclasses
 import itertools
@@ -7,10 +7,12 @@ from typing import Any
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.decoding import DecodeConfig
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.models.transformer import AttentionKind, TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
+from compmod_jax.tasks.bilevel import BilevelConfig
 from compmod_jax.training.experiment import Experiment, Phase, load_config
 from compmod_jax.training.regimes import REGIMES
 
@@ -57,6 +59,13 @@ def _model(experiment: Experiment) -> TransformerConfig:
   return experiment.model
 
 
+def _shifted() -> list[Column]:
+  """Columns of the grammar's splits out of distribution."""
+  shifted = ("combination", "attractor", "depth", "length")
+  columns = [Column(f"PPL {s}", s, "perplexity", 3, lower=True) for s in shifted]
+  return [*columns, *(Column(f"BLEU {s}", s, "bleu") for s in shifted)]
+
+
 def _spec(
   title: str,
   scale: str,
@@ -72,9 +81,7 @@ def _spec(
     Column(TRAIN, "train", "perplexity", 3, lower=True),
   ]
   if scale == "tiny":
-    shifted = ("combination", "attractor", "depth", "length")
-    columns += [Column(f"PPL {s}", s, "perplexity", 3, lower=True) for s in shifted]
-    columns += [Column(f"BLEU {s}", s, "bleu") for s in shifted]
+    columns += _shifted()
   rows = {
     name: Row(experiment, dict(zip((BLEU, TEST, TRAIN), published.get(name, ()), strict=False)))
     for name, experiment in experiments.items()
@@ -182,6 +189,69 @@ def regimes(scale: str) -> Spec:
 
 
 _EPOCHS = {"tiny": 15, "tatoeba": 7, "paper": 15}
+
+
+# Kolios 2023, section 6.2: his first proposals. All rows make as many steps.
+
+_STEPS, _ROUNDS = 1000, 10
+
+
+def meta_routers(scale: str) -> Spec:
+  """Meta-learned routers beside the three training regimes, in and out of distribution.
+
+  In `sequential` and `iterative` routers have the share of the steps that their part has of the
+  data. Two more rows are of the same section: fewer active heads, and short sentences first.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  scales = {"tiny": "the project's grammar, a small model, five minutes a run on one CPU core"}
+  check_choice("--scale", scale, scales)
+  base = translation("tiny", compete=PLACES["enc"], dim=64, heads=4, ffn_dim=256)
+  task = dataclasses.replace(
+    base.task,
+    data=GrammarData(train=15_000, test=300, shifted=150),
+    batch=dataclasses.replace(base.task.batch, tokens=1024),
+    decode=DecodeConfig(method="greedy"),
+  )
+  base = dataclasses.replace(
+    base,
+    task=task,
+    optimizer=dataclasses.replace(base.optimizer, schedule="inverse_sqrt"),
+    phases=(Phase(steps=_STEPS),),
+    evaluate_every=_STEPS,
+    score_train=False,
+  )
+  routing = round(task.small_share * _STEPS)
+
+  def turns(rounds: int) -> Experiment:
+    """Everything but the routers, and these, by turns."""
+    steps = (_STEPS - routing) // rounds, routing // rounds
+    rest = Phase("rest", part="large", trainable="rest", steps=steps[0])
+    routers = Phase("routing", part="small", trainable="routing", steps=steps[1])
+    return dataclasses.replace(base, phases=(rest, routers) * rounds)
+
+  def learned(**fields: Any) -> Experiment:
+    return dataclasses.replace(
+      base, task=dataclasses.replace(task, bilevel=BilevelConfig(**fields))
+    )
+
+  competition = dataclasses.replace(_model(base).competition, rule="top_k", keep=3)
+  short = dataclasses.replace(task.batch, short_first=1)
+  rows = {
+    "joint": base,
+    "sequential": turns(1),
+    "iterative": turns(_ROUNDS),
+    "meta": learned(),
+    "meta, first order": learned(first_order=True),
+    "meta, no inner steps": learned(steps=0),
+    "joint, 3 of 4 heads": with_model(base, competition=competition),
+    "joint, short first": dataclasses.replace(base, task=dataclasses.replace(task, batch=short)),
+  }
+  columns = (Column(BLEU, "test", "bleu"), Column(TEST, "test", "perplexity", 3, lower=True))
+  title = "Meta-learned routers and other ways of training them (after Kolios 2023, section 6.2)"
+  made = {name: Row(experiment) for name, experiment in rows.items()}
+  return Spec(title, scales[scale], made, "joint", (*columns, *_shifted()))
 
 
 # DropHead: where its probability goes, with the heads of the model and with twice as many.

@@ -16,6 +16,7 @@ from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term, cross_entropy, token_nll
 from compmod_jax.data import pipeline
 from compmod_jax.data.blocks import TextBlocks, check_blocks
+from compmod_jax.data.paired import PairedDataset
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.text_tokenizer import UNKNOWN, DocumentData, count_words, text_tokenizer
 from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
@@ -35,6 +36,7 @@ from compmod_jax.tasks.base import (
   TaskModel,
   Terms,
 )
+from compmod_jax.tasks.bilevel import BilevelConfig
 from compmod_jax.tasks.objectives import standard
 from compmod_jax.tasks.scorer import Scorer
 from compmod_jax.tasks.text_generator import Prompts, TextGenerator
@@ -61,6 +63,9 @@ class CausalLMConfig:
   of the first); 0: a block's length, so that every token is read once."""
   small_share: float = 0.07
   """Share of the training blocks in the small part, for phases that train on a part."""
+  bilevel: BilevelConfig | None = None
+  """Parameters that learn on the small part after steps of the rest on the large one, such as the
+  neuromodulatory set."""
 
   def __post_init__(self):
     check_blocks(self)
@@ -106,13 +111,14 @@ class CausalLMConfig:
     model.check_running_text()
     module = model.decoder(tokenizer.vocab_size, tokenizer.pad)
     dataset = CausalBlocks(self, tokenizer, tokenizer.eos, cache)
-    return CausalLM(
+    task = CausalLM(
       dataset=dataset,
       model=CausalModel(module, tokenizer.eos, tokenizer.pad, self.joined),
       objective=standard(NextTokenLoss(), model),
       evaluators=(WindowPerplexity(self.length - 1, dataset.stride),),
       generator=TextGenerator(tokenizer, Scorer(tokenizer, _token_scores)),
     )
+    return task if self.bilevel is None else self.bilevel.over(task)
 
   def make_tokenizer(
     self, files: Mapping[str, bytes] | None = None, cache: Path | None = None
@@ -320,5 +326,5 @@ class WindowPerplexity:
     yield "unknown", dataset.unknown(scoring.split)
 
 
-class CausalLM(Task[CausalBlocks, CausalModel, TextGenerator]):
+class CausalLM(Task[CausalBlocks | PairedDataset[CausalBlocks], CausalModel, TextGenerator]):
   """A causal language modelling task; made by `CausalLMConfig.build`."""

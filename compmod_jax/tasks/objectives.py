@@ -8,11 +8,13 @@ intermediates of the one forward pass, and adds terms and metrics of what was re
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Intermediates
@@ -231,7 +233,7 @@ class Mixture:
       inner = context
       if number:
         rng = jax.random.fold_in(context.rng, number)
-        inner = context._replace(rng=rng, intermediates=_unread(context.intermediates))
+        inner = context._replace(rng=rng, intermediates=unread(context.intermediates))
       found, new, measured = share.objective(model, params, carry, batch, inner)
       terms |= {
         f"{name}/{term}": value.replace(weight=share.weight * value.weight)
@@ -242,13 +244,15 @@ class Mixture:
     return terms, after, metrics
 
 
-def _unread(intermediates: Intermediates) -> Intermediates:
+def unread(intermediates: Intermediates) -> Intermediates:
   """The same changes of intermediates, of which nothing is recorded."""
   return Intermediates(edits=intermediates.edits) if intermediates.edits else OFF
 
 
 # Keeps the random numbers of the inner loop apart from those of the query.
 _INNER = 0x1A9E
+# From what adapts and a step's number to what adapts, and the terms before the step.
+_Step = Callable[[list[jax.Array], ArrayLike], tuple[list[jax.Array], Metrics]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,6 +336,9 @@ class Meta:
   Source: Finn et al. 2017, Algorithm 1, and section 5.2 (first order).
   """
 
+  field: ClassVar[str] = "meta"  # of the task's configuration, for messages
+  batches: ClassVar[str] = "data.episodes.EpisodeDataset"  # the data set that it takes
+
   objective: Objective
   split: Callable[[Batch], tuple[Batch, Batch]]
   steps: int = 1
@@ -349,7 +356,15 @@ class Meta:
     Args:
       params: the model's parameters, or their shapes.
     """
-    chosen(params, self.parameters, "meta.parameters")
+    self.adapts(params)
+
+  def adapts(self, params: Params) -> PyTree:
+    """True for every parameter that takes steps on the support.
+
+    Raises:
+      UserError: a pattern stands for no parameter.
+    """
+    return chosen(params, self.parameters, f"{self.field}.parameters")
 
   def __call__(
     self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: StepContext
@@ -361,7 +376,7 @@ class Meta:
     Raises:
       UserError: the task keeps a recurrent state, or the objective has no second derivative.
     """
-    _check_episodes(batch, carry)
+    self._check_episodes(batch, carry)
     if not self.steps or not self.rate:
       query = flat(jax.vmap(self.split)(dict(batch))[1])
       return self.objective(model, params, carry, query, context)
@@ -373,7 +388,7 @@ class Meta:
       rng = jax.random.fold_in(context.rng, number)
       inner = context._replace(rng=rng, intermediates=intermediates)
       support, query = self.split(batch)
-      *_, last = self.adapted(model, params, support, inner)
+      last = self.last(model, params, support, inner)
       terms, _, metrics = self.objective(model, last.params, carry, query, inner)
       seen.update(intermediates.seen)
       return terms, metrics | last.support, intermediates.captured
@@ -389,36 +404,94 @@ class Meta:
   ) -> Iterator["Adapted"]:
     """The parameters before the first step, and after each one, for one episode.
 
-    Those that the patterns do not choose are the same arrays in all.
+    Those that do not adapt are the same arrays in all.
     """
-    mask = jax.tree.leaves(chosen(params, self.parameters, "meta.parameters"))
+    moving, step, whole = self._descent(model, params, support, context)
+    logged = list[Metrics]()
+    yield Adapted(params, {})
+    for number in range(self.steps):
+      moving, found = step(moving, number)
+      logged.append(found)
+      yield Adapted(whole(moving), jax.tree.map(lambda *each: jnp.stack(each), *logged))
+
+  def last(
+    self, model: TaskModel[Any], params: Params, support: Batch, context: StepContext
+  ) -> "Adapted":
+    """The parameters after all steps, for one episode.
+
+    Several steps are a loop, each of which is computed anew where it is differentiated, so that
+    neither the program nor its memory grows with their number.
+    """
+    if self.steps == 1:  # would be compiled as a loop
+      return list(self.adapted(model, params, support, context))[-1]
+    moving, step, whole = self._descent(model, params, support, context)
+    moving, logged = jax.lax.scan(jax.checkpoint(step), moving, jnp.arange(self.steps))
+    return Adapted(whole(moving), logged)
+
+  def _descent(
+    self, model: TaskModel[Any], params: Params, support: Batch, context: StepContext
+  ) -> tuple[list[jax.Array], _Step, Callable[[list[jax.Array]], Params]]:
+    """What adapts, a step of it, and all parameters around it."""
+    mask = jax.tree.leaves(self.adapts(params))
     leaves, tree = jax.tree.flatten(params)
-    intermediates = _unread(context.intermediates)
+    intermediates = unread(context.intermediates)
 
     def whole(moving: list[jax.Array]) -> Params:
       new = iter(moving)
       return tree.unflatten([next(new) if m else x for m, x in zip(mask, leaves, strict=True)])
 
-    def loss(moving: list[jax.Array], number: int) -> tuple[jax.Array, Terms]:
+    def loss(moving: list[jax.Array], number: ArrayLike) -> tuple[jax.Array, Metrics]:
       rng = jax.random.fold_in(jax.random.fold_in(context.rng, _INNER), number)
       inner = context._replace(rng=rng, intermediates=intermediates)
       terms, _, _ = self.objective(model, whole(moving), (), support, inner)
-      return weighted_sum(terms), terms
+      logged = {f"support/{name}": term.logged() for name, term in terms.items()}
+      return weighted_sum(terms), jax.lax.stop_gradient(logged)
 
     slope = jax.grad(loss, has_aux=True)
-    moving, found = [x for m, x in zip(mask, leaves, strict=True) if m], list[Terms]()
-    yield Adapted(params, {})
-    for number in range(self.steps):
-      if self.first_order:
-        step, terms = slope(jax.lax.stop_gradient(moving), number)
-        step = jax.lax.stop_gradient(step)
-      else:
-        step, terms = slope(moving, number)
-        if not number:
-          _check_second_order(lambda moving: slope(moving, 0)[0], moving)
-      found.append(terms)
-      moving = [x - self.rate * change for x, change in zip(moving, step, strict=True)]
-      yield Adapted(whole(moving), _logged(found))
+
+    def step(moving: list[jax.Array], number: ArrayLike) -> tuple[list[jax.Array], Metrics]:
+      at = jax.lax.stop_gradient(moving) if self.first_order else moving
+      slopes, logged = slope(at, number)
+      slopes = jax.lax.stop_gradient(slopes) if self.first_order else slopes
+      return [x - self.rate * g for x, g in zip(moving, slopes, strict=True)], logged
+
+    moving = [x for m, x in zip(mask, leaves, strict=True) if m]
+    if self.steps and not self.first_order:
+      self._check_second_order(lambda moving: slope(moving, 0)[0], moving)
+    return moving, step, whole
+
+  def _check_episodes(self, batch: Batch, carry: Carry) -> None:
+    errors.check(
+      not jax.tree.leaves(carry),
+      f"The {self.field} objective adapts to episodes of rows, but the task keeps a recurrent state"
+      " from one batch to the next. Use a task without one, or train without the"
+      f" {self.field} objective.",
+    )
+    wrong = [name for name, column in batch.items() if column.ndim < 2]
+    errors.check(
+      not wrong,
+      f"The {self.field} objective has got a batch of rows, not of episodes:"
+      f" {errors.short_list(wrong)} has one axis. Columns have to be [episodes, rows, ...], as"
+      f" {self.batches} makes them.",
+    )
+
+  def _check_second_order(
+    self, slope: Callable[[list[jax.Array]], list[jax.Array]], at: list[jax.Array]
+  ) -> None:
+    """Raises a `UserError` where a gradient, which there is, has itself no derivative."""
+
+    def size(at: list[jax.Array]) -> jax.Array:
+      return sum((jnp.sum(jnp.square(x)) for x in slope(at)), start=jnp.float32(0))
+
+    try:
+      jax.eval_shape(jax.grad(size), at)
+    except Exception as error:
+      text = " ".join(str(error).split())
+      raise errors.UserError(
+        f"The {self.field} objective differentiates the steps of its inner loop, but the model's"
+        f" gradient has no derivative ({type(error).__name__}: {text[:200]}). Set {self.field}."
+        "first_order = True, or use a model whose custom derivative rules hold to the second order."
+      ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,50 +505,6 @@ class Adapted:
 
   params: Params
   support: Metrics
-
-
-def _logged(found: list[Terms]) -> Metrics:
-  """Sums and counts of the terms, step by step."""
-  return {
-    f"support/{name}": jax.tree.map(
-      lambda *each: jax.lax.stop_gradient(jnp.stack(each)), *(one[name].logged() for one in found)
-    )
-    for name in found[0]
-  }
-
-
-def _check_episodes(batch: Batch, carry: Carry) -> None:
-  errors.check(
-    not jax.tree.leaves(carry),
-    "The meta objective adapts to episodes of rows, but the task keeps a recurrent state from one"
-    " batch to the next. Use a task without one, or train without the meta objective.",
-  )
-  wrong = [name for name, column in batch.items() if column.ndim < 2]
-  errors.check(
-    not wrong,
-    f"The meta objective has got a batch of rows, not of episodes: {errors.short_list(wrong)} has"
-    " one axis. Columns have to be [episodes, rows, ...], as data.episodes.EpisodeDataset makes"
-    " them.",
-  )
-
-
-def _check_second_order(
-  slope: Callable[[list[jax.Array]], list[jax.Array]], at: list[jax.Array]
-) -> None:
-  """Raises a `UserError` where a gradient, which there is, has itself no derivative."""
-
-  def size(at: list[jax.Array]) -> jax.Array:
-    return sum((jnp.sum(jnp.square(x)) for x in slope(at)), start=jnp.float32(0))
-
-  try:
-    jax.eval_shape(jax.grad(size), at)
-  except Exception as error:
-    text = " ".join(str(error).split())
-    raise errors.UserError(
-      "The meta objective differentiates the steps of its inner loop, but the model's gradient has"
-      f" no derivative ({type(error).__name__}: {text[:200]}). Set meta.first_order = True, or use"
-      " a model whose custom derivative rules hold to the second order."
-    ) from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from compmod_jax.data.base import Dataset, Splits, TrainIterator
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples, tokenise
 from compmod_jax.data.fingerprint import Fingerprints
+from compmod_jax.data.paired import PairedDataset
 from compmod_jax.data.sources.text_to_text import PairData, TextToTextData
 from compmod_jax.data.subsets import subset_numbers
 from compmod_jax.data.synthetic.grammar import GrammarData
@@ -45,6 +46,7 @@ from compmod_jax.tasks.base import (
   TaskModel,
   Terms,
 )
+from compmod_jax.tasks.bilevel import BilevelConfig
 from compmod_jax.tasks.objectives import standard
 from compmod_jax.tasks.translator import Translator, mean_entropy
 
@@ -69,6 +71,9 @@ class TranslationConfig:
   """How outputs are searched for."""
   small_share: float = 0.07
   """Share of the training examples in the small part, for phases that train on a part."""
+  bilevel: BilevelConfig | None = None
+  """Routers, or other parameters, that learn on the small part after steps of the rest on the
+  large one."""
 
   def __post_init__(self):
     errors.check(
@@ -126,13 +131,14 @@ class TranslationConfig:
       f" {model.max_length}; every token needs a position. Raise model.max_length.",
     )
     dataset = SentencePairs(self, splits, source, target)
-    return Translation(
+    task = Translation(
       dataset=dataset,
       model=PairModel(module),
       objective=standard(SmoothedCrossEntropy(self.label_smoothing), model),
       evaluators=(TokenLoss(), TranslationScores(self.data.metric)),
       generator=Translator(dataset, self.decode),
     )
+    return task if self.bilevel is None else self.bilevel.over(task)
 
   def describe(self, model: ModelConfig) -> str:
     """One sentence on model and data."""
@@ -388,5 +394,5 @@ class TranslationScores:
     yield from mean_entropy(found).items()
 
 
-class Translation(Task[SentencePairs, PairModel, Translator]):
+class Translation(Task[SentencePairs | PairedDataset[SentencePairs], PairModel, Translator]):
   """A translation task; made by `TranslationConfig.build`."""

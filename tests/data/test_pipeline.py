@@ -200,6 +200,23 @@ def test_epochs_differ_in_order_and_in_which_examples_meet():
   assert len(first & second) < per_epoch / 4
 
 
+def test_a_curriculum_has_short_batches_first_in_its_epochs_and_then_the_order_without_one():
+  config = dataclasses.replace(CONFIG, short_first=2)
+  plans, plain = (
+    [batch_plan(EXAMPLES.lengths, one, seed=0, epoch=epoch) for epoch in range(3)]
+    for one in (config, CONFIG)
+  )
+  for epoch, (plan, other) in enumerate(zip(plans, plain, strict=True)):
+    lengths = [bucket for bucket, _ in plan]
+    assert (lengths == sorted(lengths)) == (epoch < 2)
+    key = {tuple(numbers) for _, numbers in plan}
+    assert key == {tuple(numbers) for _, numbers in other}  # the same batches
+  assert [tuple(n) for _, n in plans[2]] == [tuple(n) for _, n in plain[2]]
+  assert [tuple(n) for _, n in plans[0]] != [tuple(n) for _, n in plans[1]]
+  with pytest.raises(UserError, match="short_first is -1; it must not be negative"):
+    BatchConfig(short_first=-1)
+
+
 @pytest.mark.parametrize("multiple", [1, 4])
 def test_evaluation_has_each_example_once_longest_first(multiple):
   batches = list(eval_batches(EXAMPLES, CONFIG, multiple=multiple))

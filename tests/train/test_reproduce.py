@@ -242,6 +242,27 @@ def test_published_figures_stand_in_the_rows_of_their_tables():
   assert roberta.rows["none"].experiment.model.compete == ()
 
 
+def test_meta_learned_routers_are_compared_at_equal_steps_on_equal_data():
+  spec = table("meta_routers", "tiny", 4)
+  made = {name: row.experiment for name, row in spec.rows.items()}
+  joint = made["joint"]
+  assert {sum(phase.steps for phase in one.phases) for one in made.values()} == {1000}
+  assert {one.task.data for one in made.values()} == {joint.task.data}
+  assert [phase.steps for phase in made["sequential"].phases] == [930, 70]
+  assert [phase.steps for phase in made["iterative"].phases] == [93, 7] * 10
+  learned = {name: one.task.bilevel for name, one in made.items() if one.task.bilevel}
+  assert {name: (one.steps, one.first_order) for name, one in learned.items()} == {
+    "meta": (1, False), "meta, first order": (1, True), "meta, no inner steps": (0, False)
+  }  # fmt: skip
+  assert made["joint, 3 of 4 heads"].model.competition.keep == 3
+  assert made["joint, short first"].task.batch.short_first == 1
+  assert {column.split for column in spec.columns} == {
+    "test", "combination", "attractor", "depth", "length"
+  }  # fmt: skip
+  with pytest.raises(UserError, match="--scale"):
+    table("meta_routers", "paper", 4)
+
+
 @pytest.mark.parametrize("name", ["5.1", "5.3"])
 def test_where_heads_compete_is_a_factorial_of_three_places(name):
   spec = table(name, "tiny", 4)

@@ -84,7 +84,8 @@ class ClassExamples:
   """Examples by class, such as pictures.
 
   Args:
-    inputs: [examples, ...]: uint8 for pictures, whose 0 to 255 models see as 0 to 1; else floats.
+    inputs: [examples, ...]: uint8 for pictures, whose 0 to 255 models see as 0 to 1, strings
+      [examples] for texts, token numbers for what a data set made of them; else floats.
     classes: the class of every example, from 0, int [examples].
     names: of the classes, which tell them apart over splits.
     groups: of every class, where an episode is of classes of one group, such as the values of one

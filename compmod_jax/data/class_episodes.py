@@ -281,7 +281,7 @@ class ClassEpisodes(Dataset[C]):
     Raises:
       UserError: a class is in two splits, or a split has no episode.
     """
-    seen = dict[str, str]()
+    seen, taken = dict[str, str](), dict[str, str]()
     for split in self.splits():
       config = self.trained if split == "train" else self.config.episodes
       self.source(split, config)
@@ -293,7 +293,7 @@ class ClassEpisodes(Dataset[C]):
             " learning is tested on classes that were never seen. Leave it out of one."
           )
       for group in {*self.classes(split).groups}:
-        before = seen.setdefault(f"group {group}", split)
+        before = taken.setdefault(group, split)
         if before != split:
           raise UserError(
             f"The group {group!r} has classes in the splits {before!r} and {split!r}; what is"

@@ -32,6 +32,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "digits": lambda scale, heads: relatives.digits(scale),
   "cues": lambda scale, heads: relatives.cues(scale),
   "few-shot": lambda scale, heads: relatives.few_shot(scale),
+  "leopard": lambda scale, heads: relatives.leopard(scale),
   "nemot-3.1": lambda scale, heads: nemot.zero_shot(scale),
   "nemot-3.4": lambda scale, heads: nemot.alone(scale),
   "nemot-3.7": lambda scale, heads: nemot.general(scale),

@@ -53,6 +53,7 @@ from compmod_jax.tasks.few_shot_methods import (
   Matching,
   Method,
   Prototypes,
+  by_class,
   check_shots,
 )
 from compmod_jax.trained import Axis, TrainedModel
@@ -423,7 +424,8 @@ class EpisodeScores:
       f"{self.prefix}accuracy: share of the query examples that are classified rightly, mean over"
       f" up to {self.count} episodes ({self.episodes.describe()}), with a 95 % interval"
       f" ({self.prefix}accuracy_low, {self.prefix}accuracy_high); {self.prefix}loss: nats per query"
-      " example."
+      f" example. {self.prefix}accuracy/GROUP: of episodes of one group of classes, where they are"
+      " in groups."
     )
 
   def __call__(self, scoring: Scoring[Any]) -> Iterator[tuple[str, Any]]:
@@ -443,13 +445,19 @@ class EpisodeScores:
     split: str,
     count: int,
   ) -> dict[str, np.ndarray]:
-    """What `run(params, batch)` finds of the episodes of a split, each [episodes, ...]."""
+    """What `run(params, batch)` finds of the episodes of a split, each [episodes, ...]; `group`
+    is the group of their classes, or empty."""
     found = list[dict[str, np.ndarray]]()
     multiple, seen = scoring.sharing.multiple, 0
+    examples = scoring.task.dataset.classes(split)
+    groups = np.array(examples.groups or [""] * len(examples.names))
     for batch in scoring.task.dataset.episodes(
       split, multiple=multiple, count=count, config=self.episodes
     ):
-      found.append(fetch(run(scoring.params, scoring.sharing.place(batch))))
+      sums = fetch(run(scoring.params, scoring.sharing.place(batch)))
+      # The group of an episode is that of its first example.
+      group = groups[examples.classes[batch["index"][:, 0]]]
+      found.append({**sums, "group": group})
       seen = min(count, seen + len(batch["index"]))
       scoring.status(f"episodes of {split}", seen, count)
     return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
@@ -464,6 +472,9 @@ class EpisodeScores:
     yield f"{self.prefix}accuracy", float(accuracy.mean())
     yield f"{self.prefix}accuracy_low", float(accuracy.mean() - half)
     yield f"{self.prefix}accuracy_high", float(accuracy.mean() + half)
+    groups = sums["group"][real]
+    for group in np.unique(groups[groups != ""]):
+      yield f"{self.prefix}accuracy/{group}", float(accuracy[groups == group].mean())
 
 
 def probabilities(
@@ -521,7 +532,11 @@ class Classify(NoSearch):
       " classes, or train one with more (task.episodes.ways).",
     )
     ways = head if outputs else ways
-    rows = {"inputs": jnp.asarray(support), "labels": jnp.asarray(labels, jnp.int32)}
+    order = by_class(model.method, labels)
+    rows = {
+      "inputs": jnp.asarray(support[order]),
+      "labels": jnp.asarray(labels[order], jnp.int32),
+    }
     asked = {"inputs": jnp.asarray(query)}
     return np.asarray(model.jit(probabilities, ways=ways)(params, rows, asked))
 

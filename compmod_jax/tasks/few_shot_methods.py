@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from compmod_jax.core import errors
@@ -258,6 +259,23 @@ def check_shots(method: "Method", shots: int) -> None:
     f"method.subsets is {subsets}, but a support has {shots} examples of a class; each part gets as"
     " many. Let the number of examples be a multiple of it, or set method.subsets to 1.",
   )
+
+
+def by_class(method: "Method", labels: np.ndarray) -> np.ndarray:
+  """The order in which a method takes examples with these labels: class by class.
+
+  Raises:
+    UserError: the method needs as many examples of every class, which there are not.
+  """
+  counts = np.bincount(labels)
+  if isinstance(method, Leopard) and method.subsets > 1:
+    errors.check(
+      len({*counts.tolist()}) == 1,
+      f"labels has {counts.tolist()} examples of the classes, but {method.describe()} parts a"
+      " support into equal ones. Give as many of every class.",
+    )
+    check_shots(method, int(counts[0]))
+  return np.argsort(labels, kind="stable")
 
 
 def parts(support: Batch, ways: int, count: int) -> list[Batch]:

@@ -15,6 +15,8 @@ Variants: (none)      LEOPARD: a generated softmax layer, adapted on the second 
           prototypes  the nearest mean of a class's features (Snell et al. 2017)
           maml        a step of gradient descent from learned parameters (Finn et al. 2017)
           fine_tune   no meta-learning: the masked language model, fine-tuned on every support
+          questions_fine_tune, questions   fine_tune and LEOPARD on questions by the set that they
+                      are from, in $COMPMOD_DATA/qa; the second from runs/question_encoder
           debug       LEOPARD on few sentences from fresh parameters, in seconds
 Data:     English sentences of the project's own grammar; FOLDER/SPLIT.jsonl of your own texts by
           --config.task.data.folder (see docs/leopard.md)
@@ -24,7 +26,8 @@ import dataclasses
 
 from compmod_jax.core import errors
 from compmod_jax.data.class_episodes import ClassEpisodeConfig
-from compmod_jax.data.text_classes import SentenceData
+from compmod_jax.data.text_classes import QuestionsBySet, SentenceData
+from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.tasks.few_shot import BlackBox, FineTune, Leopard, Maml, Method, Prototypes
 from compmod_jax.tasks.few_shot_text import FewShotTextConfig
@@ -41,6 +44,8 @@ _METHODS: dict[str, Method] = {
   "prototypes": Prototypes(),
   "maml": Maml(steps=1, evaluate_steps=3, rate=0.1, learned="parameter"),
   "fine_tune": FineTune(rates=(1e-3, 3e-3, 1e-2), steps=(5, 10, 20), choose_on=60),
+  "questions": Leopard(parameters=_LAYERS),
+  "questions_fine_tune": FineTune(rates=(1e-3, 3e-3, 1e-2), steps=(5, 10, 20), choose_on=60),
   "debug": Leopard(parameters=_LAYERS, dim=16, hidden=16),
 }
 
@@ -57,6 +62,11 @@ def get_config(variant: str) -> Experiment:
     also_ways=(3, 4) if mixed else (),
     also_shots=(4, 16),
   )
+  questions = variant.startswith("questions")
+  if questions:
+    task = dataclasses.replace(
+      task, data=QuestionsBySet(), tokenizer=TokenizerConfig(vocab_size=4000), length=32
+    )
   experiment = Experiment(
     name=f"few-shot classification of sentences, {variant or 'leopard'}",
     task=task,
@@ -75,13 +85,13 @@ def get_config(variant: str) -> Experiment:
       learning_rate=1e-3, schedule="cosine", warmup_steps=50, b2=0.98, clip=1.0
     ),
     phases=(Phase(steps=1000),),
-    start="runs/sentence_encoder",
+    start="runs/question_encoder" if questions else "runs/sentence_encoder",
     evaluate_every=250,
     evaluate_sentences=100,
     watch_sentences=0,
     time_limit_minutes=9,
   )
-  if variant == "fine_tune":
+  if variant.endswith("fine_tune"):
     rate = dataclasses.replace(experiment.optimizer, learning_rate=3e-3, warmup_steps=200)
     return dataclasses.replace(
       experiment,

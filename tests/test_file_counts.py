@@ -45,6 +45,12 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "a task on experts for images": (
     "tasks.image_experts", "ImageExpertsConfig", "ImageExpertsModel", "CompetitionLoss",
   ),
+  "classes of texts": (
+    "text_classes", "SentenceData", "QuestionsBySet", "TextLines", "grammar.properties",
+  ),
+  "few-shot classification of texts": (
+    "few_shot_text", "FewShotTextConfig", "few_shot_sentences", "FineTunedScores",
+  ),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
 }  # fmt: skip
 # Files of later additions, which use the earlier one.

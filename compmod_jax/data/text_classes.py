@@ -1,4 +1,4 @@
-"""Texts by class as episodes: the grammar's sentences by hidden property, files of one's own."""
+"""Texts by class as episodes: the grammar's sentences by hidden property, questions, own files."""
 
 import dataclasses
 import functools
@@ -15,6 +15,7 @@ from compmod_jax.data import pipeline
 from compmod_jax.data.base import ClassExamples, DataError, TrainIterator
 from compmod_jax.data.class_episodes import ClassEpisodeConfig, ClassEpisodes, ClassTaskConfig
 from compmod_jax.data.episodes import EpisodeBatches
+from compmod_jax.data.qa.file_sets import DEVELOPMENT_SETS
 from compmod_jax.data.sources.text import expand_folder, read_lines
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.grammar.properties import PROPERTIES
@@ -118,6 +119,67 @@ def _sentences(data: SentenceData, split: str) -> ClassExamples:
     tuple(f"{name}: {value}" for name, value in classes),
     tuple(groups),
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionsBySet:
+  """Questions by the set that they are from, of the sets in `$COMPMOD_DATA/qa`.
+
+  A class is a set, such as BoolQ or a domain of SubjQA.
+  """
+
+  examples: int = 300
+  """Questions of a class, the first ones of its first split."""
+  train: tuple[str, ...] = (
+    "arc_easy",
+    "boolq",
+    "openbookqa",
+    "race_middle",
+    "siqa",
+    "subjqa_electronics",
+    "subjqa_grocery",
+  )
+  """Sets of meta-training."""
+  valid: tuple[str, ...] = ("mctest", "subjqa_restaurants")
+  """Sets of validation."""
+  test: tuple[str, ...] = ("fairytaleqa", "piqa", "subjqa_tripadvisor", "winogrande")
+  """Sets of the test."""
+
+  def __post_init__(self):
+    check(self.examples >= 2, f"task.data.examples is {self.examples}; it must be at least 2.")
+    for split in SPLITS:
+      for name in getattr(self, split):
+        check_choice(f"task.data.{split}", name, DEVELOPMENT_SETS)
+
+  def splits(self) -> tuple[str, ...]:
+    """Names for `load`."""
+    return SPLITS
+
+  def describe(self) -> str:
+    """What the classes are, in a few words."""
+    return "questions by the set that they are from"
+
+  def load(self, split: str) -> ClassExamples:
+    """The questions of a split by set; inputs are texts.
+
+    Raises:
+      UserError: unknown split, no such files, or a set with too few questions.
+      DataError: files that are damaged.
+    """
+    check_choice("split", split, SPLITS)
+    names: tuple[str, ...] = getattr(self, split)
+    texts = list[str]()
+    for name in names:
+      data = DEVELOPMENT_SETS[name]
+      found = data.load(data.splits()[0]).items
+      own = list(dict.fromkeys(" ".join(one.question.split()) for one in found))[: self.examples]
+      check(
+        len(own) == self.examples,
+        f"task.data.examples is {self.examples}, but {name!r} has {len(own)} different questions."
+        " Ask for fewer, or leave the set out.",
+      )
+      texts += own
+    return ClassExamples(np.array(texts), np.repeat(np.arange(len(names)), self.examples), names)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The methods are pure functions in `mechanisms.few_shot`; `few_shot_methods` has them as
 configurations, and `FewShotConfig.method` chooses one for the task. Episodes, loss and scores here
-serve any model that embeds examples (`EpisodeModel`); `few_shot_text` has those on texts.
+serve any model that embeds examples (`EpisodeModel`), texts' too.
 """
 
 import abc

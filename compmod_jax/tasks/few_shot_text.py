@@ -22,7 +22,7 @@ from compmod_jax.core.losses import Term, cross_entropy
 from compmod_jax.data.class_episodes import ClassEpisodeConfig
 from compmod_jax.data.corruption import Masked, MaskingConfig, mask_tokens
 from compmod_jax.data.episodes import flat, split_episode
-from compmod_jax.data.text_classes import SentenceData, TextEpisodes, TextLines
+from compmod_jax.data.text_classes import QuestionsBySet, SentenceData, TextEpisodes, TextLines
 from compmod_jax.data.text_tokenizer import FILE
 from compmod_jax.data.tokenizers import (
   Tokenizer,
@@ -72,7 +72,7 @@ _STREAM = 0x3A5D
 class FewShotTextConfig:
   """A few-shot classification task on texts: classes, episodes and the method."""
 
-  data: SentenceData | TextLines = SentenceData()
+  data: SentenceData | QuestionsBySet | TextLines = SentenceData()
   """Where texts come from."""
   tokenizer: TokenizerConfig = TokenizerConfig(vocab_size=1200)
   """The tokenizer, trained on the texts of meta-training; the token <mask> is added to its special

@@ -131,7 +131,7 @@ def test_the_order_of_the_classes_of_an_episode_does_not_matter(lines):
     support, query = split_episode(episode, EPISODES.support)
     run = jax.jit(
       lambda s, q, model=model, p=params: model.method.logits(model.embed, p, s, q, 2, False)
-    )  # noqa: E501
+    )
     swapped = {k: jnp.concatenate([x[2:], x[:2]]) for k, x in support.items()}
     swapped["labels"] = support["labels"]
     np.testing.assert_allclose(

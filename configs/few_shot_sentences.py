@@ -18,8 +18,8 @@ Variants: (none)      LEOPARD: a generated softmax layer, adapted on the second 
           questions_fine_tune, questions   fine_tune and LEOPARD on questions by the set that they
                       are from, in $COMPMOD_DATA/qa; the second from runs/question_encoder
           debug       LEOPARD on few sentences from fresh parameters, in seconds
-Data:     English sentences of the project's own grammar; FOLDER/SPLIT.jsonl of your own texts by
-          --config.task.data.folder (see docs/leopard.md)
+Data:     English sentences of the project's own grammar; texts of your own with `TextLines` as
+          `data` (docs/leopard.md)
 """
 
 import dataclasses
@@ -102,7 +102,8 @@ def get_config(variant: str) -> Experiment:
       evaluate_sentences=20,
     )
   if variant == "debug":
-    data = dataclasses.replace(task.data, sentences=2000, examples=20)
+    few = ("adjectives", "construction", "length", "nouns", "preposition", "subject form")
+    data = SentenceData(sentences=2000, examples=20, train=few)
     small = ClassEpisodeConfig(ways=2, shots=4, queries=4, batch=2)
     task = dataclasses.replace(task, data=data, episodes=small, also_shots=(), evaluate_episodes=10)
     return dataclasses.replace(

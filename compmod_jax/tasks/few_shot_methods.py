@@ -211,7 +211,6 @@ class Leopard(_OnFeatures):
     chosen(params, self.parameters, "method.parameters")
     moving = [name for name in names(params) if matches(name, self.parameters)]
     layers = sorted({name.partition("/")[0] for name in moving})
-    size = jnp.float32(self.rate)
     generator, reader = (jax.random.fold_in(rng, number) for number in range(2))
     return {
       "leopard": {
@@ -219,9 +218,9 @@ class Leopard(_OnFeatures):
         "reader": init_perceptron(reader, dim, self.hidden, self.dim),
       },
       "step_sizes": {
-        **({"layers": dict.fromkeys(layers, size)} if layers else {}),
-        "reader": size,
-        "softmax": size,
+        **({"layers": {layer: jnp.full((), self.rate) for layer in layers}} if layers else {}),
+        "reader": jnp.full((), self.rate),
+        "softmax": jnp.full((), self.rate),
       },
     }
 

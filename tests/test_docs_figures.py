@@ -763,6 +763,8 @@ TABLES = {
   ("docs/few_shot.md", "Methods", 0): REFERENCE,
   ("docs/few_shot.md", "Data", 0): REFERENCE,
   ("docs/few_shot.md", "Measured", 0): few_shot,
+  ("docs/leopard.md", "Methods", 0): REFERENCE,
+  ("docs/leopard.md", "Data", 0): REFERENCE,
   ("docs/meta_learning.md", "Learning to adapt", 0): REFERENCE,
   ("docs/recoding.md", "The language model that is recoded", 0): (
     "of the run's log, of which the file has the last epoch alone"

@@ -53,6 +53,12 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "learning at two levels": ("bilevel",),
   "batches of two parts": ("data.paired", "data/paired", "PairedDataset"),
   "a curriculum of lengths": ("short_first",),
+  "classes of texts": (
+    "text_classes", "SentenceData", "QuestionsBySet", "TextLines", "grammar.properties",
+  ),
+  "few-shot classification of texts": (
+    "few_shot_text", "FewShotTextConfig", "few_shot_sentences", "FineTunedScores",
+  ),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
 }  # fmt: skip
 # Files of later additions, which use the earlier one.

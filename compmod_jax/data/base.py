@@ -84,17 +84,21 @@ class ClassExamples:
   """Examples by class, such as pictures.
 
   Args:
-    inputs: [examples, ...]: uint8 for pictures, whose 0 to 255 models see as 0 to 1; else floats.
+    inputs: [examples, ...]: uint8 for pictures, whose 0 to 255 models see as 0 to 1, strings
+      [examples] for texts, token numbers for what a data set made of them; else floats.
     classes: the class of every example, from 0, int [examples].
     names: of the classes, which tell them apart over splits.
+    groups: of every class, where an episode is of classes of one group, such as the values of one
+      property; none where any classes may meet.
 
   Raises:
-    UserError: the numbers of inputs and classes differ, or a class has no name.
+    UserError: the numbers of inputs and classes differ, or a class has no name or no group.
   """
 
   inputs: np.ndarray
   classes: np.ndarray
   names: tuple[str, ...]
+  groups: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
     check(
@@ -106,6 +110,11 @@ class ClassExamples:
       self.classes.min(initial=0) >= 0 and top < len(self.names),
       f"classes goes up to {top}, but names has {len(self.names)}; number classes from 0, and give"
       " each a name.",
+    )
+    check(
+      not self.groups or len(self.groups) == len(self.names),
+      f"There are {len(self.names)} classes but {len(self.groups)} groups; give one for each class,"
+      " or none at all.",
     )
 
   def __len__(self) -> int:

@@ -5,14 +5,15 @@ A batch has the columns
     {"inputs": [episodes, rows, ...], "labels": [episodes, rows], "index": [episodes, rows]}
 
 The first N K rows of an episode are its support, class by class, and the next N Q its query. The
-labels are 0 to N - 1, in an order of classes that every episode draws anew.
+labels are 0 to N - 1, in an order of classes that every episode draws anew. Where classes are in
+groups, such as values of properties, an episode is of one group.
 
 Source: Vinyals et al. 2016, section 4 (episodes).
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -65,13 +66,20 @@ class ClassEpisodeConfig:
     classes = np.arange(self.ways, dtype=np.int32)
     return np.concatenate([np.repeat(classes, self.shots), np.repeat(classes, self.queries)])
 
+  def of_rows(self, rows: int) -> "ClassEpisodeConfig":
+    """The same with as many classes as this number of rows has."""
+    return dataclasses.replace(self, ways=rows // (self.shots + self.queries))
+
   def describe(self) -> str:
     """Its size, in a few words."""
     return f"{self.ways}-way {self.shots}-shot with {self.queries} queries a class"
 
 
 def draw_episode(
-  random: np.random.Generator, members: list[np.ndarray], config: ClassEpisodeConfig
+  random: np.random.Generator,
+  members: list[np.ndarray],
+  config: ClassEpisodeConfig,
+  groups: Sequence[np.ndarray] = (),
 ) -> np.ndarray:
   """The examples of an episode, [rows]: classes and examples drawn without repetition.
 
@@ -79,8 +87,11 @@ def draw_episode(
     random: what it is drawn with.
     members: numbers of the examples of every class, each of `shots + queries` at least.
     config: its size.
+    groups: classes, as numbers of `members`, of which those of an episode are one group's, each as
+      likely; none where any may meet.
   """
-  chosen = random.permutation(len(members))[: config.ways]
+  order = random.permutation(groups[random.integers(len(groups))] if groups else len(members))
+  chosen = order[: config.ways]
   each = config.shots + config.queries
   drawn = np.stack([random.permutation(members[one])[:each] for one in chosen])
   return np.concatenate([drawn[:, : config.shots].ravel(), drawn[:, config.shots :].ravel()])
@@ -95,12 +106,14 @@ class ClassSource:
     members: numbers of the examples of every class that takes part.
     config: what an episode holds.
     turns: quarter turns of a picture that are classes of their own: 1 for none, or 4.
+    groups: see `draw_episode`.
   """
 
   examples: ClassExamples
   members: list[np.ndarray]
   config: ClassEpisodeConfig
   turns: int = 1
+  groups: Sequence[np.ndarray] = ()
 
   def __len__(self) -> int:
     """An epoch has about as many rows as there are examples, in whole batches."""
@@ -110,7 +123,8 @@ class ClassSource:
   def plan(self, seed: int, epoch: int) -> np.ndarray:
     """An epoch's episodes, [episodes, rows]; an example n turned t times is t times all + n."""
     random = np.random.default_rng([seed, epoch, _TRAINED])
-    return np.stack([draw_episode(random, self._turned, self.config) for _ in range(len(self))])
+    drawn = (self._turned, self.config, self.groups)
+    return np.stack([draw_episode(random, *drawn) for _ in range(len(self))])
 
   @functools.cached_property
   def _turned(self) -> list[np.ndarray]:
@@ -120,7 +134,8 @@ class ClassSource:
   def fixed(self, count: int) -> np.ndarray:
     """Episodes of evaluation, [count, rows]: the first ones are the same for every count."""
     drawn = (np.random.default_rng([_SCORED, number]) for number in range(count))
-    return np.stack([draw_episode(random, self.members, self.config) for random in drawn])
+    each = (self.members, self.config, self.groups)
+    return np.stack([draw_episode(random, *each) for random in drawn])
 
   def batch(self, episodes: np.ndarray, size: int, first: int = 0) -> pipeline.Batch:
     """Episodes `first` to `first + size` of these; those beyond the last are filler."""
@@ -140,6 +155,12 @@ class ClassSource:
       "labels": filled(labels, 0),
       "index": filled(index.astype(np.int32), -1),
     }
+
+
+def _groups(names: tuple[str, ...], numbers: np.ndarray) -> list[np.ndarray]:
+  """The classes of every group, as places in `numbers`, in the order of the groups' names."""
+  of_place = np.array([names[number] for number in numbers] if names else [])
+  return [np.flatnonzero(of_place == name) for name in np.unique(of_place)]
 
 
 class ClassTaskConfig(Protocol):
@@ -224,6 +245,14 @@ class ClassEpisodes(Dataset[C]):
       f" {len(numbers)} classes{' in this part' if part != 'all' else ''}; an episode is of"
       " different classes. Ask for fewer ways, or give more classes.",
     )
+    groups = _groups(examples.groups, numbers)
+    large = [group for group in groups if len(group) >= config.ways]
+    check(
+      not groups or large,
+      f"episodes.ways is {config.ways}, but the largest group of classes of the split {split!r} has"
+      f" {max(map(len, groups), default=0)}; an episode is of classes of one group. Ask for fewer"
+      " ways, or give groups with more classes.",
+    )
     order = np.argsort(examples.classes, kind="stable")
     counts = np.bincount(examples.classes, minlength=len(examples.names))
     each, members = config.shots + config.queries, np.split(order, np.cumsum(counts)[:-1])
@@ -238,7 +267,11 @@ class ClassEpisodes(Dataset[C]):
       f"task.quarter_turns is set, but an example has the shape {examples.inputs.shape[1:]}; only"
       " square pictures [side, side, channels] can be turned. Set task.quarter_turns = False.",
     )
-    return ClassSource(examples, [members[n] for n in numbers], config, turns)
+    check(
+      turns == 1 or not groups,
+      "task.quarter_turns is set, but classes are in groups. Set task.quarter_turns = False.",
+    )
+    return ClassSource(examples, [members[n] for n in numbers], config, turns, large)
 
   # The contract of data sets.
 
@@ -248,7 +281,7 @@ class ClassEpisodes(Dataset[C]):
     Raises:
       UserError: a class is in two splits, or a split has no episode.
     """
-    seen = dict[str, str]()
+    seen, taken = dict[str, str](), dict[str, str]()
     for split in self.splits():
       config = self.trained if split == "train" else self.config.episodes
       self.source(split, config)
@@ -258,6 +291,13 @@ class ClassEpisodes(Dataset[C]):
           raise UserError(
             f"The class {name!r} is in the splits {before!r} and {split!r}; what is learned about"
             " learning is tested on classes that were never seen. Leave it out of one."
+          )
+      for group in {*self.classes(split).groups}:
+        before = taken.setdefault(group, split)
+        if before != split:
+          raise UserError(
+            f"The group {group!r} has classes in the splits {before!r} and {split!r}; what is"
+            " learned about learning is tested on groups that were never seen. Keep it in one."
           )
 
   def notes(self) -> list[str]:

@@ -41,6 +41,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "cues": lambda scale, heads: relatives.cues(scale),
   "plastic_lm": lambda scale, heads: relatives.plastic_lm(scale),
   "few-shot": lambda scale, heads: relatives.few_shot(scale),
+  "leopard": lambda scale, heads: relatives.leopard(scale),
   "nemot-3.1": lambda scale, heads: nemot.zero_shot(scale),
   "nemot-3.4": lambda scale, heads: nemot.alone(scale),
   "nemot-3.7": lambda scale, heads: nemot.general(scale),

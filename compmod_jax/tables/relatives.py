@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from compmod_jax.core.errors import check_choice
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec
-from compmod_jax.training.experiment import load_config
+from compmod_jax.training.experiment import Experiment, load_config
 
 
 def _rows(
@@ -144,6 +144,45 @@ def few_shot(scale: str) -> Spec:
     rows |= _rows("few_shot_prototypes", variants, {"prototypes": published})
   title = "Few-shot classification; published on Omniglot"
   return Spec(title, f"generated characters, {scales[scale]}", rows, "MAML", tuple(columns))
+
+
+LEOPARD_FOLDER = "runs/reproduce/leopard"
+"""Where `train.reproduce leopard` makes its runs, unless an option says otherwise."""
+
+
+def leopard(scale: str) -> Spec:
+  """Few-shot classification of sentences by properties that meta-training does not have.
+
+  All rows of a seed start from the encoder that its first row trained.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  scales = {"tiny": "sentences of the grammar by hidden property, 2 classes, on a CPU"}
+  check_choice("--scale", scale, scales)
+  first = "fine-tuning"
+  variants = {
+    first: "fine_tune",
+    "LEOPARD": "",
+    "prototypes": "prototypes",
+    "MAML": "maml",
+    "black box": "black_box",
+  }
+
+  def seeded(experiment: Experiment, seed: int) -> Experiment:
+    start = f"{LEOPARD_FOLDER}/{scale}/{first}-seed{seed}" if experiment.start else ""
+    return dataclasses.replace(experiment, seed=seed, start=start)
+
+  made = _rows("few_shot_sentences", variants, {})
+  rows = {name: dataclasses.replace(row, seeded=seeded) for name, row in made.items()}
+  columns = (
+    Column("accuracy, 4 examples", "test", "4_shot/accuracy", 4),
+    Column("accuracy, 8 examples", "test", "accuracy", 4),
+    Column("accuracy, 16 examples", "test", "16_shot/accuracy", 4),
+    Column("accuracy valid", "valid", "accuracy", 4),
+  )
+  title = "Few-shot classification of sentences (Kolios 2023, section 4.8.8)"
+  return Spec(title, scales[scale], rows, first, columns)
 
 
 def experts(scale: str) -> Spec:

@@ -12,6 +12,7 @@ from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.few_shot import FewShotConfig
+from compmod_jax.tasks.few_shot_text import FewShotTextConfig
 from compmod_jax.tasks.fuzzy_logic import FuzzyLogicConfig
 from compmod_jax.tasks.image_experts import ImageExpertsConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
@@ -28,6 +29,7 @@ TaskConfig = (
   | CausalLMConfig
   | AnsweringConfig
   | FewShotConfig
+  | FewShotTextConfig
   | SequenceConfig
   | MetaTransferConfig
   | FuzzyLogicConfig

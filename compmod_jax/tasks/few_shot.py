@@ -1,34 +1,38 @@
 """Few-shot classification: classes are recognised after a few examples of each.
 
-Methods are pure functions of a loss or an embedding, parameters and an episode, for any model:
-`adapt` and `adapted_loss` (MAML, to the first order, Meta-SGD, ANIL), `prototype_logits`,
-`matching_logits`. `FewShotConfig.method` chooses one for the task.
+The methods are pure functions in `mechanisms.few_shot`; `few_shot_methods` has them as
+configurations, and `FewShotConfig.method` chooses one for the task. Episodes, loss and scores here
+serve any model that embeds examples (`EpisodeModel`), texts' too.
 """
 
+import abc
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
-from jaxtyping import Array, Float, Int, PyTree
 
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term, token_nll
-from compmod_jax.core.parameters import chosen
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data.class_episodes import ClassEpisodeConfig, ClassEpisodes
 from compmod_jax.data.episodes import split_episode
 from compmod_jax.data.sources.classes import ClassFolder, ClassLines, DigitsData, TfdsClasses
 from compmod_jax.data.synthetic.glyphs import GlyphData
-from compmod_jax.models.base import Classifier, ModelConfig
+from compmod_jax.mechanisms.few_shot import (
+  adapt,
+  adapted_loss,
+  matching_logits,
+  prototype_logits,
+)
+from compmod_jax.models.base import Classifier, ModelConfig, Module
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
@@ -41,302 +45,44 @@ from compmod_jax.tasks.base import (
   TaskModel,
   Terms,
 )
+from compmod_jax.tasks.few_shot_methods import (
+  BlackBox,
+  FineTune,
+  Leopard,
+  Maml,
+  Matching,
+  Method,
+  Prototypes,
+  by_class,
+  check_shots,
+)
 from compmod_jax.trained import Axis, TrainedModel
 
+__all__ = [
+  "BlackBox",
+  "Classify",
+  "EpisodeLoss",
+  "EpisodeModel",
+  "EpisodeScores",
+  "FewShot",
+  "FewShotClassifier",
+  "FewShotConfig",
+  "FewShotModel",
+  "FineTune",
+  "Leopard",
+  "Maml",
+  "Matching",
+  "Method",
+  "Prototypes",
+  "adapt",
+  "adapted_loss",
+  "matching_logits",
+  "prototype_logits",
+  "summed_over_tasks",
+]
+
 FewShotData = GlyphData | DigitsData | TfdsClasses | ClassFolder | ClassLines
-Embed = Callable[[Params, jax.Array], jax.Array]
-"""From parameters and inputs [rows, ...] to logits or features [rows, dim]."""
-
-# Methods, for any loss and any embedding.
-
-
-def adapt(
-  loss: Callable[[Params, Batch], jax.Array],
-  params: Params,
-  support: Batch,
-  *,
-  steps: int = 1,
-  rate: float | PyTree = 0.1,
-  parameters: tuple[str, ...] = ("*",),
-  first_order: bool = False,
-) -> Params:
-  r"""Parameters after a few steps of gradient descent on a support.
-
-  .. math:: \phi^{(i+1)} = \phi^{(i)} - \alpha \odot \nabla_\phi L(\phi^{(i)}, D)
-
-  The result can be differentiated with respect to the parameters before and to the rates. A step is
-  computed anew when it is differentiated, so that its memory does not grow with what is inside.
-
-  Args:
-    loss: from parameters and rows to a scalar.
-    params: the parameters before, nested dictionaries.
-    support: D, what `loss` takes.
-    steps: how many.
-    rate: alpha: a number, or one for every parameter that adapts (a scalar or of its shape, in a
-      tree like `params`, in which others may be left out).
-    parameters: names of what adapts; see `core.parameters.matches`. All else stays as it is.
-    first_order: the gradient of the steps is taken for a constant.
-
-  Source: Finn et al. 2017, equation 1; rates by element, Li et al. 2017; the last layer alone,
-    Raghu et al. 2020.
-  """
-  mask = jax.tree.leaves(chosen(params, parameters, "parameters"))
-  leaves, tree = jax.tree.flatten(params)
-  rates = _rates(rate, params, mask)
-
-  def whole(moving: list[jax.Array]) -> Params:
-    new = iter(moving)
-    return tree.unflatten([next(new) if m else x for m, x in zip(mask, leaves, strict=True)])
-
-  def step(moving: list[jax.Array], _: None) -> tuple[list[jax.Array], None]:
-    at = jax.lax.stop_gradient(moving) if first_order else moving
-    slopes = jax.grad(lambda moving: loss(whole(moving), support))(at)
-    slopes = jax.lax.stop_gradient(slopes) if first_order else slopes
-    return [x - r * g for x, r, g in zip(moving, rates, slopes, strict=True)], None
-
-  moving = [x for m, x in zip(mask, leaves, strict=True) if m]
-  if steps == 1:  # a loop of one step would be compiled as a loop
-    moving, _ = jax.checkpoint(step)(moving, None)
-  else:
-    moving, _ = jax.lax.scan(jax.checkpoint(step), moving, None, length=steps)
-  return whole(moving)
-
-
-def _rates(rate: float | PyTree, params: Params, mask: list[bool]) -> list[Any]:
-  """The rate of every parameter that adapts."""
-  if not isinstance(rate, Mapping):
-    return [rate] * sum(mask)
-  given: dict[str, Any] = flatten_dict(dict(rate), sep="/")
-  names = flatten_dict(dict(jax.tree.map(lambda _: 0, params)), sep="/")
-  ordered = jax.tree.leaves(unflatten_dict({name: _Name(name) for name in names}, sep="/"))
-  moving = [one.name for one, m in zip(ordered, mask, strict=True) if m]
-  missing = [name for name in moving if name not in given]
-  errors.check(
-    not missing,
-    f"rate has no entry for {errors.short_list(missing)}, which adapt; give one for each, or one"
-    " number for all.",
-  )
-  return [given[name] for name in moving]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Name:
-  """A name as a leaf of a tree."""
-
-  name: str
-
-
-def adapted_loss(
-  loss: Callable[[Params, Batch], jax.Array],
-  params: Params,
-  episode: tuple[Batch, Batch],
-  **how: Any,
-) -> jax.Array:
-  r"""The loss on a query after adaptation to its support: what MAML lowers in the mean of episodes.
-
-  .. math:: L(\phi^{(k)}(\theta, D_{tr}), D_{ts})
-
-  Args:
-    loss: from parameters and rows to a scalar.
-    params: theta.
-    episode: support and query.
-    **how: as `adapt` has it.
-
-  Source: Finn et al. 2017, Algorithm 1.
-  """
-  support, query = episode
-  return loss(adapt(loss, params, support, **how), query)
-
-
-def prototype_logits(
-  support: Float[Array, "support dim"],
-  labels: Int[Array, "support"],
-  query: Float[Array, "query dim"],
-  ways: int,
-) -> Float[Array, "query ways"]:
-  r"""Minus the squared distance to the mean of every class.
-
-  .. math:: p(k \mid x) = \mathrm{softmax}_k(-|f(x) - c_k|^2), \qquad
-            c_k = \frac{1}{|S_k|} \sum_{i \in S_k} f(x_i)
-
-  Source: Snell et al. 2017, equations 1 and 2.
-  """
-  member = jax.nn.one_hot(labels, ways, axis=0, dtype=support.dtype)
-  count = jnp.maximum(jnp.sum(member, axis=1, keepdims=True), 1)
-  means = member @ support / count
-  # |f|^2 is the same for all classes, but the distance has it.
-  return -jnp.sum(jnp.square(query[:, None] - means[None]), axis=-1)
-
-
-def matching_logits(
-  support: Float[Array, "support dim"],
-  labels: Int[Array, "support"],
-  query: Float[Array, "query dim"],
-  ways: int,
-  scale: float = 1.0,
-) -> Float[Array, "query ways"]:
-  r"""Log-probabilities of attention over the support's labels by the cosine.
-
-  .. math:: p(k \mid x) = \sum_{i \in S_k} \mathrm{softmax}_i(s \cos(f(x), f(x_i)))
-
-  Args:
-    support: features of the examples to learn from.
-    labels: their classes.
-    query: features of those to tell.
-    ways: number of classes.
-    scale: s.
-
-  Source: Vinyals et al. 2016, equations 1 and 2, without full context embeddings.
-  """
-
-  def unit(x: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-12)
-
-  attention = jax.nn.log_softmax(scale * unit(query) @ unit(support).T, axis=-1)
-  member = labels[None, None, :] == jnp.arange(ways)[None, :, None]
-  # What no example is for has a probability of nearly 0, and finite gradients.
-  return jax.nn.logsumexp(jnp.where(member, attention[:, None], -1e9), axis=-1)
-
-
-# Methods, as a configuration chooses them.
-
-
-@dataclasses.dataclass(frozen=True)
-class Maml:
-  """Steps of gradient descent from learned parameters; see `adapt`."""
-
-  steps: int = 1
-  """Steps on the support in training."""
-  evaluate_steps: int = 0
-  """Steps in evaluation; 0 for as many as in training."""
-  rate: float = 0.4
-  """Their size; the first one, where it is learned."""
-  learned: Literal["no", "parameter", "element"] = "no"
-  """Sizes that are learned, too: one for every parameter, or for every number in it (Meta-SGD)."""
-  parameters: tuple[str, ...] = ("*",)
-  """Names of what adapts: of parameters, or of modules for all in them; `head` alone is ANIL."""
-  first_order: bool = False
-  """Takes the gradient at the adapted parameters for that of the parameters before."""
-
-  def __post_init__(self):
-    for field, least in (("steps", 1), ("evaluate_steps", 0)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"method.{field} is {value}; it must be at least {least}.")
-    errors.check(self.rate > 0, f"method.rate is {self.rate}; it must be positive.")
-    errors.check_choice("method.learned", self.learned, ("no", "parameter", "element"))
-    errors.check(
-      bool(self.parameters), "method.parameters is empty; name what adapts, such as '*' for all."
-    )
-
-  def outputs(self, ways: int) -> int:
-    """A logit for every class of an episode."""
-    return ways
-
-  def more_parameters(self, params: Params) -> dict[str, Any]:
-    """What is learned besides the model's parameters: `step_sizes`."""
-    mask = chosen(params, self.parameters, "method.parameters")
-    if self.learned == "no":
-      return {}
-    flat: dict[str, Any] = flatten_dict(dict(params), sep="/")
-    adapts: dict[str, Any] = flatten_dict(dict(mask), sep="/")
-    element = self.learned == "element"
-    sizes = {
-      name: jnp.full(leaf.shape if element else (), self.rate, leaf.dtype)
-      for name, leaf in flat.items()
-      if adapts[name]
-    }
-    return {"step_sizes": unflatten_dict(sizes, sep="/")}
-
-  def logits(
-    self, embed: Embed, params: Params, support: Batch, query: Batch, ways: int, train: bool
-  ) -> jax.Array:
-    """Logits of a query after adaptation, [query, ways]."""
-    own = {name: part for name, part in params.items() if name != "step_sizes"}
-
-    def loss(params: Params, rows: Batch) -> jax.Array:
-      return jnp.mean(token_nll(embed(params, rows["inputs"]), rows["labels"]))
-
-    adapted = adapt(
-      loss,
-      own,
-      support,
-      steps=self.steps if train else self.evaluate_steps or self.steps,
-      rate=self.rate if self.learned == "no" else params["step_sizes"],
-      parameters=self.parameters,
-      first_order=self.first_order or not train,
-    )
-    return embed(adapted, query["inputs"])
-
-  def describe(self) -> str:
-    """The method, in a few words."""
-    adapting = "" if self.parameters == ("*",) else f" of {', '.join(self.parameters)}"
-    order = "first-order MAML" if self.first_order else "MAML"
-    sizes = "" if self.learned == "no" else f", step sizes learned by {self.learned}"
-    return f"{order}, {self.steps} step{'s' if self.steps > 1 else ''}{adapting}{sizes}"
-
-
-class _Compares:
-  """The part of a method that compares features."""
-
-  def outputs(self, ways: int) -> int:
-    """None: features are compared."""
-    return 0
-
-  def more_parameters(self, params: Params) -> dict[str, Any]:
-    """Nothing."""
-    return {}
-
-
-def _both(
-  embed: Embed, params: Params, support: Batch, query: Batch
-) -> tuple[jax.Array, jax.Array]:
-  """Features of support and query, computed as one batch."""
-  rows = jnp.concatenate([support["inputs"], query["inputs"]])
-  found, count = embed(params, rows), len(support["inputs"])
-  return found[:count], found[count:]
-
-
-@dataclasses.dataclass(frozen=True)
-class Prototypes(_Compares):
-  """Prototypical networks; see `prototype_logits`."""
-
-  def logits(
-    self, embed: Embed, params: Params, support: Batch, query: Batch, ways: int, train: bool
-  ) -> jax.Array:
-    """Logits of a query, [query, ways]."""
-    known, asked = _both(embed, params, support, query)
-    return prototype_logits(known, support["labels"], asked, ways)
-
-  def describe(self) -> str:
-    """The method, in a few words."""
-    return "prototypes"
-
-
-@dataclasses.dataclass(frozen=True)
-class Matching(_Compares):
-  """Matching networks; see `matching_logits`."""
-
-  scale: float = 10.0
-  """What cosines are multiplied with; 1 as published."""
-
-  def __post_init__(self):
-    errors.check(self.scale > 0, f"method.scale is {self.scale}; it must be positive.")
-
-  def logits(
-    self, embed: Embed, params: Params, support: Batch, query: Batch, ways: int, train: bool
-  ) -> jax.Array:
-    """Log-probabilities of a query, [query, ways]."""
-    known, asked = _both(embed, params, support, query)
-    return matching_logits(known, support["labels"], asked, ways, self.scale)
-
-  def describe(self) -> str:
-    """The method, in a few words."""
-    return "matching by the cosine"
-
-
-Method = Maml | Prototypes | Matching
-
-# The task.
+M = TypeVar("M", bound=Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,7 +93,7 @@ class FewShotConfig:
   """Where examples come from."""
   episodes: ClassEpisodeConfig = ClassEpisodeConfig()
   """What an episode holds."""
-  method: Method = Maml()
+  method: Maml | Prototypes | Matching | Leopard | BlackBox = Maml()
   """How classes are learned within an episode."""
   train_ways: int = 0
   """Classes of a training episode, where the method can have others; 0 for as many as scored."""
@@ -372,6 +118,7 @@ class FewShotConfig:
       f"task.train_ways is {self.train_ways} and task.also_ways {self.also_ways}; an episode has 2"
       " classes at least.",
     )
+    check_shots(self.method, self.episodes.shots)
     fixed = self.method.outputs(self.episodes.ways)
     other = [ways for ways in (self.train_ways, *self.also_ways) if ways not in (0, fixed)]
     errors.check(
@@ -433,30 +180,63 @@ class FewShotConfig:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FewShotModel(TaskModel[Classifier]):
-  """A classifier, and the method by which it learns an episode.
+class EpisodeModel(TaskModel[M]):
+  """A model that embeds examples, and the method by which it learns an episode.
 
   Attributes:
     method: the method.
-    shape: of an example.
   """
 
   method: Method
+
+  @abc.abstractmethod
+  def embed(
+    self, params: Params, inputs: jax.Array, intermediates: Intermediates = OFF
+  ) -> jax.Array:
+    """Logits or features, [rows, dim]; parameters of the method (`method.own`) are ignored."""
+
+  def with_method(self, params: Params, inputs: jax.Array, rng: jax.Array) -> Params:
+    """Parameters of the module and those of the method.
+
+    Args:
+      params: of the module, boxed.
+      inputs: examples, to know the number of features by.
+      rng: of the method's.
+    """
+    plain = nn.unbox(params)
+    dim = jax.eval_shape(self.embed, plain, inputs).shape[1]
+    return {**params, **self.method.more_parameters(plain, dim, rng)}
+
+  def without_method(self, params: Params) -> dict[str, Any]:
+    """The module's parameters alone."""
+    return {name: part for name, part in params.items() if name not in self.method.own}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FewShotModel(EpisodeModel[Classifier]):
+  """A classifier, and the method by which it learns an episode.
+
+  Attributes:
+    shape: of an example.
+  """
+
   shape: tuple[int, ...]
 
   def init(self, rng: jax.Array) -> Params:
-    """Fresh parameters; `step_sizes` among them where they are learned."""
-    params = self.module.init(rng, jnp.zeros((2, *self.shape)))["params"]
-    return {**params, **self.method.more_parameters(nn.unbox(params))}
+    """Fresh parameters, those of the method among them."""
+    inputs = jnp.zeros((2, *self.shape))
+    params = self.module.init(rng, inputs)["params"]
+    return self.with_method(params, inputs, jax.random.fold_in(rng, 1))
 
   def embed(
     self, params: Params, inputs: jax.Array, intermediates: Intermediates = OFF
   ) -> jax.Array:
-    """Logits or features, [rows, dim]; `step_sizes` are not the module's."""
-    own = {name: part for name, part in params.items() if name != "step_sizes"}
+    """Logits or features, [rows, dim]."""
     inputs = inputs / jnp.float32(255) if inputs.dtype == jnp.uint8 else inputs
     return self.module.apply(
-      {"params": own}, inputs, intermediates=intermediates.editing(self.edits)
+      {"params": self.without_method(params)},
+      inputs,
+      intermediates=intermediates.editing(self.edits),
     )
 
   def forward(
@@ -476,7 +256,7 @@ class FewShotModel(TaskModel[Classifier]):
 
 
 def _sums(
-  model: FewShotModel,
+  model: EpisodeModel[Any],
   episodes: ClassEpisodeConfig,
   train: bool,
   params: Params,
@@ -485,6 +265,11 @@ def _sums(
   """Sums over the query of an episode: nats, right answers and rows."""
   support, query = split_episode(episode, episodes.support)
   logits = model.method.logits(model.embed, params, support, query, episodes.ways, train)
+  return query_sums(logits, query)
+
+
+def query_sums(logits: jax.Array, query: Batch) -> dict[str, jax.Array]:
+  """Sums over a query: nats, right answers and rows."""
   real = query["index"] >= 0
   nll, right = token_nll(logits, query["labels"]), jnp.argmax(logits, -1) == query["labels"]
   return {
@@ -554,7 +339,8 @@ class EpisodeLoss:
   """Cross-entropy in nats per query example, after its episode's support was learned.
 
   Attributes:
-    episodes: what an episode of training holds.
+    episodes: what an episode of training holds; a batch may have episodes of another number of
+      classes.
     tasks_at_once: as in `FewShotConfig`.
   """
 
@@ -566,10 +352,16 @@ class EpisodeLoss:
     return {"cross_entropy": 1.0}
 
   def __call__(
-    self, model: FewShotModel, params: Params, carry: Carry, batch: Batch, context: StepContext
+    self,
+    model: EpisodeModel[Any],
+    params: Params,
+    carry: Carry,
+    batch: Batch,
+    context: StepContext,
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    one = functools.partial(_sums, model, self.episodes, context.train)
+    episodes = self.episodes.of_rows(batch["index"].shape[1])
+    one = functools.partial(_sums, model, episodes, context.train)
     found = summed_over_tasks(one, params, batch, self.tasks_at_once)
     metrics = {name: (found[name], found["count"]) for name in ("nll", "correct")}
     metrics["accuracy"] = metrics.pop("correct")
@@ -577,13 +369,29 @@ class EpisodeLoss:
 
 
 def _scores(
-  model: FewShotModel, params: Params, batch: Batch, episodes: ClassEpisodeConfig, at_once: int
+  model: EpisodeModel[Any],
+  params: Params,
+  batch: Batch,
+  episodes: ClassEpisodeConfig,
+  at_once: int,
 ) -> dict[str, jax.Array]:
   """Sums of every episode, each [episodes]."""
+  return over_episodes(functools.partial(_sums, model, episodes, False, params), batch, at_once)
+
+
+def over_episodes(
+  one: Callable[[Batch], dict[str, jax.Array]], batch: Batch, at_once: int
+) -> dict[str, jax.Array]:
+  """What is found of every episode of a batch, each [episodes, ...].
+
+  Args:
+    one: from an episode, columns [rows, ...].
+    batch: columns [episodes, rows, ...].
+    at_once: episodes that are computed together; 0 for all.
+  """
   groups, _ = _groups(batch, at_once)
-  one = functools.partial(_sums, model, episodes, False, params)
   found = jax.lax.map(lambda group: jax.vmap(one)(group), groups)
-  return jax.tree.map(lambda x: x.reshape(-1), found)
+  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -616,22 +424,46 @@ class EpisodeScores:
       f"{self.prefix}accuracy: share of the query examples that are classified rightly, mean over"
       f" up to {self.count} episodes ({self.episodes.describe()}), with a 95 % interval"
       f" ({self.prefix}accuracy_low, {self.prefix}accuracy_high); {self.prefix}loss: nats per query"
-      " example."
+      f" example. {self.prefix}accuracy/GROUP: of episodes of one group of classes, where they are"
+      " in groups."
     )
 
-  def __call__(self, scoring: Scoring["FewShot"]) -> Iterator[tuple[str, Any]]:
+  def __call__(self, scoring: Scoring[Any]) -> Iterator[tuple[str, Any]]:
     """See `Evaluator`."""
-    count = max(2, scoring.count(self.count)) if scoring.decode else self.count
     run = scoring.task.model.jit(_scores, episodes=self.episodes, at_once=self.tasks_at_once)
+    sums = self.of_episodes(scoring, run, scoring.split, self.count_of(scoring))
+    yield from self.summary(sums)
+
+  def count_of(self, scoring: Scoring[Any]) -> int:
+    """How many episodes are scored: in training, as many as there are to be outputs."""
+    return max(2, scoring.count(self.count)) if scoring.decode else self.count
+
+  def of_episodes(
+    self,
+    scoring: Scoring[Any],
+    run: Callable[..., dict[str, jax.Array]],
+    split: str,
+    count: int,
+  ) -> dict[str, np.ndarray]:
+    """What `run(params, batch)` finds of the episodes of a split, each [episodes, ...]; `group`
+    is the group of their classes, or empty."""
     found = list[dict[str, np.ndarray]]()
     multiple, seen = scoring.sharing.multiple, 0
+    examples = scoring.task.dataset.classes(split)
+    groups = np.array(examples.groups or [""] * len(examples.names))
     for batch in scoring.task.dataset.episodes(
-      scoring.split, multiple=multiple, count=count, config=self.episodes
+      split, multiple=multiple, count=count, config=self.episodes
     ):
-      found.append(fetch(run(scoring.params, scoring.sharing.place(batch))))
+      sums = fetch(run(scoring.params, scoring.sharing.place(batch)))
+      # The group of an episode is that of its first example.
+      group = groups[examples.classes[batch["index"][:, 0]]]
+      found.append({**sums, "group": group})
       seen = min(count, seen + len(batch["index"]))
-      scoring.status(f"episodes of {scoring.split}", seen, count)
-    sums = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+      scoring.status(f"episodes of {split}", seen, count)
+    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+
+  def summary(self, sums: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Any]]:
+    """The scores, of sums of episodes."""
     real = sums["count"] > 0  # filler has none
     accuracy = sums["correct"][real].astype(np.float64) / sums["count"][real]
     half = 1.96 * accuracy.std(ddof=1) / math.sqrt(len(accuracy))
@@ -640,11 +472,15 @@ class EpisodeScores:
     yield f"{self.prefix}accuracy", float(accuracy.mean())
     yield f"{self.prefix}accuracy_low", float(accuracy.mean() - half)
     yield f"{self.prefix}accuracy_high", float(accuracy.mean() + half)
+    groups = sums["group"][real]
+    for group in np.unique(groups[groups != ""]):
+      yield f"{self.prefix}accuracy/{group}", float(accuracy[groups == group].mean())
 
 
-def _probabilities(
-  model: FewShotModel, params: Params, support: Batch, query: Batch, ways: int
+def probabilities(
+  model: EpisodeModel[Any], params: Params, support: Batch, query: Batch, ways: int
 ) -> jax.Array:
+  """Probabilities of the classes of a query, [query, ways]."""
   logits = model.method.logits(model.embed, params, support, query, ways, False)
   return jax.nn.softmax(logits, axis=-1)
 
@@ -696,9 +532,13 @@ class Classify(NoSearch):
       " classes, or train one with more (task.episodes.ways).",
     )
     ways = head if outputs else ways
-    rows = {"inputs": jnp.asarray(support), "labels": jnp.asarray(labels, jnp.int32)}
+    order = by_class(model.method, labels)
+    rows = {
+      "inputs": jnp.asarray(support[order]),
+      "labels": jnp.asarray(labels[order], jnp.int32),
+    }
     asked = {"inputs": jnp.asarray(query)}
-    return np.asarray(model.jit(_probabilities, ways=ways)(params, rows, asked))
+    return np.asarray(model.jit(probabilities, ways=ways)(params, rows, asked))
 
 
 @dataclasses.dataclass(frozen=True)

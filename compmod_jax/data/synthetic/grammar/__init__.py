@@ -1,7 +1,8 @@
 """A synchronous English-German grammar: every sentence is made in both languages at once.
 
 `lexicon` holds the words, `inflect` their forms, `tables` both arranged for drawing, `phrases`,
-`clauses` and `sentences` the rules, `splits` the data source, `dictionary` a baseline's word list.
+`clauses` and `sentences` the rules, `splits` the data source, `properties` what sentences can be
+told apart by, `dictionary` a baseline's word list.
 """
 
 from compmod_jax.data.synthetic.grammar.dictionary import dictionary, translate_words

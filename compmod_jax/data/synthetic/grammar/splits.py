@@ -5,12 +5,14 @@ import functools
 import hashlib
 import random
 import zlib
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.base import Pairs, Relations
 from compmod_jax.data.synthetic.grammar.clauses import Composer
 from compmod_jax.data.synthetic.grammar.lexicon import ADJECTIVES, NOUNS
+from compmod_jax.data.synthetic.grammar.properties import properties
 from compmod_jax.data.synthetic.grammar.sentences import (
   Sentence,
   attracted,
@@ -180,6 +182,15 @@ class GrammarData:
     )
     return _Draw(self, split)(index)
 
+  def with_properties(self, split: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """English text and properties of every sentence of a split; see `properties.PROPERTIES`.
+
+    Raises:
+      UserError: `split` is none of `splits()`.
+    """
+    draw = _Draw(self, split)
+    return (draw.with_properties(i) for i in range(self.size(split)))
+
 
 class _Draw:
   """Draws the sentences of one split, each from a generator of its own."""
@@ -211,6 +222,11 @@ class _Draw:
     if self.config.direction == "de-en":
       return german, english, {"pos_source": german_tags, "pos_target": english_tags, **info}
     return english, german, {"pos_source": english_tags, "pos_target": german_tags, **info}
+
+  def with_properties(self, index: int) -> tuple[str, dict[str, str]]:
+    """English text and properties of one sentence."""
+    sentence, (_, _, english, _) = self._draw(index)
+    return english, properties(sentence, self.composer)
 
   def relations(self, index: int) -> dict[str, Relations]:
     """The relations of one sentence, which is drawn again with its words marked."""

@@ -9,7 +9,8 @@ Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest 
 (perplexity of other text), -3.4 (a model for each set), -3.7 (with 3.8: one model for all sets),
 -3.9 (that model fine-tuned), -3.10 (reading strategies). Of their relatives: tim (mechanisms in
 masked language models), copying and digits (recurrent modules), cues (plastic connections),
-neural_interpreters (fuzzy expressions), competing_experts (digits), and few-shot.
+neural_interpreters (fuzzy expressions), competing_experts (digits), few-shot, and continual
+(classes one after the other).
 Scales: tiny (the project's own data), paper (the published data), and between them tatoeba,
 public_domain, ptb or small; 5way and 20way of few-shot.
 
@@ -51,7 +52,7 @@ class Args:
   table: Annotated[str, tyro.conf.Positional]
   """The table: 5.1, 5.2, 5.3, 5.4, drophead, roberta, recoding (its signals), recoding-5.1, -5.2,
   -5.4, -5.5, -5.6, -decoders, nemot-3.1, -3.4, -3.7, -3.9, -3.10, tim, copying, digits, cues,
-  neural_interpreters, competing_experts or few-shot."""
+  neural_interpreters, competing_experts, few-shot or continual."""
   scale: str = "tiny"
   """Data and model: tiny, paper; tatoeba, public_domain, ptb, small, 5way or 20way, as the table
   has it."""

@@ -32,6 +32,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "digits": lambda scale, heads: relatives.digits(scale),
   "cues": lambda scale, heads: relatives.cues(scale),
   "few-shot": lambda scale, heads: relatives.few_shot(scale),
+  "continual": lambda scale, heads: relatives.continual(scale),
   "nemot-3.1": lambda scale, heads: nemot.zero_shot(scale),
   "nemot-3.4": lambda scale, heads: nemot.alone(scale),
   "nemot-3.7": lambda scale, heads: nemot.general(scale),

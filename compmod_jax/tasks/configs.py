@@ -7,10 +7,12 @@ from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.neural_interpreter import InterpreterConfig
+from compmod_jax.models.neuromodulated import NeuromodulatedConfig
 from compmod_jax.models.recurrent import RecurrentConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.continual import ContinualConfig
 from compmod_jax.tasks.few_shot import FewShotConfig
 from compmod_jax.tasks.fuzzy_logic import FuzzyLogicConfig
 from compmod_jax.tasks.image_experts import ImageExpertsConfig
@@ -32,6 +34,7 @@ TaskConfig = (
   | MetaTransferConfig
   | FuzzyLogicConfig
   | ImageExpertsConfig
+  | ContinualConfig
 )
 ModelConfig = (
   TransformerConfig
@@ -45,4 +48,5 @@ ModelConfig = (
   | CausalDirectionConfig
   | InterpreterConfig
   | CompetingExpertsConfig
+  | NeuromodulatedConfig
 )

@@ -28,7 +28,6 @@ from compmod_jax.data.sources.classes import ClassFolder, ClassLines, DigitsData
 from compmod_jax.data.synthetic.glyphs import GlyphData
 from compmod_jax.mechanisms import continual
 from compmod_jax.models.base import ModelConfig
-from compmod_jax.models.neuromodulated import NeuromodulatedConfig, fresh_rows
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
@@ -44,7 +43,6 @@ from compmod_jax.tasks.base import (
 )
 from compmod_jax.tasks.few_shot import summed_over_tasks
 from compmod_jax.tasks.protocols import (
-  HEAD,
   PROTOCOLS,
   ContinualModel,
   Learner,
@@ -56,6 +54,7 @@ from compmod_jax.tasks.protocols import (
   beginner,
   learn,
   level_of,
+  with_fresh_row,
 )
 from compmod_jax.trained import Axis, TrainedModel
 
@@ -115,24 +114,19 @@ class ContinualConfig:
     """The task; its data are loaded for the shape of an example and the number of classes.
 
     Args:
-      model: a `NeuromodulatedConfig`.
+      model: the configuration of a network with a prediction network.
       files: nothing is in them.
       cache: not used.
 
     Raises:
       UserError: the model is another one or does not fit the examples, or data are missing.
     """
-    if not isinstance(model, NeuromodulatedConfig):
-      raise errors.UserError(
-        f"model is a {type(model).__name__}, but the task needs a network with a prediction network"
-        " and a last layer without bias. Set a NeuromodulatedConfig."
-      )
     dataset = ClassSequences(self)
     train = dataset.classes("train")
     shape = train.inputs.shape[1:]
     task = Continual(
       dataset=dataset,
-      model=ContinualModel(model.classifier(shape, len(train.names)), shape),
+      model=ContinualModel.of(model, shape, len(train.names)),
       objective=MetaLoss(self),
       evaluators=(ProtocolScores(self.use),),
       generator=NoSearch(),
@@ -324,10 +318,8 @@ def _meta_sums(
     return nll / jnp.maximum(jnp.sum(rows["real"]), 1), right
 
   if cut:
-    head = params["prediction"]["head"]["kernel"]
     key = jax.random.fold_in(rng, batch["index"][0])
-    row = fresh_rows(key, 1, head.shape[1], task.row_gain)[0]
-    params = continual.replaced(params, {HEAD: head.at[batch["labels"][0]].set(row)})
+    params = with_fresh_row(params, batch["labels"][0], key, task.row_gain)
     mean, right = continual.outer_loss(
       loss,
       params,

@@ -24,6 +24,7 @@ from compmod_jax.core.losses import token_nll
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data.base import ClassExamples
 from compmod_jax.mechanisms import continual
+from compmod_jax.models.base import ModelConfig
 from compmod_jax.models.neuromodulated import NeuromodulatedNet, fresh_rows
 from compmod_jax.tasks.base import Batch, Params, Status, TaskModel, silent
 
@@ -179,6 +180,26 @@ class ContinualModel(TaskModel[NeuromodulatedNet]):
 
   shape: tuple[int, ...]
 
+  @classmethod
+  def of(cls, model: ModelConfig, shape: tuple[int, ...], classes: int) -> "ContinualModel":
+    """The network of a configuration.
+
+    Args:
+      model: a `NeuromodulatedConfig`.
+      shape: of an example.
+      classes: rows of the last layer.
+
+    Raises:
+      UserError: the model is another one, or does not fit the examples.
+    """
+    module = model.classifier(shape, classes)
+    if not isinstance(module, NeuromodulatedNet):
+      raise errors.UserError(
+        f"model is a {type(model).__name__}, but the task needs a network with a prediction network"
+        " and a last layer without bias. Set a NeuromodulatedConfig."
+      )
+    return cls(module, shape)
+
   def init(self, rng: jax.Array) -> Params:
     """Fresh parameters."""
     return self.module.init(rng, jnp.zeros((2, *self.shape)))["params"]
@@ -269,6 +290,15 @@ class Sequence(NamedTuple):
   def __len__(self) -> int:
     """How many classes there are."""
     return self.shown.shape[0]
+
+
+def with_fresh_row(
+  params: Params, label: jax.Array, rng: jax.Array, gain: jax.Array | float
+) -> Params:
+  """Parameters with the row of a class drawn anew; nothing is learned of the row before."""
+  head = params["prediction"]["head"]["kernel"]
+  row = fresh_rows(rng, 1, head.shape[1], gain)[0]
+  return continual.replaced(params, {HEAD: head.at[label].set(row)})
 
 
 class Learner(NamedTuple):

@@ -779,6 +779,8 @@ TABLES = {
   ("docs/roles.md", "What is measured", 0): REFERENCE,
   ("docs/independent_mechanisms.md", "Use", 0): REFERENCE,
   ("docs/competing_experts.md", "Use", 0): REFERENCE,
+  ("docs/continual.md", "Meta-training", 0): REFERENCE,
+  ("docs/continual.md", "Use", 0): REFERENCE,
   ("docs/plasticity.md", "Plastic cells", 0): REFERENCE,
   ("docs/plasticity.md", "Plastic cells", 1): associations,
   ("docs/plasticity.md", "Fast weights in a Transformer", 0): REFERENCE,

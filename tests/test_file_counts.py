@@ -59,6 +59,18 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "few-shot classification of texts": (
     "few_shot_text", "FewShotTextConfig", "few_shot_sentences", "FineTunedScores",
   ),
+  "meta-learning of trajectories, and what keeps from forgetting": (
+    "mechanisms import continual", "mechanisms/continual",
+  ),
+  "networks with gates, and as large ones without": (
+    "models.neuromodulated", "models/neuromodulated", "NeuromodulatedConfig", "NeuromodulatedNet",
+  ),
+  "protocols of learning classes": (
+    "tasks.protocols", "tasks/protocols", "UseConfig", "ContinualModel",
+  ),
+  "a task on classes one after the other": (
+    "tasks.continual", "tasks/continual", "ContinualConfig",
+  ),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
 }  # fmt: skip
 # Files of later additions, which use the earlier one.
@@ -66,6 +78,7 @@ LATER = {
   "a gate on every head": {
     "compmod_jax/analysis/roles/importance.py", "compmod_jax/checkpoints/t5.py",
   },
+  "a convolutional network": {"compmod_jax/models/neuromodulated.py"},
   "a recurrent model around any cell": {"configs/cue_association.py", "configs/plastic_lm.py"},
   "functions between which positions are routed": {
     "compmod_jax/analysis/interpreter.py", "compmod_jax/tables/interpreter.py",

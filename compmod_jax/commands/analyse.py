@@ -27,6 +27,7 @@ import tyro
 from compmod_jax.analysis import (
   ablation,
   attention,
+  continual,
   gates,
   heads,
   image_experts,
@@ -75,6 +76,7 @@ ANALYSES = {
   "functions": Analysis(interpreter.Functions, interpreter.make_page),
   "direction": Analysis(meta_transfer.Direction, meta_transfer.make_page),
   "image-experts": Analysis(image_experts.ImageExpertsReport, image_experts.make_page),
+  "continual": Analysis(continual.Forgetting, continual.make_page),
 }
 
 _START = "python -m train.analyse"

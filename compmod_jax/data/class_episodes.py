@@ -163,13 +163,17 @@ def _groups(names: tuple[str, ...], numbers: np.ndarray) -> list[np.ndarray]:
   return [np.flatnonzero(of_place == name) for name in np.unique(of_place)]
 
 
-class ClassTaskConfig(Protocol):
-  """What a task's configuration says about its episodes."""
+class HasClassData(Protocol):
+  """The configuration of a task on examples by class."""
 
   @property
   def data(self) -> HasClasses:
     """Where examples come from."""
     ...
+
+
+class ClassTaskConfig(HasClassData, Protocol):
+  """What a task's configuration says about its episodes."""
 
   @property
   def episodes(self) -> ClassEpisodeConfig:
@@ -192,25 +196,17 @@ class ClassTaskConfig(Protocol):
     ...
 
 
+D = TypeVar("D", bound=HasClassData, covariant=True)
 C = TypeVar("C", bound=ClassTaskConfig, covariant=True)
 
 
-class ClassEpisodes(Dataset[C]):
-  """Examples by class as episodes.
+class Classes(Dataset[D]):
+  """Examples by class; batches of training are the subclass's, those of `eval_batches` examples one
+  by one."""
 
-  Batches of training are episodes, those of `eval_batches` examples one by one, as of every data
-  set in episodes; `episodes` gives the same episodes of a split every time.
-  """
-
-  def __init__(self, config: C):
+  def __init__(self, config: D):
     self.config = config
     self._loaded: dict[str, ClassExamples] = {}
-
-  @property
-  def trained(self) -> ClassEpisodeConfig:
-    """What an episode of training holds."""
-    ways = self.config.train_ways or self.config.episodes.ways
-    return dataclasses.replace(self.config.episodes, ways=ways)
 
   def classes(self, split: str) -> ClassExamples:
     """The examples of a split; loaded once."""
@@ -218,6 +214,86 @@ class ClassEpisodes(Dataset[C]):
       check_choice("split", split, self.splits())
       self._loaded[split] = self.config.data.load(split)
     return self._loaded[split]
+
+  def members(self, split: str) -> list[np.ndarray]:
+    """Numbers of the examples of every class of a split."""
+    found = self.classes(split)
+    order = np.argsort(found.classes, kind="stable")
+    counts = np.bincount(found.classes, minlength=len(found.names))
+    return np.split(order, np.cumsum(counts)[:-1])
+
+  def check_disjoint(self) -> None:
+    """Raises a `UserError` if a class, or a group of classes, is in two splits."""
+    seen, taken = dict[str, str](), dict[str, str]()
+    for split in self.splits():
+      found = self.classes(split)
+      for name in found.names:
+        before = seen.setdefault(name, split)
+        if before != split:
+          raise UserError(
+            f"The class {name!r} is in the splits {before!r} and {split!r}; what is learned about"
+            " learning is tested on classes that were never seen. Leave it out of one."
+          )
+      for group in dict.fromkeys(found.groups):
+        before = taken.setdefault(group, split)
+        if before != split:
+          raise UserError(
+            f"The group {group!r} has classes in the splits {before!r} and {split!r}; what is"
+            " learned about learning is tested on groups that were never seen. Keep it in one."
+          )
+
+  def fingerprints(self) -> Fingerprints:
+    """What identifies the training examples."""
+    found = self.classes("train")
+    arrays = (found.inputs.reshape(-1), found.classes)
+    return {"classes": fingerprint(len(found), "examples", arrays)}
+
+  def files(self) -> dict[str, bytes]:
+    """None."""
+    return {}
+
+  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
+    """Batches of single examples with the numbers of their classes in the split."""
+    found, size = self.classes(split), max(multiple, _ROWS // multiple * multiple)
+    for start in range(0, len(found), size):
+      rows = np.arange(start, min(start + size, len(found)))
+      more = (0, size - len(rows))
+      inputs = np.pad(found.inputs[rows], [more, *[(0, 0)] * (found.inputs.ndim - 1)])
+      labels = np.pad(found.classes[rows].astype(np.int32), more)
+      index = np.pad(rows.astype(np.int32), more, constant_values=-1)
+      yield {"inputs": inputs, "labels": labels, "index": index}
+
+  def flat(self, batch: Batch) -> Batch:
+    """The rows of a training batch as `eval_batches` has them."""
+    return flat(batch)
+
+  def example(self) -> dict[str, jax.Array]:
+    """Two rows."""
+    inputs = self.classes("train").inputs
+    return {
+      "inputs": jnp.zeros((2, *inputs.shape[1:]), inputs.dtype),
+      "labels": jnp.zeros(2, jnp.int32),
+      "index": jnp.arange(2, dtype=jnp.int32),
+    }
+
+  def where(self, split: str, number: int) -> Any:
+    """Name of the class of an example."""
+    found = self.classes(split)
+    return found.names[int(found.classes[number])]
+
+
+class ClassEpisodes(Classes[C]):
+  """Examples by class as episodes.
+
+  Batches of training are episodes, those of `eval_batches` examples one by one, as of every data
+  set in episodes; `episodes` gives the same episodes of a split every time.
+  """
+
+  @property
+  def trained(self) -> ClassEpisodeConfig:
+    """What an episode of training holds."""
+    ways = self.config.train_ways or self.config.episodes.ways
+    return dataclasses.replace(self.config.episodes, ways=ways)
 
   def source(
     self, split: str, config: ClassEpisodeConfig, *, part: str = "all", seed: int = 0
@@ -253,9 +329,8 @@ class ClassEpisodes(Dataset[C]):
       f" {max(map(len, groups), default=0)}; an episode is of classes of one group. Ask for fewer"
       " ways, or give groups with more classes.",
     )
-    order = np.argsort(examples.classes, kind="stable")
-    counts = np.bincount(examples.classes, minlength=len(examples.names))
-    each, members = config.shots + config.queries, np.split(order, np.cumsum(counts)[:-1])
+    each, members = config.shots + config.queries, self.members(split)
+    counts = [len(one) for one in members]
     few = [f"{examples.names[n]} ({counts[n]})" for n in numbers if counts[n] < each]
     check(
       not few,
@@ -281,40 +356,15 @@ class ClassEpisodes(Dataset[C]):
     Raises:
       UserError: a class is in two splits, or a split has no episode.
     """
-    seen, taken = dict[str, str](), dict[str, str]()
     for split in self.splits():
-      config = self.trained if split == "train" else self.config.episodes
-      self.source(split, config)
-      for name in self.classes(split).names:
-        before = seen.setdefault(name, split)
-        if before != split:
-          raise UserError(
-            f"The class {name!r} is in the splits {before!r} and {split!r}; what is learned about"
-            " learning is tested on classes that were never seen. Leave it out of one."
-          )
-      for group in {*self.classes(split).groups}:
-        before = taken.setdefault(group, split)
-        if before != split:
-          raise UserError(
-            f"The group {group!r} has classes in the splits {before!r} and {split!r}; what is"
-            " learned about learning is tested on groups that were never seen. Keep it in one."
-          )
+      self.source(split, self.trained if split == "train" else self.config.episodes)
+    self.check_disjoint()
 
   def notes(self) -> list[str]:
     """Sentences on the classes."""
     counts = ((split, self.classes(split)) for split in self.splits())
     found = [f"{split} {len(one.names):,} ({len(one):,} examples)" for split, one in counts]
     return [f"classes: {', '.join(found)}; training episodes are {self.trained.describe()}"]
-
-  def fingerprints(self) -> Fingerprints:
-    """What identifies the training examples."""
-    found = self.classes("train")
-    arrays = (found.inputs.reshape(-1), found.classes)
-    return {"classes": fingerprint(len(found), "examples", arrays)}
-
-  def files(self) -> dict[str, bytes]:
-    """None."""
-    return {}
 
   def _size(self, multiple: int) -> int:
     return max(multiple, self.trained.batch // multiple * multiple)
@@ -350,21 +400,6 @@ class ClassEpisodes(Dataset[C]):
     for start in range(0, len(found), size):
       yield source.batch(found[start : start + size], size)
 
-  def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
-    """Batches of single examples with the numbers of their classes in the split."""
-    found, size = self.classes(split), max(multiple, _ROWS // multiple * multiple)
-    for start in range(0, len(found), size):
-      rows = np.arange(start, min(start + size, len(found)))
-      more = (0, size - len(rows))
-      inputs = np.pad(found.inputs[rows], [more, *[(0, 0)] * (found.inputs.ndim - 1)])
-      labels = np.pad(found.classes[rows].astype(np.int32), more)
-      index = np.pad(rows.astype(np.int32), more, constant_values=-1)
-      yield {"inputs": inputs, "labels": labels, "index": index}
-
-  def flat(self, batch: Batch) -> Batch:
-    """The rows of a training batch as `eval_batches` has them."""
-    return flat(batch)
-
   def trained_shapes(
     self, shapes: Mapping[str, jax.ShapeDtypeStruct], multiple: int
   ) -> dict[str, jax.ShapeDtypeStruct]:
@@ -375,20 +410,6 @@ class ClassEpisodes(Dataset[C]):
       for name, leaf in shapes.items()
     }
 
-  def example(self) -> dict[str, jax.Array]:
-    """Two rows."""
-    inputs = self.classes("train").inputs
-    return {
-      "inputs": jnp.zeros((2, *inputs.shape[1:]), inputs.dtype),
-      "labels": jnp.zeros(2, jnp.int32),
-      "index": jnp.arange(2, dtype=jnp.int32),
-    }
-
   def describe_batches(self) -> str:
     """What a training batch holds, in a few words."""
     return f"batches of {self.trained.batch} episodes, each {self.trained.describe()}"
-
-  def where(self, split: str, number: int) -> Any:
-    """Name of the class of an example."""
-    found = self.classes(split)
-    return found.names[int(found.classes[number])]

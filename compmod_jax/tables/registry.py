@@ -42,6 +42,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "plastic_lm": lambda scale, heads: relatives.plastic_lm(scale),
   "few-shot": lambda scale, heads: relatives.few_shot(scale),
   "leopard": lambda scale, heads: relatives.leopard(scale),
+  "continual": lambda scale, heads: relatives.continual(scale),
   "nemot-3.1": lambda scale, heads: nemot.zero_shot(scale),
   "nemot-3.4": lambda scale, heads: nemot.alone(scale),
   "nemot-3.7": lambda scale, heads: nemot.general(scale),

@@ -1,4 +1,5 @@
-"""Tables of recurrent modules, plastic connections, few-shot learning and competing experts."""
+"""Tables of recurrent modules, plastic connections, few-shot and continual learning, and competing
+experts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -204,3 +205,39 @@ def experts(scale: str) -> Spec:
   published = {"experts": {"all specialised": 0.7}}
   rows = _rows("competing_experts", {"experts": ""}, published)
   return Spec(title, scales[scale], rows, "experts", columns)
+
+
+def continual(scale: str) -> Spec:
+  """Meta-learning and plain training before 600 classes are learned one after the other.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  scales = {"tiny": "generated characters, 15 examples of each class, once each, on a CPU"}
+  check_choice("--scale", scale, scales)
+  named = {
+    "in order": "last_layer",
+    "two layers": "prediction_layers",
+    "mixed": "interleaved",
+    "rehearsal": "rehearsal",
+    "EWC": "ewc",
+    "LwF": "lwf",
+    "fine-tuned": "fine_tuned",
+    "scratch": "scratch",
+  }
+  columns = (
+    Column("in order, 200", "test", "last_layer/accuracy_200", 4),
+    Column("mixed, 200", "test", "interleaved/accuracy_200", 4),
+    *(Column(f"{name}, 600", "test", f"{of}/accuracy_600", 4) for name, of in named.items()),
+    Column("in order, learned", "test", "last_layer/train_accuracy_600", 4),
+    Column("retention", "test", "last_layer/retention", 4),
+  )
+  variants = {
+    "pre-training": "pretrain",
+    "OML": "oml",
+    "ANML": "",
+    "pre-training, gated": "pretrain_gated",
+  }
+  rows = _rows("continual_anml", variants, {})
+  title = "Classes learned one after the other (Kolios 2023, section 4.8.11)"
+  return Spec(title, scales[scale], rows, "pre-training", columns)

@@ -7,10 +7,12 @@ from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.neural_interpreter import InterpreterConfig
+from compmod_jax.models.neuromodulated import NeuromodulatedConfig
 from compmod_jax.models.recurrent import RecurrentConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.tasks.continual import ContinualConfig
 from compmod_jax.tasks.few_shot import FewShotConfig
 from compmod_jax.tasks.few_shot_text import FewShotTextConfig
 from compmod_jax.tasks.fuzzy_logic import FuzzyLogicConfig
@@ -34,6 +36,7 @@ TaskConfig = (
   | MetaTransferConfig
   | FuzzyLogicConfig
   | ImageExpertsConfig
+  | ContinualConfig
 )
 ModelConfig = (
   TransformerConfig
@@ -47,4 +50,5 @@ ModelConfig = (
   | CausalDirectionConfig
   | InterpreterConfig
   | CompetingExpertsConfig
+  | NeuromodulatedConfig
 )

@@ -32,6 +32,7 @@ from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM, Output
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.neural_interpreter import InterpreterConfig
+from compmod_jax.models.neuromodulated import NeuromodulatedConfig
 from compmod_jax.models.recurrent import RecurrentConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.text import Text
@@ -255,6 +256,7 @@ DOES_NOT_DECODE = {
   CausalDirectionConfig: "it reads pairs of numbers",
   InterpreterConfig: "it sees a set or a whole text at once",
   CompetingExpertsConfig: "it turns images into images",
+  NeuromodulatedConfig: "it reads images",
 }
 IN_TRAINING = "acts in training alone, not on what a trained model computes"
 BY_TASK = "settled by the task, which gives the model `active` and `classifier`"

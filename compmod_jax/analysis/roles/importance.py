@@ -4,16 +4,16 @@ All of a head's output z, [batch, time, head_dim] after the competition, as the 
 that are predicted:
 
 - ablation: the rise of the loss L where z is zero (`train.analyse ablate` without its intervals);
-- gradient times activation, :math:`\sum_s |\langle z_s, \partial L / \partial z_s \rangle|` over
+- gradient times activation, :math:`\sum_s |z_s \cdot \partial L / \partial z_s|` over
   sentences s (Michel et al. 2019, equation 2);
 - attribution by integrated gradients (Sundararajan et al. 2017, equation 1), where the outputs of
   all heads of a module go from zero to z together, by the midpoint rule:
 
-  .. math:: a_i = -\int_0^1 \Big\langle z_i, \frac{\partial L(\alpha z)}{\partial z_i} \Big\rangle
-     \, d\alpha, \qquad \sum_i a_i = L(0) - L(z);
+  .. math:: a_i = -\int_0^1 z_i \cdot \frac{\partial L(\alpha z)}{\partial z_i} \, d\alpha,
+     \qquad \sum_i a_i = L(0) - L(z);
 
 - layer-wise relevance propagation of the largest logits f to z,
-  :math:`\sum_s |\langle z_s, \partial f / \partial z_s \rangle|` in a model in which attention
+  :math:`\sum_s |z_s \cdot \partial f / \partial z_s|` in a model in which attention
   weights, routers' weights, gates and the deviations of layer norms are constants. For linear
   layers and ReLU this is the rule :math:`R_i = \sum_j \frac{z_i w_{ij}}{\sum_k z_k w_{kj}} R_j`
   (the epsilon rule with epsilon 0; Bach et al. 2015, equation 56), for attention and layer norms
@@ -179,7 +179,7 @@ class Ways:
     }
 
   def _edits(self, gates: Gates) -> dict[str, Edit]:
-    return {m.scaled: jax.tree_util.Partial(_multiplied, gates[m.name]) for m in self.modules}
+    return {m.scaled: jax.tree_util.Partial(multiplied, gates[m.name]) for m in self.modules}
 
   def _loss(self, gates: Gates, params: PyTree, batch: Batch) -> jax.Array:
     """Nats of a batch."""
@@ -200,7 +200,7 @@ class Ways:
     return jax.grad(largest)(gates)
 
 
-def _multiplied(gates: jax.Array, value: jax.Array) -> jax.Array:
+def multiplied(gates: jax.Array, value: jax.Array) -> jax.Array:
   """Outputs [rows, time, heads, head_dim], those of each row and head times its gate."""
   return value * gates[:, None, :, None].astype(value.dtype)
 

@@ -22,7 +22,8 @@ from jaxtyping import Array, Bool, Float, PyTree
 from compmod_jax.analysis.heads.sums import untrained
 from compmod_jax.analysis.reading import NOTHING, Reader, read_sentence, reader
 from compmod_jax.analysis.report.style import site_order
-from compmod_jax.analysis.roles.importance import Importance, Ways
+from compmod_jax.analysis.roles.importance import Importance, Ways, mean
+from compmod_jax.analysis.roles.pruning import Pruned, Pruning, sweep
 from compmod_jax.analysis.subject import Module, Subject, drawn
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import Intermediates
@@ -160,6 +161,7 @@ class Measured(NamedTuple):
     relations: names of the gold relations among the sentences' words.
     counted: sentences of each half.
     weighed: sentences of each half on which importance was measured.
+    pruned: which heads are left, for every price of a head.
   """
 
   modules: list[Module]
@@ -172,6 +174,7 @@ class Measured(NamedTuple):
   relations: list[str]
   counted: list[int]
   weighed: list[int]
+  pruned: list[Pruned]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,11 +189,18 @@ class Roles:
   """Steps of the integral in integrated gradients."""
   untrained: bool = True
   """Also measure the same model with fresh parameters, drawn by --seed."""
+  prune: Pruning = Pruning()
+  """Prices at which heads are pruned, such as --prune.prices 0.001 0.01 0.1."""
 
   def __post_init__(self):
     for field, least in (("importance", 0), ("steps", 1)):
       value = getattr(self, field)
       errors.check(value >= least, f"--{field} is {value}; it must be at least {least}.")
+    errors.check(
+      self.importance > 0 or not self.prune.prices,
+      "--prune.prices is given but --importance is 0; heads that are left are compared with those"
+      " whose ablation costs most. Give --importance a number of sentences.",
+    )
 
   def measure(self, subject: Subject) -> Measured:
     """Measures the model on two halves of the sentences, and with fresh parameters on the first.
@@ -210,12 +220,14 @@ class Roles:
     passes = [looking(half, subject.params) for half in halves]
     before = None if fresh is None else looking(halves[0], fresh)
     importance: list[Importance] = []
-    before_importance, parts = None, []
+    before_importance, parts, pruned = None, [], list[Pruned]()
     if self.importance and any(module.dim for module in modules):
       parts = [drawn(half.numbers, self.importance, subject.seed) for half in halves]
-      ways = Ways(subject, read, [module for module in modules if module.dim], parts, self.steps)
+      shown = [module for module in modules if module.dim]
+      ways = Ways(subject, read, shown, parts, self.steps)
       importance = ways(subject.params)
       before_importance = None if fresh is None else ways(fresh)[0]
+      pruned = sweep(ways.subject, read, shown, mean(importance, "ablation"), self.prune)
     return Measured(
       modules,
       passes,
@@ -227,6 +239,7 @@ class Roles:
       looking.relations,
       [len(half.numbers) for half in halves],
       [len(part) for part in parts],
+      pruned,
     )
 
 

@@ -30,6 +30,7 @@ from compmod_jax.analysis.roles.measure import (
   classical_scaling,
   role_of,
 )
+from compmod_jax.analysis.roles.pruning import DRAWS
 from compmod_jax.analysis.subject import Module, Subject
 
 _NUMBERED = 16  # heads of a layer up to which maps have numbers
@@ -176,6 +177,8 @@ def _sections(found: Measured, roles: Named) -> Iterator[Section]:
     yield Section("Importance", [*_importance(found)], (_IMPORTANCE,))
   else:
     yield Section("Importance", [], ("It was not measured, or no module shows heads' outputs.",))
+  if found.pruned:
+    yield Section("Pruning", [*_pruning(found, roles)], (_PRUNING,))
   if found.spectra:
     yield Section("Spectra of W_Q W_K^T", [*_spectra(found)])
 
@@ -187,6 +190,14 @@ _IMPORTANCE = (
   " loss without all of them, less the loss. Relevance: absolute relevance of the largest logits,"
   " by sentence, by gradients in a model whose attention weights, routers' weights, gates and"
   " deviations of norms are constants: for linear layers and ReLU the epsilon rule with epsilon 0."
+)
+
+
+_PRUNING = (
+  "Every head has a gate, and an open gate a price in nats per token; gates learn on training"
+  " sentences, while the model's parameters stand still, and end closed (0) or open. Loss: with the"
+  " heads that are left, the others' outputs zero. By ablation: with as many heads, those whose"
+  f" ablation alone costs most. At random: mean of {DRAWS} draws of as many."
 )
 
 
@@ -621,6 +632,66 @@ def _importance(found: Measured) -> Iterator[Picture | Table]:
   yield Table("completeness", columns, rows, caption)
 
 
+def _pruning(found: Measured, roles: Named) -> Iterator[Picture | Table]:
+  """Losses by heads that are left, which heads these are, and their roles."""
+  whole = float(np.mean([half.loss for half in found.importance]))
+  heads, ordered = len(roles), sorted(found.pruned, key=lambda one: one.price)
+  rows = []
+  for one in ordered:
+    kinds = collections.Counter(
+      roles[name, head].kind
+      for name, kept in one.kept.items()
+      for head in np.flatnonzero(kept).tolist()
+    )
+    counts = [kinds[kind] for kind in ROLES]
+    rows.append(
+      [one.price, one.count, one.undecided, *counts, one.loss, one.by_ablation, one.at_random]
+    )
+  every = collections.Counter(role.kind for role in roles.values())
+  rows.insert(0, [0.0, heads, 0, *(every[kind] for kind in ROLES), whole, whole, whole])
+  yield Picture(
+    "pruning",
+    _pruning_figure(found, whole, heads),
+    "Loss with the heads that are left, against how many they are.",
+  )
+  survived = {name: np.sum([one.kept[name] for one in ordered], axis=0) for name in ordered[0].kept}
+  yield Picture(
+    "pruned_heads",
+    _heat_figure(
+      "Prices at which a head is left", _heats(found, survived), f"of {len(ordered)} prices", None
+    ),
+    "A head with the largest number is left at every price.",
+  )
+  columns = (
+    "price", "heads left", "undecided", *ROLES, "loss", "loss by ablation", "loss at random",
+  )  # fmt: skip
+  yield Table(
+    "pruning",
+    columns,
+    rows,
+    "First row: the whole model. Undecided: open gates that are not 1; the losses are with 1.",
+  )
+
+
+def _pruning_figure(found: Measured, whole: float, heads: int) -> Figure:
+  figure = style.canvas(0.6 * style.WIDTH, 3.2)
+  axes = figure.add_subplot(1, 1, 1)
+  ordered = sorted(found.pruned, key=lambda one: -one.count)
+  counts = np.array([heads, *(one.count for one in ordered)])
+  series = {
+    "gates": [one.loss for one in ordered],
+    "by ablation": [one.by_ablation for one in ordered],
+    "at random": [one.at_random for one in ordered],
+  }
+  for number, (name, values) in enumerate(series.items()):
+    style.line(axes, counts, np.array([whole, *values]), name, number)
+  style.label(axes, "", "heads that are left", "nats per token")
+  axes.invert_xaxis()  # names stand at the right, where few heads are left
+  style.name_lines(axes)
+  style.finish(figure, "Loss by number of heads")
+  return figure
+
+
 def _spectra(found: Measured) -> Iterator[Picture | Table]:
   captions = {
     "heads": "Mean over heads of the product of each head's own matrices.",
@@ -767,6 +838,7 @@ def _data(settings: Roles, subject: Subject, found: Measured, roles: Named) -> d
       "halves": [_importance_record(one) for one in found.importance],
       "untrained": found.untrained_importance and _importance_record(found.untrained_importance),
     },
+    "pruning": [{**one._asdict(), "kept": one.kept, "heads": one.count} for one in found.pruned],
     "spectra": {
       name: {module: one._asdict() for module, one in those.items()}
       for name, those in (("trained", found.spectra), ("untrained", found.untrained_spectra))

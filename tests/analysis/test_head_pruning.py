@@ -1,6 +1,7 @@
 """Gates of heads: their distribution in closed form, and heads without use that a price takes."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -17,7 +18,6 @@ from compmod_jax.analysis.roles.pruning import (
   BETA,
   GAMMA,
   ZETA,
-  Pruned,
   Pruning,
   open_probability,
   sample,
@@ -45,18 +45,16 @@ def subject():
   )
   task = config.build(model)
   params = jax.tree.map(jnp.asarray, tiny_model.random_parameters(task, 0))
-  (module,) = attention_modules(Subject(task, params, "test"))
-  return Subject(task, _without_use(params, module.dim), "test", sentences=4)
+  return Subject(task, _without_use(params), "test", sentences=4)
 
 
-def _without_use(params, head_dim):
-  """The rows of the output layer that read heads 2 and 3 are 0, of the others large."""
-  attention = params["decoder_0"]["self_attention"]
-  kernel = attention["out"]["kernel"]
-  rows = kernel.reshape(4, head_dim, -1) * jnp.asarray([2.0, 2, 0, 0])[:, None, None]
-  out = {**attention["out"], "kernel": rows.reshape(kernel.shape)}
-  layer = {**params["decoder_0"], "self_attention": {**attention, "out": out}}
-  return {**params, "decoder_0": layer}
+def _without_use(params):
+  """The matrices of the output layer that read heads 2 and 3 are 0, of the others larger."""
+  layer = params["decoder"]["layer_0"]
+  output = layer["self_attention"]["output"]
+  kernel = output["kernel"] * jnp.asarray([2.0, 2, 0, 0])[:, None, None]
+  attention = {**layer["self_attention"], "output": {**output, "kernel": kernel}}
+  return {**params, "decoder": {"layer_0": {**layer, "self_attention": attention}}}
 
 
 @pytest.mark.parametrize("log_alpha", [-2.0, 0.3, 3.0])
@@ -83,44 +81,37 @@ def test_the_price_s_gradient_is_that_of_finite_differences():
     assert (found != 0) == moves
 
 
-def test_a_small_price_takes_heads_without_use_and_a_large_one_takes_all(subject):
-  read, modules = reader(subject.task), attention_modules(subject)
-  (module,) = modules
-  ablation = {module.name: np.array([0.4, 0.3, 0.0, 0.0])}
-  settings = Pruning(prices=(0.0, 0.01, 30.0), sentences=8, updates=120, rate=0.2)
-  free, cheap, dear = sweep(subject, read, modules, ablation, settings)
-  nats, counts = sentence_losses(subject, read)(subject.params, {})
-  whole = nats.sum() / counts.sum()
-  assert isinstance(free, Pruned)
-  assert free.price == 0
-  np.testing.assert_array_equal(cheap.kept[module.name], [True, True, False, False])
-  assert cheap.count == 2
-  # Without what has no effect, and by ablations that are given, the loss stays.
-  assert cheap.loss == pytest.approx(whole, rel=1e-5)
-  assert cheap.by_ablation == pytest.approx(whole, rel=1e-5)
-  assert dear.count == 0
-  assert dear.loss == dear.by_ablation == pytest.approx(dear.at_random)
-  assert dear.loss != pytest.approx(whole, rel=1e-4)
-
-
-def test_a_price_leaves_the_head_that_is_worth_more_than_it(subject):
-  """One head alone: it stays below what the loss rises by without it, and goes above."""
-  read, modules = reader(subject.task), attention_modules(subject)
-  (module,) = modules
-  # Between these, which training sentences of the same kind decide.
+def test_gates_find_the_best_of_all_sets_of_heads(subject):
+  """Of the sixteen sets of four heads, the one of least loss and prices on what they learn from."""
   few = dataclasses.replace(subject, split="train", sentences=8, chosen=None)
+  read, modules = reader(few.task), attention_modules(few)
+  (module,) = modules
   losses = sentence_losses(few, read)
   zeros = {module.scaled: np.zeros((module.units, module.dim))}
-  whole, counts = losses(few.params, keeping(modules, zeros, ()))
-  none, _ = losses(few.params, keeping(modules, zeros, [(module.name, i) for i in range(4)]))
-  worth = (none.sum() - whole.sum()) / counts.sum()
-  if worth <= 0:
-    pytest.fail("the heads of this model are of no use; draw other parameters")
-  ablation = {module.name: np.zeros(4)}
-  settings = Pruning(prices=(worth / 10, worth * 10), sentences=8, updates=120, rate=0.2)
-  below, above = sweep(few, read, modules, ablation, settings)
-  assert below.count > 0
-  assert above.count == 0
+
+  def loss(kept):
+    without = [(module.name, head) for head in range(4) if head not in kept]
+    nats, counts = losses(few.params, keeping(modules, zeros, without))
+    return nats.sum() / counts.sum()
+
+  sets = [kept for count in range(5) for kept in itertools.combinations(range(4), count)]
+  loss_of = {kept: loss(kept) for kept in sets}
+  settings = Pruning(prices=(0.01, 0.3, 1.5), sentences=8, updates=150, rate=0.2)
+  ablation = {module.name: np.array([0.4, 0.3, 0.0, 0.0])}
+  found = sweep(few, read, modules, ablation, settings)
+  best = [
+    min(sets, key=lambda kept, price=price: loss_of[kept] + price * len(kept))
+    for price in settings.prices
+  ]
+  assert best == [(0,), (0,), ()]
+  for one, kept in zip(found, best, strict=True):
+    assert tuple(np.flatnonzero(one.kept[module.name])) == kept
+    assert one.count == len(kept)
+    assert one.loss == pytest.approx(loss_of[kept], rel=1e-5)
+    assert one.by_ablation == pytest.approx(loss_of[kept], rel=1e-5)  # head 0 comes first there
+  # All ways to keep no head are the same, of one head they are not.
+  assert found[2].at_random == pytest.approx(found[2].loss)
+  assert found[0].at_random > found[0].loss
 
 
 def test_the_report_shows_what_every_price_leaves(subject):

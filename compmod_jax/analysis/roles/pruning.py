@@ -207,7 +207,8 @@ def _update(subject: Subject, read: Reader, modules: Sequence[Module], rate: flo
   def update(log_alpha: Gates, state: Any, *args: Any) -> tuple[Gates, Any]:
     slopes = jax.grad(loss)(log_alpha, *args)
     steps, state = optimizer.update(slopes, state, log_alpha)
-    return optax.apply_updates(log_alpha, steps), state
+    moved: Any = optax.apply_updates(log_alpha, steps)
+    return moved, state
 
   return update, optimizer
 

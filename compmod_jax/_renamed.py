@@ -21,7 +21,6 @@ _NAMES = {
   "compmod_jax.data.unseen": "compmod_jax.data.zero_shot",
   "compmod_jax.data.worlds": "compmod_jax.data.synthetic.worlds",
   "compmod_jax.errors": "compmod_jax.core.errors",
-  "compmod_jax.layers.additive_attention": "compmod_jax.layers.memory_attention",
   "compmod_jax.layers.attention_mask": "compmod_jax.layers.context",
   "compmod_jax.layers.dropout": "compmod_jax.layers.basic",
   "compmod_jax.layers.feedforward": "compmod_jax.layers.basic",

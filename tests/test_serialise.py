@@ -16,6 +16,9 @@ from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.scan import ScanData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
+from compmod_jax.mechanisms.plasticity import PlasticConfig
+from compmod_jax.mechanisms.rims import RimConfig
+from compmod_jax.models.recurrent import RecurrentConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.experiment import Experiment, Phase
@@ -60,6 +63,18 @@ def test_a_field_of_several_classes_is_tagged_with_its_class():
     "TransformerConfig",
   ]
   assert "kind" not in saved["optimizer"]
+
+
+@pytest.mark.parametrize("cell", [PlasticConfig(kind="lstm"), RimConfig(kind="gru")])
+def test_a_class_with_a_field_of_the_tag_s_name_keeps_the_field(cell):
+  config = RecurrentConfig(cell=cell)
+  saved = json.loads(json.dumps(to_json(config)))
+  assert saved["cell"]["kind"] == cell.kind
+  assert from_json(RecurrentConfig, saved) == config
+  # Saved before, the field's value is lost, and the class is known.
+  older = {**saved, "cell": {**saved["cell"], "kind": type(cell).__name__}}
+  del older["cell"]["class"]
+  assert type(from_json(RecurrentConfig, older).cell) is type(cell)
 
 
 def test_what_was_saved_before_there_was_a_choice_of_tasks_and_models_still_opens():

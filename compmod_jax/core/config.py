@@ -15,8 +15,9 @@ Hint: TypeAlias = object
 """The type of a field as annotations write it: a class, a union, `tuple[X, ...]`, `Literal[...]`.
 Python has no class of them all."""
 
-# Names the class of a field that may hold one of several.
-TAG = "kind"
+# Names the class of a field that may hold one of several; the other one where the class has a field
+# of this name itself.
+TAG, OTHER_TAG = "kind", "class"
 _UNTAGGED = "untagged"
 _ABSENT = "absent"
 _RENAMED = "renamed"
@@ -108,7 +109,8 @@ def _write(kind: Hint, value: object) -> Any:
     hints = typing.get_type_hints(type(value))
     fields = dataclasses.fields(value)
     written = {f.name: _write(hints[f.name], getattr(value, f.name)) for f in fields}
-    return written | ({TAG: type(value).__name__} if len(_classes(kind)) > 1 else {})
+    tag = OTHER_TAG if TAG in written else TAG
+    return written | ({tag: type(value).__name__} if len(_classes(kind)) > 1 else {})
   if isinstance(value, tuple):
     return [_write(inner, item) for inner, item in zip(_items(kind, value), value, strict=True)]
   return value
@@ -164,13 +166,14 @@ def _read_class(
     raise errors.UserError(f"{where} is {data!r}; it must be a table of fields.")
   data = dict(data)
   default = untagged.__name__ if untagged else None
-  name = data.pop(TAG, default) if len(classes) > 1 else next(iter(classes))
+  tag = OTHER_TAG if OTHER_TAG in data else TAG
+  name = data.pop(tag, default) if len(classes) > 1 else next(iter(classes))
   errors.check(name is not None, f"{where} has no {TAG!r}; it must be one of: {_words(classes)}.")
   if len(classes) > 1 and name not in classes:
     classes = _with_subclasses(classes.values())
     errors.check(
       name in classes,
-      f"{path}.{TAG} is {errors.short(name)}; it must be one of: {_words(sorted(classes))}."
+      f"{path}.{tag} is {errors.short(name)}; it must be one of: {_words(sorted(classes))}."
       f"{errors.near(str(name), classes)} The file of a class of your own has to be run first: give"
       " it to a program as --code FILE, or import it.",
     )

@@ -25,6 +25,7 @@ WEIGHTS = np.random.default_rng(1).normal(size=(BATCH, TIME, DIM)).astype(np.flo
 
 def drawn(module, *args, scale=0.6, **kwargs):
   """Random parameters."""
+  args = jax.tree.map(jnp.asarray, args)
   shapes = nn.unbox(
     jax.eval_shape(lambda key: module.init(key, *args, **kwargs), jax.random.key(0))
   )
@@ -48,7 +49,8 @@ def agree(ours, params, theirs, x=X):
     theirs: the same in PyTorch, from tensors.
     x: inputs.
   """
-  shape = jax.eval_shape(ours, params, x).shape
+  given = jnp.asarray(x)
+  shape = jax.eval_shape(ours, params, given).shape
   weights = WEIGHTS if len(shape) == 3 else WEIGHTS[..., 0]
 
   def loss(params, x):
@@ -57,7 +59,7 @@ def agree(ours, params, theirs, x=X):
 
   floating = np.issubdtype(np.asarray(x).dtype, np.floating)
   value = jax.jit(jax.value_and_grad(loss, argnums=(0, 1) if floating else (0,), has_aux=True))
-  (_, out), gradients = value(params, x)
+  (_, out), gradients = value(params, given)
   copied, given = as_torch(params), torch.tensor(x)
   if floating:
     given.requires_grad_()

@@ -207,7 +207,7 @@ def meta_routers(scale: str) -> Spec:
   """
   scales = {"tiny": "the project's grammar, a small model, five minutes a run on one CPU core"}
   check_choice("--scale", scale, scales)
-  base = translation("tiny", compete=PLACES["enc"], dim=64, heads=4, ffn_dim=256)
+  base = with_model(translation("tiny", dim=64, heads=4, ffn_dim=256), compete=PLACES["enc"])
   task = dataclasses.replace(
     base.task,
     data=GrammarData(train=15_000, test=300, shifted=150),

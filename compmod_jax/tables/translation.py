@@ -13,7 +13,12 @@ from compmod_jax.models.transformer import AttentionKind, TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.tasks.bilevel import BilevelConfig
-from compmod_jax.training.experiment import Experiment, Phase, load_config
+from compmod_jax.training.experiment import (
+  Experiment,
+  Phase,
+  load_config,
+  translation_task,
+)
 from compmod_jax.training.regimes import REGIMES
 
 BLEU, TEST, TRAIN = "BLEU test", "PPL test", "PPL train"
@@ -207,11 +212,12 @@ def meta_routers(scale: str) -> Spec:
   """
   scales = {"tiny": "the project's grammar, a small model, five minutes a run on one CPU core"}
   check_choice("--scale", scale, scales)
-  base = translation("tiny", compete=PLACES["enc"], dim=64, heads=4, ffn_dim=256)
+  base = with_model(translation("tiny", dim=64, heads=4, ffn_dim=256), compete=PLACES["enc"])
+  given = translation_task(base)
   task = dataclasses.replace(
-    base.task,
+    given,
     data=GrammarData(train=15_000, test=300, shifted=150),
-    batch=dataclasses.replace(base.task.batch, tokens=1024),
+    batch=dataclasses.replace(given.batch, tokens=1024),
     decode=DecodeConfig(method="greedy"),
   )
   base = dataclasses.replace(

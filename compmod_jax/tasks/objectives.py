@@ -434,7 +434,6 @@ class Meta:
     """What adapts, a step of it, and all parameters around it."""
     mask = jax.tree.leaves(self.adapts(params))
     leaves, tree = jax.tree.flatten(params)
-    intermediates = unread(context.intermediates)
 
     def whole(moving: list[jax.Array]) -> Params:
       new = iter(moving)
@@ -442,7 +441,7 @@ class Meta:
 
     def loss(moving: list[jax.Array], number: ArrayLike) -> tuple[jax.Array, Metrics]:
       rng = jax.random.fold_in(jax.random.fold_in(context.rng, _INNER), number)
-      inner = context._replace(rng=rng, intermediates=intermediates)
+      inner = context._replace(rng=rng, intermediates=unread(context.intermediates))
       terms, _, _ = self.objective(model, whole(moving), (), support, inner)
       logged = {f"support/{name}": term.logged() for name, term in terms.items()}
       return weighted_sum(terms), jax.lax.stop_gradient(logged)

@@ -63,9 +63,13 @@ class Routed:
       out = out * (1 + 0.1 * jax.random.normal(context.rng, out.shape))
     count = jnp.float32(len(out))
     error = jnp.sum((out - batch["y"]) ** 2)
-    spread = Term(jnp.sum(weights, axis=0), count, 0.3, finish=lambda s, n: jnp.sum((s / n) ** 2))
+    spread = Term(jnp.sum(weights, axis=0), count, 0.3, finish=evenness)
     metrics = {"error": (error, count), "router/heads/wins": (jnp.sum(weights, axis=0), count)}
     return {"squares": Term(error, count), "spread": spread}, carry, metrics
+
+
+def evenness(total: jax.Array, count: jax.Array) -> jax.Array:
+  return jnp.sum((total / count) ** 2)
 
 
 def numbers(*shape: int, seed: int) -> jax.Array:

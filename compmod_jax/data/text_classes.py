@@ -42,7 +42,7 @@ class SentenceData:
   """Of the sentences."""
   sentences: int = 30_000
   """Sentences of meta-training that are drawn; validation and test have a fifth of it each."""
-  examples: int = 100
+  examples: int = 60
   """Sentences of a class."""
   words: int = 12
   """Longest sentence, in words."""

@@ -54,8 +54,8 @@ def get_config(variant: str) -> Experiment:
   errors.check_choice("variant", variant, _METHODS)
   mixed = variant == "mixed"
   task = FewShotTextConfig(
-    data=SentenceData(words=10),
-    length=20,
+    data=SentenceData(),
+    length=22,
     episodes=ClassEpisodeConfig(ways=2, shots=8, queries=8, batch=8),
     method=_METHODS[variant],
     mixed_ways=(2, 3, 4) if mixed else (),

@@ -90,7 +90,7 @@ def draw_episode(
     groups: classes, as numbers of `members`, of which those of an episode are one group's, each as
       likely; none where any may meet.
   """
-  order = random.permutation(groups[random.integers(len(groups))] if groups else len(members))
+  order = random.permutation(groups[int(random.integers(len(groups)))] if groups else len(members))
   chosen = order[: config.ways]
   each = config.shots + config.queries
   drawn = np.stack([random.permutation(members[one])[:each] for one in chosen])

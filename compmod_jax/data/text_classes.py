@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class SentenceData:
   """Of the sentences."""
   sentences: int = 30_000
   """Sentences of meta-training that are drawn; validation and test have a fifth of it each."""
-  examples: int = 100
+  examples: int = 60
   """Sentences of a class."""
   words: int = 12
   """Longest sentence, in words."""
@@ -255,7 +255,7 @@ def _read(where: str, line: str) -> tuple[str, str, str]:
   return group, name, " ".join(text.split())
 
 
-class TextTaskConfig(ClassTaskConfig):
+class TextTaskConfig(ClassTaskConfig, Protocol):
   """What a task's configuration says about episodes of texts."""
 
   @property
@@ -305,7 +305,7 @@ class TextEpisodes(ClassEpisodes[C]):
     self.tokenizer = tokenizer
     self._cut = dict[str, int]()
 
-  def tokens(self, texts: Sequence[str]) -> np.ndarray:
+  def tokens(self, texts: Sequence[str] | np.ndarray) -> np.ndarray:
     """Texts as rows of tokens with a start and an end, padded; what is too long is cut."""
     length, tokenizer = self.config.length, self.tokenizer
     found = np.full((len(texts), length), tokenizer.pad, np.int32)

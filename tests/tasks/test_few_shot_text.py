@@ -119,7 +119,7 @@ def test_all_of_leopard_learns_outside_step_sizes_too(lines):
   assert {*params["step_sizes"]["layers"]} == {"encoder_0", "output_norm"}
   found = moved(slopes_of(task, params, batch)[0])
   wanted = {"leopard/generator", "leopard/reader", "step_sizes/layers", "step_sizes/reader"}
-  assert wanted | {"step_sizes/softmax", "encoder_0/self", "embedding/table"} <= found
+  assert wanted | {"step_sizes/softmax", "encoder_0/self_attention", "embedding/table"} <= found
   assert not {name for name in found if name.startswith("head/")}  # of masked tokens
 
 
@@ -167,7 +167,7 @@ def test_several_numbers_of_classes_are_trained_and_scored_with_the_same_paramet
 def test_fine_tuning_trains_masked_tokens_and_no_classes(lines):
   task, params, batch = built(lines, method=FineTune())
   found = slopes_of(task, params, batch)
-  assert {"head/transform", "encoder_0/self", "embedding/table"} <= moved(found[0])
+  assert {"head/transform", "encoder_0/self_attention", "embedding/table"} <= moved(found[0])
   other = {**batch, "labels": 1 - batch["labels"]}
   np.testing.assert_array_equal(slopes_of(task, params, other)[1], found[1])
   filler = {k: jnp.concatenate([x, jnp.full_like(x, -(k == "index"))]) for k, x in batch.items()}

@@ -32,8 +32,8 @@ Loss = Callable[[Params, Rows], Any]
 # Parameters by name.
 
 
-def selected(params: Params, parameters: Sequence[str]) -> dict[str, jax.Array]:
-  """The parameters that patterns stand for, name -> array.
+def selected(params: Params, parameters: Sequence[str]) -> dict[str, Any]:
+  """The parameters that patterns stand for, name -> array or shape.
 
   Raises:
     UserError: a pattern stands for no parameter.
@@ -43,7 +43,7 @@ def selected(params: Params, parameters: Sequence[str]) -> dict[str, jax.Array]:
   return {name: leaf for name, leaf, wanted in both if wanted}
 
 
-def replaced(params: Params, new: Mapping[str, jax.Array]) -> Params:
+def replaced(params: Params, new: Mapping[str, Any]) -> Params:
   """Parameters with others in place of those of the same names."""
   return jax.tree_util.tree_map_with_path(lambda path, leaf: new.get(path_name(path), leaf), params)
 
@@ -162,7 +162,7 @@ def fisher_diagonal(
 
 
 def quadratic_penalty(
-  params: Params, anchor: Mapping[str, jax.Array], importance: Mapping[str, jax.Array]
+  params: Params, anchor: Mapping[str, Any], importance: Mapping[str, Any]
 ) -> Float[Array, ""]:
   r"""What elastic weight consolidation adds to the loss of a new task, but for its strength.
 

@@ -66,7 +66,7 @@ class ContinualConfig:
   """Meta-training on trajectories of single classes, and use on classes one after the other."""
 
   data: GlyphData | DigitsData | TfdsClasses | ClassFolder | ClassLines = GlyphData(
-    valid_alphabets=7
+    valid_alphabets=8
   )
   """Where examples come from."""
   trajectory: int = 20

@@ -534,6 +534,8 @@ class Trial:
     """The network after so many classes, for each of these numbers."""
     run = self._model.jit(learn, protocol=self._protocol, use=self._use)
     rate, strength = jnp.float32(setting.rate), jnp.float32(setting.strength)
+    # Keys of the kind that NumPy can hold: picking one of them is no computation.
+    keys = np.asarray(jax.random.split(jax.random.PRNGKey(_SEED), len(self._sequence)))
     learner, done = self.begin(setting), 0
     for stage in stages:
       if self._protocol.interleaved:
@@ -542,10 +544,8 @@ class Trial:
       if self._protocol.interleaved:
         rows = _mixed(rows)
       for place in range(stage - done):
-        # Of the last number, so that stages change nothing.
-        key = jax.random.fold_in(jax.random.key(_SEED), done + place)
         one = {name: x[place] for name, x in rows.items()}
-        learner = run(learner, one, key, rate, strength)
+        learner = run(learner, one, keys[done + place], rate, strength)
       done = stage
       yield stage, learner
 

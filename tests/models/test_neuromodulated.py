@@ -108,8 +108,6 @@ def test_fresh_rows_have_the_scale_that_is_asked_for():
 
 
 def test_what_does_not_fit_is_refused():
-  with pytest.raises(UserError, match=r"model\.kind is 'none'"):
-    NeuromodulatedConfig(kind="none")
   with pytest.raises(UserError, match=r"model\.blocks is 1"):
     NeuromodulatedConfig(blocks=1)
   with pytest.raises(UserError, match="must be \\[height"):

@@ -218,7 +218,7 @@ def make_page(settings: Forgetting, subject: Subject, found: Measured) -> Page:
           "accuracy",
           _curves(found.outcomes),
           f"After {use.shown} examples of each class, once each. Left: other examples of the same"
-          " classes; right: the examples that were learned. All classes are told from each other.",
+          " classes; right: the examples that were learned. The choice is among all classes.",
         ),
         Table(
           "accuracy",

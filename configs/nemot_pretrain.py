@@ -10,7 +10,7 @@ Baseline: NAME-decoder: a decoder shaped as GPT-2 with as many parameters;
           --config.model.gate=off: the same model without its gate
 Masked:   NAME-masked: the same model in encoder mode, trained to fill in what is masked
 Meta:     NAME-meta: the neuromodulatory set learns on the small part of the data, through a step of
-          the rest on the large part; grammar-meta takes under 10 minutes on 2 CPU cores
+          the rest on the large part
 
 The tokenizer has the special tokens of questions, so that configs/nemot_qa.py can start from here.
 """

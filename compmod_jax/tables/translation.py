@@ -198,7 +198,7 @@ _EPOCHS = {"tiny": 15, "tatoeba": 7, "paper": 15}
 
 # Kolios 2023, section 6.2: his first proposals. All rows make as many steps.
 
-_STEPS, _ROUNDS = 1000, 10
+_STEPS, _ROUNDS = 800, 8
 
 
 def meta_routers(scale: str) -> Spec:
@@ -210,14 +210,14 @@ def meta_routers(scale: str) -> Spec:
   Raises:
     UserError: an unknown scale.
   """
-  scales = {"tiny": "the project's grammar, a small model, five minutes a run on one CPU core"}
+  scales = {"tiny": "the project's grammar and a small model, on a CPU"}
   check_choice("--scale", scale, scales)
   base = with_model(translation("tiny", dim=64, heads=4, ffn_dim=256), compete=PLACES["enc"])
   given = translation_task(base)
   task = dataclasses.replace(
     given,
     data=GrammarData(train=15_000, test=300, shifted=150),
-    batch=dataclasses.replace(given.batch, tokens=1024),
+    batch=dataclasses.replace(given.batch, tokens=1024, bucket_count=2),
     decode=DecodeConfig(method="greedy"),
   )
   base = dataclasses.replace(

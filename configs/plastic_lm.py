@@ -46,8 +46,7 @@ CELLS = {
   "ptb-lstm": LstmCellConfig(PTB_PLAIN),
 }
 SIZES: dict[str, Any] = {
-  "decoder_layers": 2, "dim": 64, "heads": 4, "max_length": 128, "positions": "rotary",
-  "dropout": 0.0,
+  "decoder_layers": 2, "dim": 64, "heads": 4, "max_length": 128, "dropout": 0.0,
 }  # fmt: skip
 # Feed-forward networks as wide as makes up for the parameters of fast weights and their gates.
 DECODERS = {

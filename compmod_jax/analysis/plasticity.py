@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from compmod_jax.analysis.report import style
 from compmod_jax.analysis.report.page import Page, Picture, Section, Table
@@ -230,7 +231,7 @@ def _inside(params: Params, name: str) -> Any:
   return params
 
 
-def _begins(task: Task, read: jax.Array) -> jax.Array:
+def _begins(task: Task[Any, Any, Any], read: jax.Array) -> jax.Array:
   """Where a text begins that knows none before it, bool [batch, time]."""
   segments = task.model.text(read).segments
   if segments is None:
@@ -307,6 +308,7 @@ def make_page(settings: Plasticity, subject: Subject, found: Measured) -> Page:
   last = {name: 100 * float(means.clipped[-1]) for name, means in found.means.items()}
   modulated = "modulation constant" in found.scores
   bounded = any(name.endswith("/recurrent") for name in found.means)
+  kept = "traces" if bounded else "fast weights"
   over_time = [
     Picture(
       f"over_time_{number}",
@@ -319,8 +321,8 @@ def make_page(settings: Plasticity, subject: Subject, found: Measured) -> Page:
   sequences = [
     Picture(
       f"sequence_{number}_{place}",
-      _sequence(name, layer, [words(token) for token in one.read], modulated=modulated),
-      f"{name}: the {layer.traces.shape[1]} traces that vary most, in the order of their largest"
+      _sequence(name, kept, layer, [words(token) for token in one.read], modulated=modulated),
+      f"{name}: the {layer.traces.shape[1]} {kept} that vary most, in the order of their largest"
       " change, while a sequence is read.",
     )
     for number, one in enumerate(found.shown)
@@ -437,12 +439,17 @@ def _over_time(name: str, means: Means, *, bounded: bool, modulated: bool) -> Fi
       color = style.PALETTE[0]
       low, high = values - means.spread, values + means.spread
       axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
-    style.label(axes, title, "step" if number + 1 == len(curves) else "", "")
+    else:
+      axes.set_ylim(0, max(1.05 * float(values.max()), 0.01))
+    last = number + 1 == len(curves)
+    style.label(axes, title, "step" if last else "", "")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.tick_params(labelbottom=last)
   style.finish(figure, f"{name}, means over sequences")
   return figure
 
 
-def _sequence(name: str, layer: Layer, read: list[str], *, modulated: bool) -> Figure:
+def _sequence(name: str, kept: str, layer: Layer, read: list[str], *, modulated: bool) -> Figure:
   """Traces down, time across, and below them the modulation, with what is read at every step."""
   figure = style.canvas(style.WIDTH, 4.6 if modulated else 3.4)
   rows = (3, 1.2) if modulated else (1,)
@@ -457,10 +464,12 @@ def _sequence(name: str, layer: Layer, read: list[str], *, modulated: bool) -> F
     vmin=-reach,
     vmax=reach,
   )
-  style.label(axes, "traces", "", "connection")
+  style.label(axes, kept, "", "connection")
   axes.set_yticks([])
   axes.grid(visible=False)
-  figure.colorbar(image, ax=axes, pad=0.01)
+  bar = figure.colorbar(image, ax=axes, pad=0.01)
+  bar.ax.tick_params(colors=style.MUTED, labelsize=style.SMALL)
+  bar.ax.spines["outline"].set_visible(False)
   lowest = axes
   if modulated:
     lowest = figure.add_subplot(grid[1], sharex=axes)

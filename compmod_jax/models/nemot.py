@@ -183,7 +183,7 @@ class NemotConfig(TextStackConfig, ModelConfig):
   def plain(self) -> "NemotConfig":
     """The same model without any competition, gate and reading strategy."""
     off = {"gate": "off", "gate_places": (), "option_interaction": False, "highlighting": "off"}
-    return TextStackConfig.plain(dataclasses.replace(self, **off))
+    return super(NemotConfig, dataclasses.replace(self, **off)).plain()
 
   def marks(self) -> dict[str, str]:
     """Site or module -> what a mechanism does there besides what its parameters tell."""

@@ -35,7 +35,7 @@ _PRETRAIN = (*_LAST_LAYER, "fine_tuned", "scratch")
 
 def get_config(variant: str) -> Experiment:
   errors.check_choice("variant", variant, _VARIANTS)
-  kind: Kind = {"oml": "oml", "pretrain": "plain"}.get(variant, "anml")
+  kinds: dict[str, Kind] = {"oml": "oml", "pretrain": "plain"}
   protocols = {"oml": _OML, "pretrain": _PRETRAIN}.get(variant, _LAST_LAYER)
   task = ContinualConfig(first_order=variant == "first_order", use=UseConfig(protocols=protocols))
   if variant.startswith("pretrain"):  # as many examples a step
@@ -45,11 +45,11 @@ def get_config(variant: str) -> Experiment:
   experiment = Experiment(
     name="classes one after the other",
     task=task,
-    model=NeuromodulatedConfig(kind=kind),
+    model=NeuromodulatedConfig(kind=kinds.get(variant, "anml")),
     optimizer=OptimizerConfig(
       name="adam", learning_rate=1e-3, schedule="cosine", warmup_steps=20, b2=0.999
     ),
-    phases=(Phase(steps=6000),),
+    phases=(Phase(steps=4000),),
     evaluate_every=1000,
     evaluate_sentences=100,
     log_every=50,

@@ -268,6 +268,12 @@ def make_page(settings: Forgetting, subject: Subject, found: Measured) -> Page:
     f" {one.setting.row_gain:g})."
     for name, one in found.outcomes.items()
   ]
+  ends = min(use.rates), max(use.rates)
+  if at_end := [name for name, one in found.outcomes.items() if one.setting.rate in ends]:
+    summary.append(
+      f"The step size of {', '.join(at_end)} is the first or last of task.use.rates: another one"
+      " may be better."
+    )
   if found.activity:
     summary.append(
       f"{100 * found.activity.before:.1f} % of units are active before the gate,"

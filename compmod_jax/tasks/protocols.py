@@ -96,7 +96,7 @@ class UseConfig:
   """Further examples of a class that test what was learned."""
   choice: int = 200
   """Validation classes on which settings are chosen, or all that there are."""
-  rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+  rates: tuple[float, ...] = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
   """Step sizes to choose from."""
   row_gains: tuple[float, ...] = (0.0, 1.0)
   """Scales of new rows of the last layer to choose from; 1 for those of fresh parameters."""

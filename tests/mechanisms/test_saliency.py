@@ -116,6 +116,19 @@ def test_a_score_is_of_a_token_and_its_neighbours():
   assert key_bias(whole).shape == (2, 1, 1, 7)
 
 
+def test_a_layout_without_a_place_for_the_network_is_refused(tmp_path):
+  huggingface = pytest.importorskip("compmod_jax.checkpoints.huggingface")
+  checkpoint = huggingface.Checkpoint(
+    config=CONFIG, params=params(), vocab=VOCAB, pad=PAD, kind="roberta"
+  )
+  with pytest.raises(
+    UserError, match=r"saliency_network/hidden/bias.*have no place in their layout"
+  ):
+    huggingface.write_checkpoint(tmp_path / "out", checkpoint)
+  plain = checkpoint._replace(config=CONFIG.plain(), params=rest())
+  huggingface.write_checkpoint(tmp_path / "out", plain)
+
+
 def test_a_width_below_0_is_refused():
   with pytest.raises(UserError, match=r"model\.saliency_dim is -1"):
     EncoderConfig(saliency_dim=-1)

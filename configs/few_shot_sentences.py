@@ -96,9 +96,9 @@ def get_config(variant: str) -> Experiment:
     return dataclasses.replace(
       experiment,
       optimizer=rate,
-      phases=(Phase(steps=4000),),
+      phases=(Phase(steps=2500),),
       start="",
-      evaluate_every=2000,
+      evaluate_every=1250,
       evaluate_sentences=20,
     )
   if variant == "debug":

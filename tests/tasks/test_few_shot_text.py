@@ -161,6 +161,13 @@ def test_several_numbers_of_classes_are_trained_and_scored_with_the_same_paramet
   assert found["episodes"] == found["4_way/episodes"] == 6
 
 
+def test_filler_episodes_change_nothing(lines):
+  task, params, batch = built(lines, method=METHODS["leopard"])
+  more = {k: jnp.concatenate([x, jnp.full_like(x, -(k == "index"))]) for k, x in batch.items()}
+  found, other = (slopes_of(task, params, one)[:2] for one in (batch, more))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found, other)
+
+
 # Masked language modelling.
 
 

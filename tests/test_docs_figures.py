@@ -288,6 +288,22 @@ def specialisation():
   yield f"falls from {statistics.mean(before):.4f} to {interval(after, 4)}"
 
 
+def expressions():
+  rows = []
+  for label, row, published in (
+    ("20 expressions", "pre-training", 0.9983),
+    ("10 others: CLS vectors", "CLS vectors", 0.9202),
+    ("and signatures and types", "and types", 0.9857),
+    ("and all else", "and all else", 0.9953),
+    ("all, from fresh parameters", "fresh", None),
+  ):
+    folder = "neural_interpreters/tiny"
+    found = interval(seeds(folder, row, "test", "fuzzy/r2"), 4)
+    least = min(seeds(folder, row, "test", "fuzzy/r2_min"))
+    rows.append([label, found, f"{least:.4f}", f"{published:.4f}" if published else ""])
+  return rows
+
+
 def copying():
   rows = []
   for label, row in (
@@ -779,6 +795,7 @@ TABLES = {
   ("docs/roles.md", "What is measured", 0): REFERENCE,
   ("docs/independent_mechanisms.md", "Use", 0): REFERENCE,
   ("docs/competing_experts.md", "Use", 0): REFERENCE,
+  ("docs/neural_interpreters.md", "Fuzzy expressions", 1): expressions,
   ("docs/continual.md", "Meta-training", 0): REFERENCE,
   ("docs/continual.md", "Use", 0): REFERENCE,
   ("docs/plasticity.md", "Plastic cells", 0): REFERENCE,

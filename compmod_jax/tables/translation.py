@@ -196,6 +196,45 @@ def regimes(scale: str) -> Spec:
 _EPOCHS = {"tiny": 15, "tatoeba": 7, "paper": 15}
 
 
+def recurrent(scale: str) -> Spec:
+  """LSTMs with additive and multiplicative attention beside a Transformer, after equal minutes.
+
+  The clock ends every run, so that cells are comparable only where one machine made all of them.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  minutes = {"tiny": 4.0, "tatoeba": 20.0}
+  check_choice("--scale", scale, minutes)
+  lstm = load_config(f"nmt_lstm{_VARIANTS[scale]}")
+  experiments = {
+    "Transformer": with_model(load_config(f"nmt_cah{_VARIANTS[scale]}"), compete=()),
+    "LSTM, additive": lstm,
+    "LSTM, multiplicative": with_model(lstm, attention="multiplicative"),
+  }
+  rows = {
+    name: Row(
+      dataclasses.replace(
+        one,
+        # A rate that ends with the steps would have to know how many there will be.
+        optimizer=dataclasses.replace(one.optimizer, schedule="inverse_sqrt"),
+        phases=(Phase(steps=1_000_000),),
+        evaluate_every=1000,
+        evaluate_sentences=100,
+        time_limit_minutes=minutes[scale],
+      )
+    )
+    for name, one in experiments.items()
+  }
+  columns = (
+    Column(BLEU, "test", "bleu"),
+    Column("BLEU valid", "valid", "bleu"),
+    Column(TEST, "test", "perplexity", 3, lower=True),
+  )
+  title = f"Translation after {minutes[scale]:g} minutes of training"
+  return Spec(title, SCALES[scale], rows, "Transformer", columns)
+
+
 # Kolios 2023, section 6.2: his first proposals. All rows make as many steps.
 
 _STEPS, _ROUNDS = 800, 8

@@ -27,7 +27,13 @@ FIELDS = (
   ("time_limit_minutes",),
   ("evaluate_every",),
   ("optimizer.learning_rate",),
-  ("task.batch.tokens", "task.batch_tokens", "task.batch_questions", "task.rows"),
+  (
+    "task.batch.tokens",
+    "task.batch_tokens",
+    "task.batch_questions",
+    "task.rows",
+    "task.episodes.batch",
+  ),
   ("model.dim", "model.cell.dim"),
   (
     "model.encoder_layers",

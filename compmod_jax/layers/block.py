@@ -299,10 +299,16 @@ class StackConfig:
     ]
 
   def plain(self: C) -> C:
-    """The same model without any competition, gates of heads and signals of nonlinearities."""
-    return dataclasses.replace(
-      self, compete=(), expert_layers=(), gated_heads=(), mechanism_layers=(), signal_dim=0
-    )
+    """The same model without any mechanism."""
+    return dataclasses.replace(self, **self.mechanisms_off())
+
+  def mechanisms_off(self) -> dict[str, Any]:
+    """Fields of mechanisms, and the values with which none acts; all at once, as they are checked
+    against each other."""
+    return {
+      "compete": (), "expert_layers": (), "gated_heads": (), "mechanism_layers": (),
+      "signal_dim": 0,
+    }  # fmt: skip
 
   def marks(self) -> dict[str, str]:
     """Site or module -> what a mechanism does there besides what its parameters tell."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any
 
 import flax.linen as nn
 from jaxtyping import Array, Float
@@ -14,7 +14,6 @@ from compmod_jax.layers.context import Context
 from compmod_jax.layers.fast_weights import PLASTICITIES, Plasticity
 from compmod_jax.mechanisms.modulation import UNGATED, Gates
 
-C = TypeVar("C", bound="TextStackConfig")
 State = dict[str, block.State]
 """Number of the layer -> its state."""
 
@@ -44,9 +43,9 @@ class TextStackConfig(StackConfig):
       f"model.convolution is {self.convolution}; it is a width in positions, 1 for none.",
     )
 
-  def plain(self: C) -> C:
-    """The same model without any mechanism, fast weights included."""
-    return dataclasses.replace(super().plain(), fast_weights="off")
+  def mechanisms_off(self) -> dict[str, Any]:
+    """See `StackConfig`; fast weights are a mechanism."""
+    return super().mechanisms_off() | {"fast_weights": "off"}
 
   def describe_competition(self) -> str:
     """What competes where, and fast weights, in a few words."""

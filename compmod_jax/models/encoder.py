@@ -1,6 +1,7 @@
 """The bidirectional encoder for masked language modelling, with competition in any layer."""
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -89,9 +90,9 @@ class EncoderConfig(StackConfig, ModelConfig):
       f"model.saliency_dim is {self.saliency_dim}; it is a width, or 0 for no saliency network.",
     )
 
-  def plain(self) -> "EncoderConfig":
-    """The same model without any mechanism, a saliency network included."""
-    return dataclasses.replace(super().plain(), saliency_dim=0)
+  def mechanisms_off(self) -> dict[str, Any]:
+    """See `StackConfig`; a saliency network is a mechanism."""
+    return super().mechanisms_off() | {"saliency_dim": 0}
 
   def describe(self) -> str:
     """Sizes and competition, in a few words."""

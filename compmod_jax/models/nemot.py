@@ -180,10 +180,10 @@ class NemotConfig(TextStackConfig, ModelConfig):
     """Self-attention; all output sets are of one kind."""
     return ((f"{side.split('_')[0]}_self", "self"),)
 
-  def plain(self) -> "NemotConfig":
-    """The same model without any competition, gate and reading strategy."""
+  def mechanisms_off(self) -> dict[str, Any]:
+    """See `StackConfig`; gates and reading strategies are mechanisms."""
     off = {"gate": "off", "gate_places": (), "option_interaction": False, "highlighting": "off"}
-    return super(NemotConfig, dataclasses.replace(self, **off)).plain()
+    return super().mechanisms_off() | off
 
   def marks(self) -> dict[str, str]:
     """Site or module -> what a mechanism does there besides what its parameters tell."""

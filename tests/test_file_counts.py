@@ -88,6 +88,7 @@ LATER = {
     "compmod_jax/analysis/interpreter.py", "compmod_jax/tables/interpreter.py",
   },
   "a task on sequences": {"configs/cue_association.py"},
+  "a sequence-to-sequence LSTM": {"compmod_jax/tables/translation.py"},
   "a bias of distances": {"compmod_jax/models/encoder.py"},
   "rotary positions and those of Transformer-XL": {"configs/plastic_lm.py"},
   "fast weights in decoders": {"compmod_jax/analysis/plasticity.py", "configs/plastic_lm.py"},

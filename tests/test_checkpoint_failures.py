@@ -1,6 +1,7 @@
 """Checkpoints live through damage, full disks, kills and the end of the program."""
 
 import errno
+import logging
 import os
 import random
 import resource
@@ -19,6 +20,7 @@ import pytest
 from compmod_jax.core.errors import UserError
 from compmod_jax.training import checkpoint_files
 from compmod_jax.training.checkpoint import Checkpointer
+from compmod_jax.training.orbax_messages import quiet_orbax
 
 ROOT = Path(__file__).parents[1]
 
@@ -132,6 +134,15 @@ def test_a_write_that_fails_half_way_is_told_and_the_older_checkpoints_stay(
   _save_and_wait(writer, _state(3))
   assert writer.steps() == [1, 2, 3]
   assert "Traceback" not in capfd.readouterr().err
+
+
+def test_writes_that_failed_beside_the_first_say_nothing_when_they_are_collected(caplog):
+  quiet_orbax()
+  logger = logging.getLogger("asyncio")
+  place = os.path.join("lib", "orbax", "checkpoint", "serialization.py")
+  logger.error("Task exception was never retrieved\nfuture: <Task finished defined at %s:1>", place)
+  logger.error("Task exception was never retrieved\nfuture: <Task finished defined at mine.py:1>")
+  assert ["mine.py" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_an_unwritable_place_is_an_error_that_names_it(tmp_path):

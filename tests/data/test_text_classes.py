@@ -64,6 +64,18 @@ def test_a_word_that_is_a_value_stands_in_the_sentence(sentences):
         assert f" {values[name].lower()} " in f" {words} ", (name, text)
 
 
+@pytest.mark.parametrize("name", ["object", "subject", "verb", "adjective"])
+def test_sets_of_words_are_disjoint_and_small(sentences, name):
+  for number in range(1, 7):
+    sets = {"first": set(), "second": set()}
+    for _, values in sentences:
+      if f"{name} set {number}" in values:
+        sets[values[f"{name} set {number}"]].add(values[name])
+    assert 2 <= len(sets["first"]) <= 6
+    assert 2 <= len(sets["second"]) <= 6
+    assert not sets["first"] & sets["second"]
+
+
 def test_properties_agree_with_what_the_text_shows(sentences):
   conjunctions = {english for _, english in CONJUNCTIONS}
   for text, values in sentences:
@@ -81,6 +93,12 @@ def test_properties_agree_with_what_the_text_shows(sentences):
       assert {"who", "which", "whom"} & {*words}
     if "conjunction" not in values:
       assert not conjunctions & {*words}, text
+    if values["first word"] == "det" and values.get("construction") == "shared":
+      assert values["subject form"] == "noun phrase", text
+    if {"I", "he", "she", "we", "they", "him", "her", "them"} & {*text.rstrip(".?").split()[1:]}:
+      assert values["pronouns"] == "some" or "her" in words, text
+    if values["prepositions"] == "none":
+      assert not {"in", "into", "behind", "with", "through"} & {*words}, text
     if values.get("length") == "short":
       assert len(words) <= 7
     if values["tense"] == "future" and values["question"] == "statement":

@@ -1,14 +1,16 @@
 """Hidden properties of the grammar's sentences: what few-shot classification tells apart.
 
 A property gives a sentence one value or none: the number of the main clause's subject, its tense,
-which noun is its object. All are read off the structure that a sentence was made from, but for
-words that the structure does not keep, which are found in its English tokens.
+which noun is its object, in which of two sets its verb is. All are read off the structure that a
+sentence was made from, but for words that the structure does not keep, which are found in its
+English tokens.
 """
 
+import random
 from collections.abc import Callable, Iterator
 
 from compmod_jax.data.synthetic.grammar.clauses import COMMA, Composer
-from compmod_jax.data.synthetic.grammar.inflect import Token, Tokens
+from compmod_jax.data.synthetic.grammar.inflect import Tokens
 from compmod_jax.data.synthetic.grammar.lexicon import (
   ADJECTIVES,
   ADVERBS,
@@ -176,15 +178,52 @@ def _adjectives(sentence: Sentence, composer: Composer) -> str:
   return "some" if any(_tagged(sentence.english, "adj")) else "none"
 
 
-def _subject_form(sentence: Sentence, composer: Composer) -> str:
-  tokens: list[Token] = list(sentence.main.subject.english)
+def _form(tokens: Tokens) -> str:
+  """What a nominal phrase is, by its first word."""
   if not tokens:
     return ""
   kinds = {"name": "name", "pron": "pronoun"}
   return kinds.get(tokens[0][1], "noun phrase")
 
 
+def _subject_form(sentence: Sentence, composer: Composer) -> str:
+  return _form(sentence.main.subject.english)
+
+
+def _object_form(sentence: Sentence, composer: Composer) -> str:
+  return _form(sentence.main.objects[1])
+
+
+def _first_word(sentence: Sentence, composer: Composer) -> str:
+  return sentence.english[0][1]
+
+
+def _last_word(sentence: Sentence, composer: Composer) -> str:
+  return next((tag for _, tag in reversed(sentence.english) if tag != "punct"), "")
+
+
+def _has(tag: str) -> "Of":
+  return lambda sentence, composer: "some" if any(_tagged(sentence.english, tag)) else "none"
+
+
+# In which of two small sets a word is: a few words of a kind, as a class of words has them.
+
+_SIZE = 6  # words of a set
+
+
+def _in_set(of: "Of", words: list[str], number: int) -> "Of":
+  drawn = random.Random(number).sample(words, 2 * _SIZE)
+  sets = dict(zip(drawn, ["first"] * _SIZE + ["second"] * _SIZE, strict=True))
+  return lambda sentence, composer: sets.get(of(sentence, composer), "")
+
+
 Of = Callable[[Sentence, Composer], str]
+_WORDS: dict[str, tuple[Of, list[str]]] = {
+  "object": (_object, sorted({noun.english[0] for noun in NOUNS})),
+  "subject": (_subject, sorted({noun.english[0] for noun in NOUNS})),
+  "verb": (_verb, sorted({verb.english[0] for verb in VERBS})),
+  "adjective": (_adjective, sorted(_ADJECTIVES)),
+}
 PROPERTIES: dict[str, Of] = {
   "number": _number,
   "tense": _tense,
@@ -196,10 +235,7 @@ PROPERTIES: dict[str, Of] = {
   "determiner": _determiner,
   "adverb class": _adverb_class,
   "object animacy": _object_animacy,
-  "object": _object,
-  "subject": _subject,
-  "verb": _verb,
-  "adjective": _adjective,
+  **{name: of for name, (of, _) in _WORDS.items()},
   "adverb": _adverb,
   "conjunction": _conjunction,
   "coordination": _coordination,
@@ -212,6 +248,17 @@ PROPERTIES: dict[str, Of] = {
   "nouns": _nouns,
   "adjectives": _adjectives,
   "subject form": _subject_form,
+  "object form": _object_form,
+  "first word": _first_word,
+  "last word": _last_word,
+  "prepositions": _has("prep"),
+  "names": _has("name"),
+  "pronouns": _has("pron"),
+  **{
+    f"{name} set {number}": _in_set(of, words, number)
+    for name, (of, words) in _WORDS.items()
+    for number in range(1, 7)
+  },
 }
 """Name -> the value that a sentence has; empty where it has none."""
 

@@ -30,15 +30,18 @@ def copying(scale: str) -> Spec:
   """
   scales = {
     "tiny": "4 symbols of 8 after 15 blanks, and after 60",
-    "paper": "10 symbols of 8 after 50 blanks, and after 200",
+    "cpu": "10 symbols of 8 after 50 blanks, and after 200; 3,000 steps of 32 sequences",
+    "paper": "10 symbols of 8 after 50 blanks, and after 200; 10,000 steps of 64 sequences",
   }
   check_choice("--scale", scale, scales)
   if scale == "tiny":
     variants = {"LSTM-192": "small-lstm-192", "LSTM-96": "small-lstm-96", "RIM": "small"}
     rows, short, long = _rows("rim_copying", variants, {}), "blanks_15", "blanks_60"
   else:
-    variants = {"LSTM-300": "lstm-300", "LSTM-600": "lstm-600", "RIM": ""}
     figures = {"LSTM-300": 4.32, "LSTM-600": 3.56, "RIM": 0.0}
+    variants = {"LSTM-300": "lstm-300", "LSTM-600": "lstm-600", "RIM": ""}
+    if scale == "cpu":
+      variants = {row: f"{variant}-cpu".lstrip("-") for row, variant in variants.items()}
     published = {row: {"loss, longer": figure} for row, figure in figures.items()}
     rows, short, long = _rows("rim_copying", variants, published), "blanks_50", "blanks_200"
   columns = (

@@ -7,6 +7,7 @@ English tokens.
 """
 
 import random
+import zlib
 from collections.abc import Callable, Iterator
 
 from compmod_jax.data.synthetic.grammar.clauses import COMMA, Composer
@@ -217,6 +218,17 @@ def _in_set(of: "Of", words: list[str], number: int) -> "Of":
   return lambda sentence, composer: sets.get(of(sentence, composer), "")
 
 
+# Which word it has, one that is drawn by chance: the text itself gives the classes.
+
+
+def _one_word(number: int) -> "Of":
+  def value(sentence: Sentence, composer: Composer) -> str:
+    words = [word for word, tag in sentence.english if tag != "punct"]
+    return words[zlib.crc32(f"{number} {' '.join(words)}".encode()) % len(words)].lower()
+
+  return value
+
+
 Of = Callable[[Sentence, Composer], str]
 _WORDS: dict[str, tuple[Of, list[str]]] = {
   "object": (_object, sorted({noun.english[0] for noun in NOUNS})),
@@ -259,6 +271,7 @@ PROPERTIES: dict[str, Of] = {
     for name, (of, words) in _WORDS.items()
     for number in range(1, 7)
   },
+  **{f"word {number}": _one_word(number) for number in range(1, 17)},
 }
 """Name -> the value that a sentence has; empty where it has none."""
 

@@ -8,8 +8,9 @@ language model.
 Run:      python -m train.main --config configs/few_shot_sentences.py:fine_tune \\
             --workdir runs/sentence_encoder
           python -m train.main --config configs/few_shot_sentences.py --workdir runs/leopard
-Variants: (none)      LEOPARD: a generated softmax layer, adapted on the second half of a support
-          first_order the same without second derivatives
+Variants: (none)      LEOPARD: a generated softmax layer, adapted on the second half of a support;
+                      evaluation fine-tunes it further on the whole support
+          second_order the same with second derivatives
           mixed       episodes of two to four classes, scored on three and four, too
           black_box   a network of the support conditions the predictor
           prototypes  the nearest mean of a class's features (Snell et al. 2017)
@@ -32,21 +33,26 @@ from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.tasks.few_shot import BlackBox, FineTune, Leopard, Maml, Method, Prototypes
 from compmod_jax.tasks.few_shot_text import FewShotTextConfig
 from compmod_jax.training.experiment import Experiment, Phase
-from compmod_jax.training.optimizer import OptimizerConfig
+from compmod_jax.training.optimizer import OptimizerConfig, ParamGroup
 
 # The layers of the encoder adapt, its embeddings do not.
 _LAYERS = ("encoder_*", "output_norm")
+# What fine-tuning and LEOPARD choose from on validation properties.
+_TUNED = FineTune(rates=(3e-4, 1e-3, 3e-3), steps=(5, 10, 20), choose_on=60)
+_LEOPARD = Leopard(parameters=_LAYERS, first_order=True, tuned=_TUNED)
 _METHODS: dict[str, Method] = {
-  "": Leopard(parameters=_LAYERS),
-  "first_order": Leopard(parameters=_LAYERS, first_order=True),
-  "mixed": Leopard(parameters=_LAYERS),
+  "": _LEOPARD,
+  "second_order": dataclasses.replace(_LEOPARD, first_order=False),
+  "mixed": _LEOPARD,
   "black_box": BlackBox(),
   "prototypes": Prototypes(),
   "maml": Maml(steps=1, evaluate_steps=3, rate=0.1, learned="parameter"),
-  "fine_tune": FineTune(rates=(1e-3, 3e-3, 1e-2), steps=(5, 10, 20), choose_on=60),
-  "questions": Leopard(parameters=_LAYERS),
-  "questions_fine_tune": FineTune(rates=(1e-3, 3e-3, 1e-2), steps=(5, 10, 20), choose_on=60),
-  "debug": Leopard(parameters=_LAYERS, dim=16, hidden=16),
+  "fine_tune": _TUNED,
+  "questions": _LEOPARD,
+  "questions_fine_tune": _TUNED,
+  "debug": Leopard(
+    parameters=_LAYERS, dim=16, hidden=16, tuned=FineTune(rates=(1e-3,), steps=(1,), choose_on=2)
+  ),
 }
 
 
@@ -61,6 +67,7 @@ def get_config(variant: str) -> Experiment:
     mixed_ways=(2, 3, 4) if mixed else (),
     also_ways=(3, 4) if mixed else (),
     also_shots=(4, 16),
+    evaluate_episodes=200,
   )
   questions = variant.startswith("questions")
   if questions:
@@ -99,6 +106,17 @@ def get_config(variant: str) -> Experiment:
       phases=(Phase(steps=2500),),
       start="",
       evaluate_every=1250,
+      evaluate_sentences=20,
+    )
+  if isinstance(task.method, Leopard):
+    # What the encoder knows of properties that meta-training lacks is kept longer at a low rate.
+    rate = OptimizerConfig(learning_rate=6e-4, schedule="cosine", warmup_steps=50, b2=0.98)
+    experiment = dataclasses.replace(
+      experiment,
+      optimizer=dataclasses.replace(experiment.optimizer, learning_rate=2e-3),
+      groups=(ParamGroup("encoder", ("embedding", "positions", *_LAYERS), rate),),
+      phases=(Phase(steps=300),),
+      evaluate_every=300,
       evaluate_sentences=20,
     )
   if variant == "debug":

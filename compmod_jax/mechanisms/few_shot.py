@@ -8,8 +8,9 @@ the softmax layer of an episode from its support and adapts it on further suppor
 .. math:: w^n, b^n = \frac{1}{|C^n|} \sum_{x_j \in C^n} g_\psi(f_\theta(x_j)), \qquad
           p(y \mid x) = \mathrm{softmax}(W h_\phi(f_\theta(x)) + b)
 
-(`generated_softmax`, `leopard_logits`). Black-box adaptation reads the support with a network of
-sets, whose low-dimensional output conditions the predictor (`set_context`, `conditioned_logits`).
+(`generated_softmax`, `leopard_adapted`, `read_logits`). Black-box adaptation reads the support with
+a network of sets, whose low-dimensional output conditions the predictor (`set_context`,
+`conditioned_logits`).
 `descend` is plain fine-tuning by Adam.
 
 Source: Kolios 2023, section 4.8; the functions name the originals.
@@ -304,11 +305,10 @@ def generated_softmax(
   return {"weights": means[:, :-1], "bias": means[:, -1]}
 
 
-def leopard_logits(
+def leopard_adapted(
   embed: Embed,
   params: Params,
   parts: Sequence[Rows],
-  query: jax.Array,
   ways: int,
   *,
   generator: Params,
@@ -317,11 +317,10 @@ def leopard_logits(
   parameters: tuple[str, ...] = ("*",),
   steps: int = 1,
   first_order: bool = False,
-) -> Float[Array, "query ways"]:
-  r"""Logits after a softmax layer was generated from one support and adapted on others.
+) -> Params:
+  r"""What LEOPARD predicts with, after a softmax layer was generated and adapted.
 
-  .. math:: p(y \mid x) = \mathrm{softmax}(W h_\phi(f_\theta(x)) + b), \qquad
-            \Theta^{(j+1)} = \Theta^{(j)} - \alpha \odot \nabla_\Theta L(\Theta^{(j)}, D_j)
+  .. math:: \Theta^{(j+1)} = \Theta^{(j)} - \alpha \odot \nabla_\Theta L(\Theta^{(j)}, D_j)
 
   :math:`\Theta = \{\theta_{> u}, \phi, W, b\}` adapts; the layers below, the generator and the
   step sizes stand still within an episode. There are parameters for no number of classes.
@@ -331,7 +330,6 @@ def leopard_logits(
     params: theta, by layer: nested dictionaries whose first names are the layers'.
     parts: supports, `inputs` and `labels`: the first generates, and each other one is adapted to;
       where there is one only, to that one.
-    query: inputs.
     ways: number of classes.
     generator: psi, of a `perceptron` g with one output more than the reader.
     reader: phi, of a `perceptron` h.
@@ -339,6 +337,9 @@ def leopard_logits(
     parameters: names in `params` of what adapts; see `core.parameters.matches`. None: none of it.
     steps: on every further support.
     first_order: the gradient of the steps is taken for a constant.
+
+  Returns:
+    Theta: `layers`, `reader` and `softmax`, which `read_logits` takes.
 
   Source: Kolios 2023, equations 4.19 to 4.21 and algorithm 4.3; Bansal et al. 2020.
   """
@@ -352,12 +353,9 @@ def leopard_logits(
     "softmax": _spread(softmax, sizes["softmax"]),
   }
 
-  def logits(adapted: Params, inputs: jax.Array) -> jax.Array:
-    hidden = perceptron(adapted["reader"], embed(adapted["layers"], inputs))
-    return hidden @ adapted["softmax"]["weights"].T + adapted["softmax"]["bias"][None]
-
   def loss(adapted: Params, rows: Rows) -> jax.Array:
-    return jnp.mean(token_nll(logits(adapted, rows["inputs"]), rows["labels"]))
+    logits = read_logits(embed, adapted, rows["inputs"])
+    return jnp.mean(token_nll(logits, rows["labels"]))
 
   for part in parts[1:] or parts:
     adapted = adapt(
@@ -369,7 +367,23 @@ def leopard_logits(
       parameters=("reader", "softmax", *(f"layers/{name}" for name in parameters)),
       first_order=first_order,
     )
-  return logits(adapted, query)
+  return adapted
+
+
+def read_logits(embed: Embed, adapted: Params, inputs: jax.Array) -> Float[Array, "batch ways"]:
+  r"""Logits of a softmax layer on features that a perceptron reads.
+
+  .. math:: p(y \mid x) = \mathrm{softmax}(W h_\phi(f_\theta(x)) + b)
+
+  Args:
+    embed: f, from parameters and inputs to features.
+    adapted: `layers` (theta), `reader` (phi) and `softmax` (W, b); see `leopard_adapted`.
+    inputs: examples.
+
+  Source: Kolios 2023, equation 4.20.
+  """
+  hidden = perceptron(adapted["reader"], embed(adapted["layers"], inputs))
+  return hidden @ adapted["softmax"]["weights"].T + adapted["softmax"]["bias"][None]
 
 
 def _spread(tree: PyTree, value: jax.Array) -> PyTree:

@@ -55,6 +55,7 @@ from compmod_jax.tasks.few_shot_methods import (
   Prototypes,
   by_class,
   check_shots,
+  tuned,
 )
 from compmod_jax.trained import Axis, TrainedModel
 
@@ -119,6 +120,11 @@ class FewShotConfig:
       " classes at least.",
     )
     check_shots(self.method, self.episodes.shots)
+    errors.check(
+      not tuned(self.method),
+      "task.method.tuned is set, but the scores of pictures choose no steps on validation classes;"
+      " those of texts do. Leave it out.",
+    )
     fixed = self.method.outputs(self.episodes.ways)
     other = [ways for ways in (self.train_ways, *self.also_ways) if ways not in (0, fixed)]
     errors.check(

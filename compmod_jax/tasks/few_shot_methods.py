@@ -22,10 +22,11 @@ from compmod_jax.mechanisms.few_shot import (
   conditioned_logits,
   descend,
   init_perceptron,
-  leopard_logits,
+  leopard_adapted,
   matching_logits,
   perceptron,
   prototype_logits,
+  read_logits,
   set_context,
 )
 from compmod_jax.tasks.base import Batch, Params
@@ -174,10 +175,113 @@ class Matching(_OnFeatures):
 
 
 @dataclasses.dataclass(frozen=True)
+class FineTune(_OnFeatures):
+  """Gradient descent from the model's parameters and a fresh softmax layer.
+
+  Nothing is meta-learned. Step size and number of steps are those of `rates` and `steps` that are
+  best on episodes of validation classes, chosen anew at every evaluation.
+  """
+
+  rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
+  """Sizes of the steps that are tried."""
+  steps: tuple[int, ...] = (5, 10, 20, 40)
+  """Numbers of steps on the whole support that are tried."""
+  optimizer: Literal["adam", "sgd"] = "adam"
+  """How parameters move."""
+  parameters: tuple[str, ...] = ("*",)
+  """Names of what moves of the model besides the softmax layer; none: that layer alone."""
+  choose_on: int = 100
+  """Episodes of validation classes on which both are chosen."""
+
+  def __post_init__(self):
+    errors.check(
+      bool(self.rates) and min(self.rates) > 0,
+      f"method.rates is {self.rates}; give one step size at least, all positive.",
+    )
+    errors.check(
+      bool(self.steps) and self.steps[0] >= 1 and list(self.steps) == sorted({*self.steps}),
+      f"method.steps is {self.steps}; give ascending numbers of steps, each 1 at least.",
+    )
+    errors.check_choice("method.optimizer", self.optimizer, ("adam", "sgd"))
+    errors.check(
+      self.choose_on >= 1, f"method.choose_on is {self.choose_on}; it must be at least 1."
+    )
+
+  def more_parameters(self, params: Params, dim: int, rng: jax.Array) -> dict[str, Any]:
+    """Nothing."""
+    chosen(params, self.parameters, "method.parameters")
+    return {}
+
+  def trajectory(
+    self,
+    embed: Embed,
+    params: Params,
+    support: Batch,
+    query: Batch,
+    ways: int,
+    rate: float | jax.Array,
+  ) -> jax.Array:
+    """Logits of a query after each number of `steps`, [steps, query, ways]."""
+
+    def logits(params: Params, inputs: jax.Array) -> jax.Array:
+      found = embed(params["model"], inputs)
+      return found @ params["softmax"]["weights"].T + params["softmax"]["bias"][None]
+
+    dim = jax.eval_shape(embed, params, support["inputs"]).shape[1]
+    fresh = {"weights": jnp.zeros((ways, dim)), "bias": jnp.zeros(ways)}
+    moving = ("softmax", *(f"model/{name}" for name in self.parameters))
+    start = {"model": params, "softmax": fresh}
+    return self.descended(logits, start, support, query, rate, moving)
+
+  def descended(
+    self,
+    logits: Embed,
+    start: Params,
+    support: Batch,
+    query: Batch,
+    rate: float | jax.Array,
+    parameters: tuple[str, ...],
+  ) -> jax.Array:
+    """Logits of a query after each number of `steps` from any start, [steps, query, ways].
+
+    Args:
+      logits: from parameters like `start` and inputs.
+      start: the parameters before.
+      support: what is learned.
+      query: what is told.
+      rate: size of the steps.
+      parameters: names in `start` of what moves.
+    """
+    found = descend(
+      functools.partial(_mean_nll, logits),
+      start,
+      support,
+      at=self.steps,
+      rate=rate,
+      adam=self.optimizer == "adam",
+      parameters=parameters,
+    )
+    return jnp.stack([logits(after, query["inputs"]) for after in found])
+
+  def logits(
+    self, embed: Embed, params: Params, support: Batch, query: Batch, ways: int, train: bool
+  ) -> jax.Array:
+    """Logits of a query after the most steps of the first size, [query, ways]."""
+    return self.trajectory(embed, params, support, query, ways, self.rates[0])[-1]
+
+  def describe(self) -> str:
+    """The method, in a few words."""
+    adapting = (
+      "" if self.parameters == ("*",) else f" of {', '.join(self.parameters) or 'no layer'}"
+    )
+    return f"fine-tuning by {self.optimizer}{adapting}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Leopard(_OnFeatures):
   """A softmax layer generated from one part of the support, adapted on others.
 
-  See `leopard_logits`. Parameters of its own: `leopard` (the generator psi and the reader phi) and
+  See `leopard_adapted`. Parameters of its own: `leopard` (the generator psi and the reader phi) and
   `step_sizes`, one for every layer that adapts.
   """
 
@@ -197,6 +301,9 @@ class Leopard(_OnFeatures):
   its reader alone."""
   first_order: bool = False
   """Takes the gradient at the adapted parameters for that of the parameters before."""
+  tuned: FineTune | None = None
+  """Evaluation goes on with these steps on the whole support, of the generated layer, the reader
+  and what is named there; none: it ends where training does."""
 
   own: ClassVar[tuple[str, ...]] = ("leopard", "step_sizes")
 
@@ -209,6 +316,8 @@ class Leopard(_OnFeatures):
   def more_parameters(self, params: Params, dim: int, rng: jax.Array) -> dict[str, Any]:
     """`leopard` and `step_sizes`."""
     chosen(params, self.parameters, "method.parameters")
+    if self.tuned:
+      chosen(params, self.tuned.parameters, "method.tuned.parameters")
     moving = [name for name in names(params) if matches(name, self.parameters)]
     layers = sorted({name.partition("/")[0] for name in moving})
     generator, reader = (jax.random.fold_in(rng, number) for number in range(2))
@@ -224,15 +333,12 @@ class Leopard(_OnFeatures):
       },
     }
 
-  def logits(
-    self, embed: Embed, params: Params, support: Batch, query: Batch, ways: int, train: bool
-  ) -> jax.Array:
-    """Logits of a query after generation and adaptation, [query, ways]."""
-    return leopard_logits(
+  def adapted(self, embed: Embed, params: Params, support: Batch, ways: int, train: bool) -> Params:
+    """What predicts after generation and adaptation; see `leopard_adapted`."""
+    return leopard_adapted(
       embed,
       _without(params, *self.own),
       parts(support, ways, self.subsets),
-      query["inputs"],
       ways,
       generator=params["leopard"]["generator"],
       reader=params["leopard"]["reader"],
@@ -242,12 +348,44 @@ class Leopard(_OnFeatures):
       first_order=self.first_order or not train,
     )
 
+  def trajectory(
+    self,
+    embed: Embed,
+    params: Params,
+    support: Batch,
+    query: Batch,
+    ways: int,
+    rate: float | jax.Array,
+  ) -> jax.Array:
+    """Logits of a query after each number of steps of `tuned`, [steps, query, ways]."""
+    assert self.tuned
+    start = self.adapted(embed, params, support, ways, train=False)
+    moving = ("softmax", "reader", *(f"layers/{name}" for name in self.tuned.parameters))
+    logits = functools.partial(read_logits, embed)
+    return self.tuned.descended(logits, start, support, query, rate, moving)
+
+  def logits(
+    self, embed: Embed, params: Params, support: Batch, query: Batch, ways: int, train: bool
+  ) -> jax.Array:
+    """Logits of a query, [query, ways]: of evaluation after the most steps of the first size."""
+    if self.tuned and not train:
+      return self.trajectory(embed, params, support, query, ways, self.tuned.rates[0])[-1]
+    adapted = self.adapted(embed, params, support, ways, train)
+    return read_logits(embed, adapted, query["inputs"])
+
   def describe(self) -> str:
     """The method, in a few words."""
     adapting = (
       "" if self.parameters == ("*",) else f" of {', '.join(self.parameters) or 'no layer'}"
     )
-    return f"LEOPARD, {self.subsets} part{'s' if self.subsets > 1 else ''} of a support{adapting}"
+    further = f", then {self.tuned.describe()}" if self.tuned else ""
+    part = "parts" if self.subsets > 1 else "part"
+    return f"LEOPARD, {self.subsets} {part} of a support{adapting}{further}"
+
+
+def tuned(method: "Method") -> FineTune | None:
+  """How a method is fine-tuned in evaluation, if it is."""
+  return method if isinstance(method, FineTune) else getattr(method, "tuned", None)
 
 
 def check_shots(method: "Method", shots: int) -> None:
@@ -336,89 +474,6 @@ class BlackBox(_OnFeatures):
   def describe(self) -> str:
     """The method, in a few words."""
     return f"black-box adaptation by {self.context} numbers a class"
-
-
-@dataclasses.dataclass(frozen=True)
-class FineTune(_OnFeatures):
-  """Gradient descent from the model's parameters and a fresh softmax layer.
-
-  Nothing is meta-learned. Step size and number of steps are those of `rates` and `steps` that are
-  best on episodes of validation classes, chosen anew at every evaluation.
-  """
-
-  rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
-  """Sizes of the steps that are tried."""
-  steps: tuple[int, ...] = (5, 10, 20, 40)
-  """Numbers of steps on the whole support that are tried."""
-  optimizer: Literal["adam", "sgd"] = "adam"
-  """How parameters move."""
-  parameters: tuple[str, ...] = ("*",)
-  """Names of what moves of the model besides the softmax layer; none: that layer alone."""
-  choose_on: int = 100
-  """Episodes of validation classes on which both are chosen."""
-
-  def __post_init__(self):
-    errors.check(
-      bool(self.rates) and min(self.rates) > 0,
-      f"method.rates is {self.rates}; give one step size at least, all positive.",
-    )
-    errors.check(
-      bool(self.steps) and self.steps[0] >= 1 and list(self.steps) == sorted({*self.steps}),
-      f"method.steps is {self.steps}; give ascending numbers of steps, each 1 at least.",
-    )
-    errors.check_choice("method.optimizer", self.optimizer, ("adam", "sgd"))
-    errors.check(
-      self.choose_on >= 1, f"method.choose_on is {self.choose_on}; it must be at least 1."
-    )
-
-  def more_parameters(self, params: Params, dim: int, rng: jax.Array) -> dict[str, Any]:
-    """Nothing."""
-    chosen(params, self.parameters, "method.parameters")
-    return {}
-
-  def trajectory(
-    self,
-    embed: Embed,
-    params: Params,
-    support: Batch,
-    query: Batch,
-    ways: int,
-    rate: float | jax.Array,
-  ) -> jax.Array:
-    """Logits of a query after each number of `steps`, [steps, query, ways]."""
-
-    def logits(params: Params, rows: Batch) -> jax.Array:
-      found = embed(params["model"], rows["inputs"])
-      return found @ params["softmax"]["weights"].T + params["softmax"]["bias"][None]
-
-    def loss(params: Params, rows: Batch) -> jax.Array:
-      return jnp.mean(token_nll(logits(params, rows), rows["labels"]))
-
-    dim = jax.eval_shape(embed, params, support["inputs"]).shape[1]
-    fresh = {"weights": jnp.zeros((ways, dim)), "bias": jnp.zeros(ways)}
-    found = descend(
-      loss,
-      {"model": params, "softmax": fresh},
-      support,
-      at=self.steps,
-      rate=rate,
-      adam=self.optimizer == "adam",
-      parameters=("softmax", *(f"model/{name}" for name in self.parameters)),
-    )
-    return jnp.stack([logits(after, query) for after in found])
-
-  def logits(
-    self, embed: Embed, params: Params, support: Batch, query: Batch, ways: int, train: bool
-  ) -> jax.Array:
-    """Logits of a query after the most steps of the first size, [query, ways]."""
-    return self.trajectory(embed, params, support, query, ways, self.rates[0])[-1]
-
-  def describe(self) -> str:
-    """The method, in a few words."""
-    adapting = (
-      "" if self.parameters == ("*",) else f" of {', '.join(self.parameters) or 'no layer'}"
-    )
-    return f"fine-tuning by {self.optimizer}{adapting}"
 
 
 Method = Maml | Prototypes | Matching | Leopard | BlackBox | FineTune

@@ -59,6 +59,7 @@ from compmod_jax.tasks.few_shot_methods import (
   Method,
   by_class,
   check_shots,
+  tuned,
 )
 from compmod_jax.tasks.objectives import Mixture, Share
 from compmod_jax.trained import Axis, TrainedModel
@@ -218,7 +219,7 @@ class FewShotTextConfig:
     return Mixture({"episodes": Share(episodes), "masked": Share(masked, self.masked)})
 
   def _evaluators(self) -> Iterator[EpisodeScores]:
-    kind = FineTunedScores if isinstance(self.method, FineTune) else EpisodeScores
+    kind = FineTunedScores if tuned(self.method) else EpisodeScores
     own = self.episodes
     for config in self.scored():
       ways = f"{config.ways}_way/" if config.ways != own.ways else ""
@@ -395,7 +396,7 @@ def _trajectories(
 ) -> dict[str, jax.Array]:
   """Sums of every episode after each number of steps, each [episodes, steps]."""
   method = model.method
-  assert isinstance(method, FineTune)
+  assert isinstance(method, FineTune | Leopard)
 
   def one(episode: Batch) -> dict[str, jax.Array]:
     support, query = split_episode(episode, episodes.support)
@@ -422,7 +423,8 @@ class FineTunedScores(EpisodeScores):
 
   def __call__(self, scoring: Scoring[Any]) -> Iterator[tuple[str, Any]]:
     """See `Evaluator`."""
-    method = scoring.task.model.method
+    method = tuned(scoring.task.model.method)
+    assert method
     run = scoring.task.model.jit(_trajectories, episodes=self.episodes, at_once=self.tasks_at_once)
 
     def at(rate: float) -> Callable[[Params, Batch], dict[str, jax.Array]]:

@@ -15,8 +15,9 @@ from compmod_jax.mechanisms.few_shot import (
   descend,
   generated_softmax,
   init_perceptron,
-  leopard_logits,
+  leopard_adapted,
   perceptron,
+  read_logits,
   set_context,
 )
 
@@ -50,11 +51,10 @@ def rows(ways, shots, seed):
 
 
 def logits(params, parts, query, ways, **how):
-  return leopard_logits(
+  adapted = leopard_adapted(
     embed,
     params["layers"],
     parts,
-    query,
     ways,
     generator=params["generator"],
     reader=params["reader"],
@@ -62,6 +62,7 @@ def logits(params, parts, query, ways, **how):
     parameters=("high",),
     **how,
   )
+  return read_logits(embed, adapted, query)
 
 
 def test_a_generated_softmax_layer_is_the_mean_over_the_examples_of_its_class():

@@ -10,7 +10,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from compmod_jax.core.losses import token_nll
-from compmod_jax.mechanisms.few_shot import init_perceptron, leopard_logits
+from compmod_jax.mechanisms.few_shot import init_perceptron, leopard_adapted, read_logits
 
 torch = pytest.importorskip("torch", reason="PyTorch is installed by `make test-peers` only")
 
@@ -50,11 +50,10 @@ def episode():
 def ours(params, first_order):
   inputs, labels = episode()
   parts = [{"inputs": jnp.asarray(x), "labels": jnp.asarray(labels)} for x in inputs]
-  logits = leopard_logits(
+  adapted = leopard_adapted(
     embed,
     params["layers"],
     parts[:2],
-    parts[2]["inputs"],
     WAYS,
     generator=params["generator"],
     reader=params["reader"],
@@ -63,6 +62,7 @@ def ours(params, first_order):
     steps=STEPS,
     first_order=first_order,
   )
+  logits = read_logits(embed, adapted, parts[2]["inputs"])
   return jnp.mean(token_nll(logits, parts[2]["labels"])), logits
 
 

@@ -191,8 +191,11 @@ def test_masked_tokens_are_trained_beside_episodes_where_they_have_a_weight(line
   np.testing.assert_allclose(value, alone + 0.5 * masked, rtol=1e-4)
 
 
-def test_fine_tuning_is_scored_at_what_is_best_on_validation_classes(lines):
-  method = FineTune(rates=(1e-4, 0.05), steps=(1, 6), choose_on=5)
+STEPS = FineTune(rates=(1e-4, 0.05), steps=(1, 6), choose_on=5)
+
+
+@pytest.mark.parametrize("method", [STEPS, Leopard(dim=4, hidden=6, tuned=STEPS)])
+def test_fine_tuning_is_scored_at_what_is_best_on_validation_classes(lines, method):
   task, params, _ = built(lines, method=method)
   found = task.evaluate(params, "test").values
   model, accuracies = task.model, {}
@@ -208,9 +211,9 @@ def test_fine_tuning_is_scored_at_what_is_best_on_validation_classes(lines):
         if batch["index"][i, 0] >= 0:
           episode = {name: jnp.asarray(column[i]) for name, column in batch.items()}
           support, query = split_episode(episode, EPISODES.support)
-          for rate in method.rates:
+          for rate in STEPS.rates:
             logits = run(support, query, rate)
-            for number, steps in enumerate(method.steps):
+            for number, steps in enumerate(STEPS.steps):
               right = np.mean(np.argmax(logits[number], -1) == query["labels"])
               sums.setdefault((rate, steps), []).append(right)
     return sums
@@ -221,6 +224,24 @@ def test_fine_tuning_is_scored_at_what_is_best_on_validation_classes(lines):
   assert valid[chosen] == pytest.approx(max(valid.values()))
   assert found["accuracy"] == pytest.approx(np.mean(accuracies[chosen]), abs=1e-6)
   assert task.metric == "accuracy"
+
+
+def test_fine_tuning_of_leopard_starts_where_its_own_steps_end(lines):
+  """From the generated and adapted layer, and it is left out in training."""
+  plain = METHODS["leopard"]
+  tuned = dataclasses.replace(plain, tuned=FineTune(rates=(1e-7,), steps=(1, 3)))
+  task, params, batch = built(lines, method=plain)
+  episode = {name: x[0] for name, x in batch.items()}
+  support, query = split_episode(episode, EPISODES.support)
+
+  def logits(method, train):
+    run = jax.jit(lambda: method.logits(task.model.embed, params, support, query, 2, train))
+    return run()
+
+  np.testing.assert_array_equal(logits(tuned, True), logits(plain, True))
+  np.testing.assert_allclose(logits(tuned, False), logits(plain, False), atol=1e-4)
+  large = dataclasses.replace(plain, tuned=FineTune(rates=(0.1,), steps=(3,)))
+  assert np.abs(logits(large, False) - logits(plain, False)).max() > 0.1
 
 
 # Mistakes.
@@ -279,6 +300,13 @@ def test_a_model_that_does_not_fit_is_refused(lines, model, words):
 def test_a_pattern_of_no_parameter_is_refused_before_training(lines):
   with pytest.raises(UserError, match=r"method.parameters has 'encoder_7"):
     config(lines, method=Leopard(parameters=("encoder_7",))).build(MODEL)
+  with pytest.raises(UserError, match=r"method.tuned.parameters has 'encoder_7"):
+    config(lines, method=Leopard(tuned=FineTune(parameters=("encoder_7",)))).build(MODEL)
+
+
+def test_pictures_refuse_steps_that_they_would_not_choose():
+  with pytest.raises(UserError, match=r"method.tuned is set, but the scores of pictures"):
+    FewShotConfig(method=Leopard(subsets=1, tuned=FineTune()))
 
 
 # Other models and programs.

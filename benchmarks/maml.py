@@ -6,12 +6,15 @@ Needs the environment of `make test-peers`. The network of configs/few_shot_maml
 (4 convolutions of 64 filters), 5 inner steps of gradient descent, 16 tasks of 5-way 1-shot with 15
 queries a class, float32: gradient of the mean query loss, and a step of SGD. PyTorch's is `vmap`
 over tasks of `grad` through `functional_call`; with --one-by-one also the same without `vmap`, task
-after task. Ours computes tasks one after the other too on a CPU (`tasks_at_once = 1`), and by
-`vmap` on a GPU.
+after task. Ours computes tasks one after the other too on a CPU (`tasks_at_once = 1`), as many of
+them at a time as there are cores, each of which is a device (as with JAX_NUM_CPU_DEVICES); on a GPU
+by `vmap`.
 """
 
 import dataclasses
 import functools
+import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import common
+from compmod_jax.core import sharding
 from compmod_jax.core.losses import objective
 from compmod_jax.data.class_episodes import ClassEpisodeConfig
 from compmod_jax.tasks.base import StepContext
@@ -149,15 +153,22 @@ def main() -> None:
   parser = common.options(__doc__)
   parser.add_argument("--one-by-one", action="store_true", help="PyTorch without vmap, too")
   options = parser.parse_args()
+  # Before JAX starts.
+  cores = 1 if options.device == "gpu" else len(os.sched_getaffinity(0))
+  jax.config.update("jax_num_cpu_devices", math.gcd(cores, 4 if options.quick else 16))
   report = common.start("An outer step of MAML", options)
   task = task_of(options)
   params = nn.unbox(task.model.init(jax.random.key(0)))
   batch = next(task.dataset.train_batches(seed=0, multiple=1)[0])
-  batch = {name: jnp.asarray(column) for name, column in batch.items()}
   peer = Peer(task, params, batch, options.device)
   at_once = 0 if options.device == "gpu" else 1
-  second = ours(task_of(options, tasks_at_once=at_once), params, batch)
-  first = ours(task_of(options, tasks_at_once=at_once, first_order=True), params, batch)
+  mesh = sharding.make_mesh(sharding.MeshConfig())
+  placed = (
+    jax.device_put(params, sharding.replicated(mesh)),
+    sharding.place_batch(batch, mesh),
+  )
+  second = ours(task_of(options, tasks_at_once=at_once), *placed)
+  first = ours(task_of(options, tasks_at_once=at_once, first_order=True), *placed)
   runs = {
     "second order": second,
     "first order": first,

@@ -202,15 +202,26 @@ ROUTING = "compmod_jax.kernels.routing"
 
 
 def convolution() -> Rule:
-  def plain(x: Any, kernel: Any) -> Any:
-    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    parts = [
-      padded[:, i : i + 4 : 2, j : j + 3 : 2] @ kernel[i, j] for i in range(3) for j in range(3)
-    ]
-    return sum(parts)
+  """Steps of two, then steps of one to fewer channels."""
 
-  args = numbers(2, 4, 3, 2, seed=0), numbers(3, 3, 2, 3, seed=1)
-  return Rule(lambda x, kernel: conv_net.convolve(x, kernel, 2), plain, args)
+  def plain(x: Any, first: Any, second: Any) -> Any:
+    for kernel, step in ((first, 2), (second, 1)):
+      high, wide = x.shape[1:3]
+      padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+      x = sum(
+        padded[:, i : i + high : step, j : j + wide : step] @ kernel[i, j]
+        for i in range(3)
+        for j in range(3)
+      )
+    return x
+
+  def ours(x: Any, first: Any, second: Any) -> Any:
+    return conv_net.convolve(conv_net.convolve(x, first, 2), second, 1)
+
+  args = tuple(
+    numbers(*s, seed=i) for i, s in enumerate([(2, 4, 3, 2), (3, 3, 2, 3), (3, 3, 3, 2)])
+  )
+  return Rule(ours, plain, args)
 
 
 def logarithm_of_cosh() -> Rule:

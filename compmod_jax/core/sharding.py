@@ -217,12 +217,12 @@ def platform_of(array: jax.Array) -> str:
 
 
 def on_parts(
-  function: Callable[..., jax.Array],
+  function: Callable[..., PyTree],
   arguments: Sequence[PyTree],
   names: Sequence[PyTree],
   *,
   result: Sequence[str | None] | None = None,
-) -> jax.Array:
+) -> PyTree:
   """Runs a function on every device's part of its arguments, where they lie on a mesh.
 
   Inside, collective operations over mesh axes join the parts. Without a mesh of several devices
@@ -233,8 +233,8 @@ def on_parts(
     arguments: arrays, or trees of arrays.
     names: for each argument the logical names of its dimensions, in a tree of the same structure; a
       dimension that its mesh axis does not divide is handed over whole.
-    result: those of the result's dimensions, each split where one of the last argument is, or not
-      at all; as the last argument if not given.
+    result: those of the result's dimensions (of a tree's arrays: their first), each split where one
+      of the last argument is, or not at all; as the last argument if not given.
   """
   mesh: Any = jax.typeof(arguments[-1]).sharding.mesh
   axes = {field.name for field in dataclasses.fields(MeshConfig)}

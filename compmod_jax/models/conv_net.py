@@ -129,19 +129,30 @@ class ConvBlock(nn.Module):
     mean = jnp.mean(x, axis=(0, 1, 2), keepdims=True)
     variance = jnp.mean(jnp.square(x - mean), axis=(0, 1, 2), keepdims=True)
     factor = jax.lax.rsqrt(variance + _EPSILON) * scale.reshape(1, 1, 1, -1)
-    x = (x - mean) * factor + bias.reshape(1, 1, 1, -1)
-    # The largest first: the ReLU, which commutes with it, then has a quarter of the values.
-    return nn.relu(largest(x) if self.halve == "pool" else x)
+    if self.halve == "pool":
+      # The largest first: the rest then has a quarter of the values. A negative scale turns the
+      # order round.
+      sign = jnp.where(scale < 0, -1.0, 1.0).astype(x.dtype).reshape(1, 1, 1, -1)
+      x = largest(x * sign) * sign
+    return nn.relu((x - mean) * factor + bias.reshape(1, 1, 1, -1))
 
 
 def largest(
   x: Float[Array, "batch height width channels"],
 ) -> Float[Array, "batch half_height half_width channels"]:
-  """The largest of every 2 x 2 values; a last odd row or column is left out."""
+  """The largest of every 2 x 2 values; a last odd row or column is left out.
+
+  Of equal ones the first has all of the gradient, as PyTorch has it; JAX's maximum would divide it
+  among them, which takes longer.
+  """
   batch, height, width, channels = x.shape
   x = x[:, : height // 2 * 2, : width // 2 * 2].reshape(batch, height // 2, 2, -1, channels)
-  x = jnp.maximum(x[:, :, 0], x[:, :, 1]).reshape(batch, height // 2, width // 2, 2, channels)
-  return jnp.maximum(x[..., 0, :], x[..., 1, :])
+  x = _larger(x[:, :, 0], x[:, :, 1]).reshape(batch, height // 2, width // 2, 2, channels)
+  return _larger(x[..., 0, :], x[..., 1, :])
+
+
+def _larger(a: jax.Array, b: jax.Array) -> jax.Array:
+  return jnp.where(a >= b, a, b)
 
 
 # The three of them are each other's derivatives.
@@ -185,19 +196,34 @@ def _spread(y: jax.Array, kernel: jax.Array, stride: int, size: tuple[int, int])
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _correlate(x: jax.Array, y: jax.Array, stride: int) -> jax.Array:
-  """The gradient with respect to the kernel where the output's is y: one product of matrices.
+  """The gradient with respect to the kernel where the output's is y: three products of matrices.
 
-  Reverse mode, any order.
+  They are one for every column of the kernel, x moved sideways by y moved up and down; or one for
+  every row, patches of a row of x by y, where these copy less: x has fewer channels than y, or
+  steps of two leave values out. Reverse mode, any order.
   """
-  high, wide = y.shape[1:3]
+  (high, wide, filters), channels = y.shape[1:], x.shape[-1]
+  span = (wide - 1) * stride + 1
+  if stride == 1 and channels >= filters:
+    beside = jnp.pad(x, ((0, 0), (0, 0), (1, 1), (0, 0)))
+    above = jnp.pad(y, ((0, 0), (1, 1), (0, 0), (0, 0)))
+    moved = jnp.concatenate([above[:, i : i + high] for i in (2, 1, 0)], axis=-1)
+    columns = [_summed_product(beside[:, :, j : j + span], moved) for j in range(3)]
+    return jnp.stack(columns).reshape(3, channels, 3, filters).transpose(2, 0, 1, 3)
   padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-  columns = [
-    padded[:, i : i + (high - 1) * stride + 1 : stride, j : j + (wide - 1) * stride + 1 : stride]
-    for i in range(3)
-    for j in range(3)
-  ]
-  patches = jnp.concatenate(columns, axis=-1).reshape(-1, 9 * x.shape[-1])
-  return (patches.T @ y.reshape(-1, y.shape[-1])).reshape(3, 3, x.shape[-1], y.shape[-1])
+  patches = jnp.concatenate([padded[:, :, j : j + span : stride] for j in range(3)], axis=-1)
+  tall = (high - 1) * stride + 1
+  rows = [_summed_product(patches[:, i : i + tall : stride], y) for i in range(3)]
+  return jnp.stack(rows).reshape(3, 3, channels, filters)
+
+
+def _summed_product(
+  a: Float[Array, "batch height width m"], b: Float[Array, "batch height width n"]
+) -> Float[Array, "m n"]:
+  """The sum over places of products of features."""
+  return jax.lax.dot_general(
+    a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), (((0,), (0,)), ((), ()))
+  )
 
 
 convolve.defvjp(

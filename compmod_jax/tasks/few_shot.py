@@ -17,8 +17,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
-from compmod_jax.core import errors
+from compmod_jax.core import errors, sharding
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term, token_nll
 from compmod_jax.core.sharding import fetch
@@ -285,11 +286,40 @@ def query_sums(logits: jax.Array, query: Batch) -> dict[str, jax.Array]:
   }
 
 
-def _groups(batch: Batch, at_once: int) -> tuple[dict[str, jax.Array], bool]:
-  """Columns [groups, episodes of a group, ...], and whether there is one group only."""
+def _groups(batch: Batch, at_once: int) -> dict[str, jax.Array]:
+  """Columns [groups, episodes of a group, ...]."""
   count = len(batch["index"])
   size = count if not at_once else math.gcd(count, at_once)
-  return {k: x.reshape(-1, size, *x.shape[1:]) for k, x in batch.items()}, size == count
+  return {k: x.reshape(-1, size, *x.shape[1:]) for k, x in batch.items()}
+
+
+def _on_parts(function: Callable[..., PyTree], params: Params, batch: Batch) -> PyTree:
+  """What a function of parameters and episodes finds on every device for its part of a batch.
+
+  Args:
+    function: its arrays are [episodes or groups, ...].
+    params: the same for all.
+    batch: columns [episodes, rows, ...].
+  """
+
+  def names(x: jax.Array, first: str | None) -> tuple[str | None, ...]:
+    return (first, *(None for _ in x.shape[1:])) if x.ndim else ()
+
+  return sharding.on_parts(
+    lambda params, batch, _: function(params, batch),
+    [params, batch, batch["index"]],
+    [
+      jax.tree.map(lambda x: names(x, None), params),
+      jax.tree.map(lambda x: names(x, "batch"), batch),
+      names(batch["index"], "batch"),
+    ],
+    result=("batch",),
+  )
+
+
+def _summed(tree: PyTree) -> PyTree:
+  """Sums over the first axis of every array."""
+  return jax.tree.map(lambda x: jnp.sum(x, axis=0), tree)
 
 
 def summed_over_tasks(
@@ -298,7 +328,8 @@ def summed_over_tasks(
   """Sums over the episodes of a batch, which can be differentiated; `nll` alone has a gradient.
 
   Where groups are computed one after the other, the gradient of each is taken with its value, so
-  that what has to be kept is that of one group. Reverse mode, any order.
+  that what has to be kept is that of one group; each device has groups of its own part of the
+  batch. Reverse mode, any order.
 
   Args:
     one: from parameters and an episode to sums.
@@ -306,7 +337,6 @@ def summed_over_tasks(
     batch: columns [episodes, rows, ...].
     at_once: episodes that are computed together; 0 for all.
   """
-  groups, whole = _groups(batch, at_once)
 
   def group(params: Params, group: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     found = jax.vmap(one, (None, 0))(params, group) if len(group["index"]) > 1 else one(
@@ -315,22 +345,28 @@ def summed_over_tasks(
     found = jax.tree.map(jnp.sum, found)
     return found["nll"], jax.lax.stop_gradient(found)
 
-  if whole:
-    nll, found = group(params, jax.tree.map(lambda x: x[0], groups))
+  if at_once % len(batch["index"]) == 0:  # one group
+    nll, found = group(params, batch)
     return {**found, "nll": nll}
 
   def plain(params: Params) -> dict[str, jax.Array]:
-    nll, found = jax.lax.map(lambda part: group(params, part), groups)
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0), {**found, "nll": nll})
+    def sums(params: Params, batch: Batch) -> dict[str, jax.Array]:
+      nll, found = jax.lax.map(lambda part: group(params, part), _groups(batch, at_once))
+      return {**found, "nll": nll}
+
+    return _summed(_on_parts(sums, params, batch))
 
   def forward(params: Params) -> tuple[dict[str, jax.Array], Params]:
-    def add(slopes: Params, part: Batch) -> tuple[Params, dict[str, jax.Array]]:
-      (nll, found), slope = jax.value_and_grad(group, has_aux=True)(params, part)
-      return jax.tree.map(jnp.add, slopes, slope), {**found, "nll": nll}
+    def sums(params: Params, batch: Batch) -> tuple[dict[str, jax.Array], Params]:
+      def add(slopes: Params, part: Batch) -> tuple[Params, dict[str, jax.Array]]:
+        (nll, found), slope = jax.value_and_grad(group, has_aux=True)(params, part)
+        return jax.tree.map(jnp.add, slopes, slope), {**found, "nll": nll}
 
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    slopes, found = jax.lax.scan(add, zeros, groups)
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0), found), slopes
+      zeros = jax.tree.map(jnp.zeros_like, params)
+      slopes, found = jax.lax.scan(add, zeros, _groups(batch, at_once))
+      return found, jax.tree.map(lambda x: x[None], slopes)
+
+    return _summed(_on_parts(sums, params, batch))
 
   def backward(slopes: Params, cotangents: dict[str, jax.Array]) -> tuple[Params]:
     return (jax.tree.map(lambda slope: cotangents["nll"] * slope, slopes),)
@@ -395,9 +431,12 @@ def over_episodes(
     batch: columns [episodes, rows, ...].
     at_once: episodes that are computed together; 0 for all.
   """
-  groups, _ = _groups(batch, at_once)
-  found = jax.lax.map(lambda group: jax.vmap(one)(group), groups)
-  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+
+  def found(_: Params, batch: Batch) -> dict[str, jax.Array]:
+    of_groups = jax.lax.map(lambda group: jax.vmap(one)(group), _groups(batch, at_once))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), of_groups)
+
+  return _on_parts(found, {}, batch)
 
 
 @dataclasses.dataclass(frozen=True)

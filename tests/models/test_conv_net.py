@@ -1,5 +1,6 @@
 """The convolutional net: derivatives as JAX has them, twice; statistics are those of the batch."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
-from compmod_jax.models.conv_net import ConvNetConfig, convolve, largest
+from compmod_jax.models.conv_net import ConvBlock, ConvNetConfig, convolve, largest
 from compmod_jax.models.encoder import EncoderConfig
 
 
@@ -23,7 +24,8 @@ def plain(x, kernel, stride):
 
 @pytest.mark.parametrize("size", [(5, 6), (4, 4)])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_first_and_second_derivatives_of_the_convolution_are_those_of_jax(stride, size):
+@pytest.mark.parametrize("channels", [3, 5])  # fewer than filters, and more
+def test_first_and_second_derivatives_of_the_convolution_are_those_of_jax(channels, stride, size):
   def results(convolution):
     def inside(x, kernel):
       return jnp.sum(jnp.tanh(convolution(x, kernel, stride)))
@@ -35,7 +37,7 @@ def test_first_and_second_derivatives_of_the_convolution_are_those_of_jax(stride
     return jax.value_and_grad(inside, (0, 1))(*given), jax.value_and_grad(outside, (0, 1))(*given)
 
   with jax.enable_x64(True):
-    given = numbers(2, *size, 3, seed=0), numbers(3, 3, 3, 4, seed=1)
+    given = numbers(2, *size, channels, seed=0), numbers(3, 3, channels, 4, seed=1)
     for one, two in zip(
       jax.tree.leaves(results(convolve)), jax.tree.leaves(results(plain)), strict=True
     ):
@@ -57,6 +59,36 @@ def test_pooling_takes_the_largest_of_four_and_leaves_out_what_is_odd():
   x = jnp.arange(2 * 5 * 4 * 3.0).reshape(2, 5, 4, 3)
   found = largest(x)
   np.testing.assert_array_equal(found, x[:, 1:4:2, 1::2])  # the last of each grows with its place
+
+
+def test_of_equal_values_the_first_has_all_of_the_gradient():
+  x = jnp.zeros((1, 2, 4, 1)).at[0, 1, 2:, 0].set(1.0)
+  found = jax.grad(lambda x: jnp.sum(largest(x)))(x)[0, :, :, 0]
+  np.testing.assert_array_equal(found, [[1, 0, 0, 0], [0, 0, 1, 0]])
+
+
+def test_a_block_is_its_equation_also_where_a_scale_is_negative():
+  x = numbers(5, 6, 6, 2, seed=0).astype(jnp.float32)
+  block = ConvBlock(4, "pool")
+  params = block.init(jax.random.key(0), x)["params"]
+  params["scale"] = jnp.asarray([1.0, -1.0, 0.5, -2.0])
+  params["bias"] = jnp.asarray([0.0, 0.1, -0.1, 0.2])
+
+  def equation(params, x):
+    x = plain(x, params["kernel"], 1)
+    mean, variance = jnp.mean(x, (0, 1, 2), keepdims=True), jnp.var(x, (0, 1, 2), keepdims=True)
+    x = (x - mean) / jnp.sqrt(variance + 1e-5)
+    x = x * params["scale"].reshape(1, 1, 1, 4) + params["bias"].reshape(1, 1, 1, 4)
+    return nn.max_pool(nn.relu(x), (2, 2), (2, 2))
+
+  def results(function):
+    return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(function(*given))), (0, 1))(params, x)
+
+  jax.tree.map(
+    lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5),
+    results(lambda params, x: block.apply({"params": params}, x)),
+    results(equation),
+  )
 
 
 @pytest.mark.parametrize("halve", ["pool", "stride"])

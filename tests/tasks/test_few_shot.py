@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import compmod_jax
+from compmod_jax.core import sharding
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.class_episodes import ClassEpisodeConfig
 from compmod_jax.data.episodes import split_episode
@@ -23,10 +24,13 @@ from compmod_jax.tasks.few_shot import (
   Maml,
   Matching,
   Prototypes,
+  _sums,
   adapt,
   adapted_loss,
   matching_logits,
+  over_episodes,
   prototype_logits,
+  summed_over_tasks,
 )
 from compmod_jax.training.step import gradients
 
@@ -247,6 +251,48 @@ def test_groups_of_tasks_and_micro_batches_give_the_gradient_of_all_together(lin
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), found[0], other
     )
+
+
+@pytest.mark.parametrize("at_once", [0, 1, 2])
+def test_devices_that_share_the_episodes_find_what_one_finds(lines, at_once):
+  task, params, batch = built(lines, method=Maml(steps=2), tasks_at_once=at_once)
+  mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
+  placed = jax.device_put(params, sharding.replicated(mesh))
+  spread = sharding.place_batch(jax.tree.map(np.asarray, batch), mesh)
+
+  def step(params, batch):
+    slopes, value, _, _, metrics = gradients(task.loss, params, (), batch, CONTEXT, 1)
+    score = functools.partial(_sums, task.model, EPISODES, False, params)
+    return slopes, value, metrics, over_episodes(score, batch, at_once)
+
+  run = jax.jit(step)
+  for one, two in zip(
+    jax.tree.leaves(run(params, batch)), jax.tree.leaves(run(placed, spread)), strict=True
+  ):
+    np.testing.assert_allclose(one, two, rtol=2e-3, atol=2e-5)
+  if at_once == 1:  # nor is an episode sent to another device
+    assert "all-gather" not in run.lower(placed, spread).compile().as_text()
+
+
+def test_what_a_sum_over_tasks_needs_besides_can_be_traced_too():
+  batch = {"x": numbers(4, 3, 2, seed=1), "index": jnp.zeros((4, 3), jnp.int32)}
+  mesh = sharding.make_mesh(sharding.MeshConfig(data=4, tensor=2))
+  spread = sharding.place_batch(jax.tree.map(np.asarray, batch), mesh)
+
+  @jax.jit
+  def run(params, batch, rng):
+    def one(params, rows):
+      noise = jax.random.normal(rng, (3, 2))
+      return {"nll": jnp.sum(jnp.sin((rows["x"] + noise) @ params["w"]))}
+
+    return jax.value_and_grad(lambda p: summed_over_tasks(one, p, batch, 1)["nll"])(params)
+
+  params, rng = {"w": numbers(2, seed=2)}, jax.random.key(3)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+    run(params, batch, rng),
+    run(params, spread, rng),
+  )
 
 
 def test_filler_episodes_change_nothing(lines):

@@ -104,10 +104,12 @@ def _analysis(args: argparse.Namespace, workdir: Path, report: Path) -> list[str
 
 
 def _run(command: Sequence[str]) -> str:
-  """Runs a program of ours; the command as it is typed."""
+  """Runs a program of ours, and ends with its status if it fails; the command as it is typed."""
   shown = shlex.join(["python", "-m", *command])
   print(shown, flush=True)
-  subprocess.run([sys.executable, "-m", *command], check=True)
+  status = subprocess.run([sys.executable, "-m", *command], check=False).returncode
+  if status:
+    sys.exit(status)
   return shown
 
 
@@ -280,11 +282,12 @@ def _ranges(
 
 
 def _relative_gradient(look: Mapping[str, Any]) -> np.ndarray:
-  """Mean gradient at a weight on a separator, of that at one on a word."""
+  """Mean gradient at a weight on a separator, of that at one on a word; NaN where both are 0."""
   marks, words = (look["gradient"][kind] for kind in ("separator", "word"))
   if marks is None or words is None:
     return np.full(1, np.nan)
-  return np.asarray(marks, float) / np.asarray(words, float)
+  with np.errstate(divide="ignore", invalid="ignore"):
+    return np.asarray(marks, float) / np.asarray(words, float)
 
 
 def _pairs(tables: Sequence[Any]) -> float | None:

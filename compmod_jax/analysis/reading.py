@@ -263,12 +263,13 @@ class CausalReader(_TextReader):
 
 
 class QuestionReader(_OneStream):
-  """Questions with their passages and gold answers, without gold syntax; see `Reader`."""
+  """Questions with their passages and gold answers; see `Reader`."""
 
   task: Answering
 
   def __init__(self, task: Answering):
     self.task = task
+    self._known = dict[str, dict[int, Relations | None]]()
 
   def tokens(self, stream: str, batch: Batch) -> np.ndarray:
     """What every position reads; the last token of a text is predicted only."""
@@ -280,9 +281,29 @@ class QuestionReader(_OneStream):
     """Nowhere."""
     return np.zeros(np.shape(self.tokens(stream, batch)), bool)
 
-  def relations(self, stream: str, split: str, number: int) -> None:
-    """There are none."""
-    return None
+  def relations(self, stream: str, split: str, number: int) -> Relations | None:
+    """Those of a passage that was not cut; None where its set has no gold."""
+    if split not in self._known:
+      self._known[split] = dict(self._relations(split))
+    return self._known[split][number]
+
+  def _relations(self, split: str) -> Iterator[tuple[int, Relations | None]]:
+    """Number and relations of every question that a model can read."""
+    dataset, tokenizer = self.task.dataset, self.task.dataset.tokenizer
+    sets = [data.load(name) for data, name in dataset.config.data.sets(split)]
+    starts = list(itertools.accumulate(map(len, sets), initial=0))
+    tokenized, end = dataset.tokenized(split), self.task.model.question
+    for row, (number, source) in enumerate(zip(tokenized.index, tokenized.source, strict=True)):
+      questions, own = sets[source], int(number) - starts[source]
+      if questions.relations is None:
+        yield int(number), None
+        continue
+      ids = np.asarray(tokenized.tokens[row])
+      passage = read_sentence(tokenizer, ids[: int(np.argmax(ids == end))].tolist())
+      same = _same_starts(questions.items[own].passage.split(), passage.words)
+      known = questions.relations(own)
+      kept = [one for one in known if one[1] in same and one[2] in same]
+      yield int(number), [(name, same[dependent], same[head]) for name, dependent, head in kept]
 
   def texts(self, stream: str, split: str) -> Sequence[str]:
     """Passage, question, options and answer of every question of every set."""

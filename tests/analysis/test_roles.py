@@ -16,7 +16,13 @@ import tiny_model
 from compmod_jax.analysis import roles
 from compmod_jax.analysis.ablation import Ablate
 from compmod_jax.analysis.heads import Heads
-from compmod_jax.analysis.reading import NOTHING, CausalReader, QuestionReader, reader
+from compmod_jax.analysis.reading import (
+  NOTHING,
+  CausalReader,
+  QuestionReader,
+  read_sentence,
+  reader,
+)
 from compmod_jax.analysis.report import page
 from compmod_jax.analysis.roles.importance import (
   WAYS,
@@ -534,12 +540,30 @@ def test_the_answers_are_what_the_losses_of_questions_are_of(questions):
   values = questions.task.evaluate(questions.params, "test", decode=False).values
   assert losses.sum() / counts.sum() == pytest.approx(values["loss"], rel=1e-5)
   assert len(read.texts("text", "test")) == 16
+  _relations_of_passages(questions, read)
   tokens = np.concatenate([read.tokens("text", batch).ravel() for batch in questions.batches])
   assert (tokens == NOTHING).any()
   kinds = token_kinds(read.tokenizer("text"))
   numbers = questions.task.dataset.question_tokenizer.special_ids
   for name in (PASSAGE, QUESTION, *LABELS):
     assert kinds[numbers[name]] == KINDS.index("separator")
+
+
+def _relations_of_passages(questions, read):
+  """Each is between the words that gold has, as the positions of the batches read them."""
+  (data,), seen = questions.task.dataset.config.data.seeds, 0
+  gold = data.load("test")
+  for batch in questions.batches:
+    tokens = read.tokens("text", batch)
+    for row in np.flatnonzero(batch["index"] >= 0).tolist():
+      number = int(batch["index"][row])
+      words = read_sentence(read.tokenizer("text"), tokens[row].tolist()).words
+      known = read.relations("text", "test", number)
+      found = [(name, words[dependent], words[head]) for name, dependent, head in known]
+      story = gold.items[number].passage.split()
+      assert found == [(name, story[d], story[h]) for name, d, h in gold.relations(number)]
+      seen += len(found)
+  assert seen > 50
 
 
 def test_outputs_of_two_tasks_are_compared_with_themselves_alone(questions, tmp_path):
@@ -555,7 +579,7 @@ def test_outputs_of_two_tasks_are_compared_with_themselves_alone(questions, tmp_
   looks = found.halves[0].looks
   both, choice, other = (
     looks[f"{name}/layer_0/self"].sums["queries"]
-    for name in ("modulatory", "output_mqa", "output_gqa")
+    for name in ("vanilla", "output_mqa", "output_gqa")
   )
   assert both == choice + other
   assert min(choice, other) > 0

@@ -728,6 +728,128 @@ def rotated_causes():
   return rows
 
 
+# docs/roles.md.
+
+HEADS = {
+  "masked": "masked language model",
+  "gpt2": "GPT-2, random weights",
+  "gpt2-text": "the same on public domain text",
+  "grammar": "translation of the grammar",
+  "tatoeba": "translation of Tatoeba",
+  "questions": "NeMoT on questions about worlds",
+}
+"""Name of a file in `results/roles` -> what the page calls the model."""
+
+
+def models_with_heads():
+  """What the page calls a model, and its figures, of all files that there are."""
+  found = {path.stem: record(f"roles/{path.name}") for path in (RESULTS / "roles").glob("*.json")}
+  return [(label, found[name]) for name, label in HEADS.items() if name in found]
+
+
+def beside_controls(found, show):
+  """A figure, and in brackets those of shuffled attention and of the untrained model."""
+  controls = ", ".join(show(found[name]) for name in ("shuffled", "untrained"))
+  return f"{show(found['model' if 'model' in found else 'value'])} ({controls})"
+
+
+def roles_of_heads():
+  return [
+    [
+      label,
+      " + ".join(f"{count:,}" for count in found["examples"]),
+      str(found["heads"]),
+      *(beside_controls(found["roles"][kind], str) for kind in ("positional", "syntactic", "rare")),
+    ]
+    for label, found in models_with_heads()
+  ]
+
+
+def places_of_heads():
+  """Of the head that looks there most often, in the half where it does so less."""
+  rows = []
+  for label, found in models_with_heads():
+    looks = [found["looks"][name] for name in ("previous", "itself", "next", "first", "separator")]
+    rows.append([label, *(in_percent(look) for look in looks)])
+  return rows
+
+
+def in_percent(look, sign=""):
+  return "" if look is None else beside_controls(look, lambda value: f"{100 * value:{sign}.0f}")
+
+
+def words_of_heads():
+  """The largest gain over relations, each control's its own, and the rarest token."""
+  rows = []
+  for label, found in models_with_heads():
+    relations, name = found["relations"], ""
+    best = dict.fromkeys(("value", "shuffled", "untrained"))
+    if relations:
+      best = {key: max(one[key] for one in relations.values()) for key in best}
+      name = max(relations, key=lambda key: relations[key]["value"])
+    rarest = found["looks"]["rarest"]
+    rows.append([
+      label,
+      in_percent(best, "+") if relations else "",
+      name,
+      in_percent(rarest),
+      f"{100 * rarest['chance']:.0f}",
+    ])  # fmt: skip
+  return rows
+
+
+def between(values, digits):
+  return " to ".join(f"{value:.{digits}f}" for value in values)
+
+
+def spread_of_heads():
+  rows = []
+  for label, found in models_with_heads():
+    entropy, gradient = found["entropy"], found["gradient_at_separators"]
+    apart = [one for one in found["divergence"].values() if one["trained"] is not None]
+    means = [
+      f"{statistics.mean(one[kind] for one in apart):.3f}" for kind in ("trained", "untrained")
+    ]
+    ranks = [found["spectra"][kind]["heads"] for kind in ("trained", "untrained")]
+    rows.append([
+      label,
+      f"{between(entropy['trained'], 2)} ({between(entropy['untrained'], 2)})",
+      between(entropy["uniform"], 2),
+      f"{between(gradient['trained'], 2)} ({between(gradient['untrained'], 2)})",
+      f"{means[0]} ({means[1]})",
+      f"{ranks[0]['rank']:.1f} ({ranks[1]['rank']:.1f}) of {ranks[0]['of']}",
+    ])  # fmt: skip
+  return rows
+
+
+def importance_of_heads():
+  rows = []
+  for label, found in models_with_heads():
+    one = found["importance"]
+    pairs = [one["correlations"][i][j] for i in range(4) for j in range(i)]
+    away = max(abs(one["attributions"][name] - rise) for name, rise in one["rises"].items())
+    rows.append([
+      label,
+      " + ".join(map(str, found["examples_of_importance"])),
+      between((min(pairs), max(pairs)), 2),
+      between((min(one["halves"].values()), max(one["halves"].values())), 2),
+      f"{one['largest_ablation']:.4f}",
+      f"{away:.4f} of {max(one['rises'].values()):.4f}",
+    ])  # fmt: skip
+  return rows
+
+
+def prices_of_heads():
+  rows = []
+  for label, found in models_with_heads():
+    for one in sorted(found["pruning"], key=lambda one: one["price"]):
+      kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(one["roles"].items()))
+      losses = (one[name] for name in ("loss", "by_ablation", "at_random"))
+      rows.append([label, f"{one['price']:g}", str(one["heads"]), kinds,
+                   *(f"{loss:.3f}" for loss in losses)])  # fmt: skip
+  return rows
+
+
 TABLES = {
   ("README.md", "Use a model from the shell", 0): REFERENCE,
   ("README.md", "Competition", 0): REFERENCE,
@@ -793,6 +915,12 @@ TABLES = {
   ("docs/rims.md", "From Python", 0): REFERENCE,
   ("docs/rims.md", "Measured so far", 0): copying,
   ("docs/roles.md", "What is measured", 0): REFERENCE,
+  ("docs/roles.md", "Models and their controls", 0): roles_of_heads,
+  ("docs/roles.md", "Models and their controls", 1): places_of_heads,
+  ("docs/roles.md", "Models and their controls", 2): words_of_heads,
+  ("docs/roles.md", "Models and their controls", 3): spread_of_heads,
+  ("docs/roles.md", "Models and their controls", 4): importance_of_heads,
+  ("docs/roles.md", "Models and their controls", 5): prices_of_heads,
   ("docs/independent_mechanisms.md", "Use", 0): REFERENCE,
   ("docs/competing_experts.md", "Use", 0): REFERENCE,
   ("docs/neural_interpreters.md", "Fuzzy expressions", 1): expressions,

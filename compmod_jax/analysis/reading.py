@@ -5,8 +5,10 @@ token, the target; a masked language model its text. A position of a site reads 
 stream that the model is fed there (in a decoder: the one before the token that it is to predict).
 """
 
+import functools
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
@@ -14,10 +16,13 @@ import numpy as np
 
 from compmod_jax.core.errors import UserError, check
 from compmod_jax.data.base import Relations
+from compmod_jax.data.blocks import Blocks
+from compmod_jax.data.qa.unified import segments
 from compmod_jax.data.tokenizers import PAD, Tokenizer
 from compmod_jax.tasks.base import Batch, Task
 from compmod_jax.tasks.causal_lm import CausalLM
 from compmod_jax.tasks.masked_lm import MaskedLM
+from compmod_jax.tasks.question_answering import Answering
 from compmod_jax.tasks.translation import Translation
 
 NOTHING = -1
@@ -131,13 +136,11 @@ class TranslationReader:
     return batch["target"], batch["target"] != PAD
 
 
-class _TextReader:
-  """Blocks of running text, of which no gold is known; see `Reader`."""
+class _OneStream:
+  """One text, without tags and annotations; see `Reader`."""
 
   streams: tuple[str, ...] = ("text",)
-
-  def __init__(self, task: MaskedLM | CausalLM):
-    self.task = task
+  task: MaskedLM | CausalLM | Answering
 
   def stream(self, site: str) -> str:
     """There is one text."""
@@ -152,16 +155,39 @@ class _TextReader:
     return self.task.dataset.tokenizer
 
   def tags(self, stream: str, split: str, number: int) -> None:
-    """Running text has no gold."""
+    """There are none."""
     return None
 
   def info(self, split: str, number: int) -> Mapping[str, Any]:
-    """Running text has no annotations."""
+    """There is none."""
     return {}
 
-  def relations(self, stream: str, split: str, number: int) -> None:
-    """Running text has no gold."""
-    return None
+
+class _TextReader(_OneStream):
+  """Blocks of running text; see `Reader`."""
+
+  task: MaskedLM | CausalLM
+
+  def __init__(self, task: MaskedLM | CausalLM):
+    self.task = task
+    self._gold = dict[str, _BlockGold | None]()
+    self._known = dict[tuple[str, int], Relations | None]()
+
+  def relations(self, stream: str, split: str, number: int) -> Relations | None:
+    """Those of the block's documents whose words are both in it."""
+    if (split, number) not in self._known:
+      gold = self._gold_of(split)
+      self._known[split, number] = None if gold is None else list(gold.of_block(number))
+    return self._known[split, number]
+
+  def _gold_of(self, split: str) -> "_BlockGold | None":
+    if split not in self._gold:
+      dataset, blocks = self.task.dataset, self.blocks(split)
+      documents = dataset.config.data.load(split)
+      known, self._gold[split] = documents.relations, None
+      if known is not None and isinstance(blocks, Blocks):
+        self._gold[split] = _BlockGold(dataset.tokenizer, blocks, list(documents), known)
+    return self._gold[split]
 
   def blocks(self, split: str) -> Sequence[np.ndarray]:
     """The tokens of all blocks, by number."""
@@ -236,6 +262,62 @@ class CausalReader(_TextReader):
     return jnp.asarray(batch["tokens"])[:, 1:], jnp.asarray(batch["counted"])
 
 
+class QuestionReader(_OneStream):
+  """Questions with their passages and gold answers; see `Reader`."""
+
+  task: Answering
+
+  def __init__(self, task: Answering):
+    self.task = task
+    self._known = dict[str, dict[int, Relations | None]]()
+
+  def tokens(self, stream: str, batch: Batch) -> np.ndarray:
+    """What every position reads; the last token of a text is predicted only."""
+    ids = np.asarray(batch["tokens"])[:, :-1]
+    away = (ids == self.task.dataset.tokenizer.pad) | (np.asarray(batch["index"]) < 0)[:, None]
+    return np.where(away, NOTHING, ids)
+
+  def hidden(self, stream: str, batch: Batch) -> np.ndarray:
+    """Nowhere."""
+    return np.zeros(np.shape(self.tokens(stream, batch)), bool)
+
+  def relations(self, stream: str, split: str, number: int) -> Relations | None:
+    """Those of a passage that was not cut; None where its set has no gold."""
+    if split not in self._known:
+      self._known[split] = dict(self._relations(split))
+    return self._known[split][number]
+
+  def _relations(self, split: str) -> Iterator[tuple[int, Relations | None]]:
+    """Number and relations of every question that a model can read."""
+    dataset, tokenizer = self.task.dataset, self.task.dataset.tokenizer
+    sets = [data.load(name) for data, name in dataset.config.data.sets(split)]
+    starts = list(itertools.accumulate(map(len, sets), initial=0))
+    tokenized, end = dataset.tokenized(split), self.task.model.question
+    for row, (number, source) in enumerate(zip(tokenized.index, tokenized.source, strict=True)):
+      questions, own = sets[source], int(number) - starts[source]
+      if questions.relations is None:
+        yield int(number), None
+        continue
+      ids = np.asarray(tokenized.tokens[row])
+      passage = read_sentence(tokenizer, ids[: int(np.argmax(ids == end))].tolist())
+      same = _same_starts(questions.items[own].passage.split(), passage.words)
+      known = questions.relations(own)
+      kept = [one for one in known if one[1] in same and one[2] in same]
+      yield int(number), [(name, same[dependent], same[head]) for name, dependent, head in kept]
+
+  def texts(self, stream: str, split: str) -> Sequence[str]:
+    """Passage, question, options and answer of every question of every set."""
+    return [
+      " ".join(piece.text for piece in segments(question))
+      for questions in self.task.dataset.questions(split)
+      for question in questions
+    ]
+
+  def targets(self, batch: Batch) -> tuple[Any, Any]:
+    """The tokens of answers, their ends included; in multiple choice the label alone."""
+    return jnp.asarray(batch["tokens"])[:, 1:], self.task.model.counted(batch)[0]
+
+
 def reader(task: Task) -> Reader:
   """How to read this task's data.
 
@@ -248,6 +330,8 @@ def reader(task: Task) -> Reader:
     return MaskedReader(task)
   if isinstance(task, CausalLM):
     return CausalReader(task)
+  if isinstance(task, Answering):
+    return QuestionReader(task)
   raise UserError(
     f"The task is a {type(task).__name__}, whose tokens no analysis can read yet; add a reader for"
     " it to compmod_jax/analysis/reading.py."
@@ -279,15 +363,18 @@ def read_sentence(tokenizer: Tokenizer, ids: Sequence[int]) -> Sentence:
 
   Args:
     tokenizer: whose tokens these are.
-    ids: token numbers; NOTHING, start and end of sentence are none of any word.
+    ids: token numbers; NOTHING and what stands for no text (`without_text`) are of no word, and
+      end the one before them.
   """
+  none = without_text(tokenizer) | {NOTHING}
   pieces = [_piece(tokenizer, int(number)) for number in ids]
   words: list[str] = []
   word: list[int] = []
   waiting: list[int] = []
   inside = False
-  for piece in pieces:
+  for number, piece in zip(ids, pieces, strict=True):
     first = NOTHING
+    inside = inside and int(number) not in none
     for character in piece:
       if character.isspace():
         inside = False
@@ -318,11 +405,19 @@ def word_key(word: str) -> str:
   return re.sub(r"^\W+|\W+$", "", word.lower()) or word.lower()
 
 
+@functools.lru_cache(maxsize=16)
+def without_text(tokenizer: Tokenizer) -> frozenset[int]:
+  """Tokens that stand for no text: all controls but unknown words, and special tokens."""
+  special = set(tokenizer.special_tokens)
+  marks = {n for n in range(tokenizer.vocab_size) if special and tokenizer.piece(n) in special}
+  return frozenset(tokenizer.controls | marks) - {tokenizer.unk}
+
+
 def _piece(tokenizer: Tokenizer, number: int) -> str:
   """The token's text, a blank before it where it begins a word; nothing for what is no text."""
   if number == tokenizer.unk:
     text = "<unk>"
-  elif number == NOTHING or number in tokenizer.controls:
+  elif number == NOTHING or number in without_text(tokenizer):
     return ""
   else:
     text = tokenizer.text_of(number)
@@ -349,3 +444,58 @@ def tags_of(sentence: Sentence, tags: Sequence[str], where: str) -> list[str]:
     "" if number == NOTHING else MARK if mark else tags[number]
     for number, mark in zip(sentence.word, sentence.mark, strict=True)
   ]
+
+
+class _BlockGold:
+  """Gold relations between the words of blocks, from those of the documents in them.
+
+  Args:
+    tokenizer: whose tokens the blocks hold.
+    blocks: stretches of a stream of documents, each with its end token.
+    texts: of the documents.
+    known: number of a document -> its relations.
+  """
+
+  def __init__(
+    self,
+    tokenizer: Tokenizer,
+    blocks: Blocks,
+    texts: Sequence[str],
+    known: Callable[[int], Relations],
+  ):
+    self._tokenizer, self._blocks, self._texts, self._known = tokenizer, blocks, texts, known
+    _, self._stream = blocks.numbers()
+    self._ends = np.flatnonzero(self._stream == tokenizer.eos)
+
+  def of_block(self, number: int) -> Iterator[tuple[str, int, int]]:
+    """Relations of a block, by the numbers of the words that `read_sentence` finds in it."""
+    begin, tokens = self._blocks.begin(number), self._blocks[number][1:]
+    block = read_sentence(self._tokenizer, tokens.tolist()).word
+    first, last = np.searchsorted(self._ends, (begin, begin + len(tokens) - 1)).tolist()
+    for document in range(first, last + 1):
+      start = int(self._ends[document - 1]) + 1 if document else 0
+      read = read_sentence(self._tokenizer, self._stream[start : self._ends[document]].tolist())
+      here: dict[int, int] = {}  # word of the document -> word of the block
+      for place, word in enumerate(read.word, start - begin):
+        if word != NOTHING and 0 <= place < len(block):
+          here.setdefault(word, block[place])
+      own = _same_starts(self._texts[document].split(), read.words)
+      for name, dependent, head in self._known(document):
+        ends = own.get(dependent, NOTHING), own.get(head, NOTHING)
+        if ends[0] in here and ends[1] in here:
+          yield name, here[ends[0]], here[ends[1]]
+
+
+def _same_starts(given: Sequence[str], found: Sequence[str]) -> dict[int, int]:
+  """Number of a word -> that of the one that starts at the same letter; none if texts differ.
+
+  A tokenizer may part words that gold has as one, as BERT's does with punctuation; and unknown
+  words have other letters, but they are as many.
+  """
+  if len(given) == len(found):
+    return {number: number for number in range(len(given))}
+  places = [list(itertools.accumulate(map(len, words), initial=0)) for words in (given, found)]
+  if places[0][-1] != places[1][-1]:
+    return {}
+  starts = {place: number for number, place in enumerate(places[1][:-1])}
+  return {n: starts[place] for n, place in enumerate(places[0][:-1]) if place in starts}

@@ -55,6 +55,11 @@ def sentence_losses(subject: Subject, reader: Reader) -> Losses:
   return losses
 
 
+def translates(subject: Subject, reader: Reader) -> bool:
+  """Whether outputs are searched for, from one stream, of which the other has the references."""
+  return subject.task.generator.decode is not None and len(reader.streams) == 2
+
+
 def decoded(
   subject: Subject,
   reader: Reader,
@@ -66,13 +71,13 @@ def decoded(
   """Outputs and references of some examples of the subject's split.
 
   Args:
-    subject: a model whose task decodes.
+    subject: a model whose task translates.
     reader: knows the texts.
     numbers: of the examples.
     edits: as in `sentence_losses`.
     name: what the progress display calls them.
   """
-  task = subject.task  # one that decodes
+  task = subject.task
   sources, references = (
     [reader.texts(stream, subject.split)[int(number)] for number in numbers]
     for stream in reader.streams

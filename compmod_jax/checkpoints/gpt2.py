@@ -80,6 +80,32 @@ def read_gpt2(folder: str | Path) -> Gpt2:
   return Gpt2(config, unflatten_dict(params, sep="/"), len(table))
 
 
+def with_tokens(model: Gpt2, vocab: int) -> Gpt2:
+  r"""The model with further tokens, whose vectors are the mean of all others.
+
+  Their logits are the mean logit, so that the output changes by very little, whatever it is:
+
+  .. math:: e^{\bar z} \le \frac1V \sum_{j=1}^{V} e^{z_j}
+
+  Args:
+    model: with V tokens.
+    vocab: tokens in all; those after the V-th have at most (vocab - V) / vocab of the probability.
+
+  Raises:
+    UserError: the model has more tokens already.
+
+  Source: Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models".
+  """
+  check(
+    vocab >= model.vocab,
+    f"The tokenizer has {vocab} tokens, but the GPT-2 checkpoint {model.vocab}; use its tokenizer.",
+  )
+  table = model.params["embedding"]["table"]
+  mean = np.mean(table, axis=0, keepdims=True, dtype=np.float64).astype(table.dtype)
+  table = np.concatenate([table, np.repeat(mean, vocab - model.vocab, axis=0)])
+  return Gpt2(model.config, {**model.params, "embedding": {"table": table}}, vocab)
+
+
 def write_gpt2(folder: str | Path, model: Gpt2, *, eos: int | None = None) -> None:
   """Writes a folder that `transformers` opens as `GPT2LMHeadModel`.
 

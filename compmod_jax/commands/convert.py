@@ -1,22 +1,29 @@
-"""Converts masked language models from and to Hugging Face's format (RoBERTa, BERT).
+"""Converts models from and to Hugging Face's format: RoBERTa, BERT, and from it also GPT-2.
 
     python -m train.convert --huggingface FOLDER --workdir imported
+    python -m train.convert --huggingface FOLDER --workdir imported --data FOLDER_OF_TEXT
     python -m train.convert --workdir runs/mlm --huggingface FOLDER --export
 
 A folder of theirs holds config.json, model.safetensors and a tokenizer. An imported model is used
-like one that was trained here: `train.predict`, `compmod_jax.load`.
+like one that was trained here: `train.predict`, `train.analyse roles`, `compmod_jax.load`. What is
+scored or analysed are sentences of the project's grammar, or the text that --data names.
 """
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from compmod_jax.commands import cli
+
+if TYPE_CHECKING:
+  from compmod_jax.data.text_tokenizer import DocumentData
+  from compmod_jax.data.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-  """Converts masked language models from and to Hugging Face's format."""
+  """Converts language models from and to Hugging Face's format."""
 
   huggingface: Path
   """Their folder: read, or with --export written."""
@@ -24,6 +31,9 @@ class Args:
   """Our folder: made, or with --export that of the model (a workdir or a model's folder)."""
   export: bool = False
   """Convert from ours to theirs."""
+  data: str = ""
+  """Import: folder of text files on which the model is scored and analysed; may start with an
+  environment variable; none: English sentences of the project's grammar."""
   model: str | None = None
   """Export: which of the workdir's models; best if not given."""
   kind: Literal["roberta", "bert"] = "roberta"
@@ -37,31 +47,74 @@ def main(argv: list[str]) -> None:
     export_model(args.workdir, args.model, args.huggingface, args.kind)
     print(f"{args.huggingface} holds the model in the format of Hugging Face's {args.kind}")
   else:
-    import_model(args.huggingface, args.workdir)
+    import_model(args.huggingface, args.workdir, args.data)
     print(cli.as_started(f"{args.workdir} holds the model; use it with python -m train.predict"))
 
 
-def import_model(theirs: Path, ours: Path) -> None:
+class Imported(NamedTuple):
+  """A model of theirs as one of ours.
+
+  Attributes:
+    task: the configuration of its task.
+    model: its own.
+    params: its parameters.
+    tokenizer: its tokenizer.
+  """
+
+  task: Any
+  model: Any
+  params: dict[str, Any]
+  tokenizer: "Tokenizer"
+
+
+def import_model(theirs: Path, ours: Path, data: str = "") -> None:
   """Makes a model folder of ours from a folder of theirs.
 
+  Args:
+    theirs: a Hugging Face model's folder.
+    ours: where the model goes.
+    data: folder of text on which it is scored and analysed; the project's grammar if empty.
+
   Raises:
-    UserError: the folder of theirs is incomplete or of a kind that cannot be imported, or what is
-      at the place of ours is no model's folder.
+    UserError: the folder of theirs is incomplete or of a kind that cannot be imported, there is no
+      text, or what is at the place of ours is no model's folder.
   """
-  from compmod_jax.checkpoints.huggingface import read_checkpoint
-  from compmod_jax.checkpoints.huggingface_tokenizer import read_tokenizer
+  from compmod_jax.checkpoints.huggingface_folder import read_config
   from compmod_jax.checkpoints.model_folder import MODEL, save_model_folder
   from compmod_jax.core.config import to_json
   from compmod_jax.core.errors import check
+  from compmod_jax.data.sources.documents import GrammarDocuments, TextDocuments
   from compmod_jax.data.text_tokenizer import FILE
   from compmod_jax.tasks.configs import ModelConfig, TaskConfig
-  from compmod_jax.tasks.masked_lm import MaskedLMConfig
 
   check(
     not ours.exists() or (ours / MODEL).is_file() or (ours.is_dir() and not any(ours.iterdir())),
     f"--workdir is {ours}, which is there and is no model's folder: what it holds would be"
     " replaced. Name a folder that is new or empty, or a model's folder to replace.",
   )
+  text = TextDocuments(folder=data) if data else GrammarDocuments()
+  text.load("train")  # what is missing is named before anything is written
+  kind = read_config(theirs, IMPORTS)["model_type"]
+  found = IMPORTS[kind](theirs, text)
+  meta: dict[str, Any] = {
+    "task": to_json(found.task, TaskConfig),
+    "model": to_json(found.model, ModelConfig),
+    "name": theirs.name,
+    "metric": "loss",
+    "score": None,
+    "kind": kind,
+  }
+  files = {FILE: found.tokenizer.to_bytes()}
+  save_model_folder(ours, params=found.params, files=files, meta=meta)
+
+
+def _masked(theirs: Path, data: "DocumentData") -> Imported:
+  """A masked language model."""
+  from compmod_jax.checkpoints.huggingface import read_checkpoint
+  from compmod_jax.checkpoints.huggingface_tokenizer import read_tokenizer
+  from compmod_jax.core.errors import check
+  from compmod_jax.tasks.masked_lm import MaskedLMConfig
+
   found = read_checkpoint(theirs)
   tokenizer = read_tokenizer(theirs, vocab=found.vocab)
   check(
@@ -71,17 +124,35 @@ def import_model(theirs: Path, ours: Path) -> None:
     " own tokenizer there.",
   )
   length = min(128, found.config.max_length)
-  task = MaskedLMConfig(length=length, batch_tokens=32 * length)
-  meta: dict[str, Any] = {
-    "task": to_json(task, TaskConfig),
-    "model": to_json(found.config, ModelConfig),
-    "name": theirs.name,
-    "metric": "loss",
-    "score": None,
-    "kind": found.kind,
-  }
-  files = {FILE: tokenizer.to_bytes()}
-  save_model_folder(ours, params=found.params, files=files, meta=meta)
+  task = MaskedLMConfig(data=data, length=length, batch_tokens=32 * length)
+  return Imported(task, found.config, found.params, tokenizer)
+
+
+def _causal(theirs: Path, data: "DocumentData") -> Imported:
+  """A decoder; its tokenizer has tokens more than theirs, for padding, for example."""
+  from compmod_jax.checkpoints.gpt2 import read_gpt2, with_tokens
+  from compmod_jax.core.errors import check
+  from compmod_jax.data.tokenizers.gpt2 import read_gpt2_tokenizer
+  from compmod_jax.tasks.causal_lm import CausalLMConfig
+
+  found = read_gpt2(theirs)
+  tokenizer = read_gpt2_tokenizer(theirs)
+  check(
+    tokenizer.pieces == found.vocab,
+    f"The tokenizer in {theirs} has {tokenizer.pieces} tokens, but the model has {found.vocab};"
+    " they do not belong together. Copy the model's own tokenizer there.",
+  )
+  length = min(128, found.config.max_length + 1)
+  task = CausalLMConfig(data=data, length=length, batch_tokens=32 * length)
+  return Imported(task, found.config, with_tokens(found, tokenizer.vocab_size).params, tokenizer)
+
+
+IMPORTS: "dict[str, Callable[[Path, DocumentData], Imported]]" = {
+  "roberta": _masked,
+  "bert": _masked,
+  "gpt2": _causal,
+}
+"""Their `model_type` -> how it is imported."""
 
 
 def export_model(

@@ -63,8 +63,12 @@ class Blocks(Column):
     """The blocks' numbers and the stream that they are cut from."""
     return self._numbers, self._stream
 
+  def begin(self, number: int) -> int:
+    """Where in the stream the text of a block begins; raises an IndexError if there is none."""
+    return int(self._numbers[number]) * self._stride
+
   def _one(self, number: int) -> np.ndarray:
-    begin = int(self._numbers[number]) * self._stride  # raises IndexError
+    begin = self.begin(number)
     inside = self._stream[begin : begin + self._inside]
     return np.concatenate([[self._start], inside]).astype(np.int32)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 
 import jax
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 import tiny_model
 
+from benchmarks.roles import PLACES, summary
 from compmod_jax.analysis import roles
 from compmod_jax.analysis.ablation.measure import keeping
 from compmod_jax.analysis.reading import reader
+from compmod_jax.analysis.report import page
 from compmod_jax.analysis.roles.measure import attention_modules
 from compmod_jax.analysis.roles.pruning import (
   BETA,
@@ -32,6 +35,7 @@ from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
+from compmod_jax.training.provenance import provenance
 
 GRAMMAR = GrammarDocuments(GrammarData(train=60, valid=10, test=20, shifted=10))
 
@@ -128,6 +132,35 @@ def test_the_report_shows_what_every_price_leaves(subject):
   assert [one["heads"] for one in made.data["pruning"]] == [found.pruned[0].count, 0]
   for row in table.rows:
     assert sum(row[3:7]) == row[1]  # every head that is left has one role
+
+
+def test_the_summary_of_a_report_has_every_row_beside_its_controls(subject, tmp_path):
+  settings = roles.Roles(
+    importance=2, steps=1, prune=Pruning(prices=(0.5,), sentences=4, updates=2)
+  )
+  made = roles.make_page(settings, subject, settings.measure(subject))
+  written = page.write(made, tmp_path, command="c", provenance=provenance())
+  data = json.loads(written.json.read_text())
+  found = summary(data)
+  assert json.loads(json.dumps(found, allow_nan=False)) == found
+  for source in ("model", "shuffled", "untrained"):
+    assert sum(counts[source] for counts in found["roles"].values()) == found["heads"] == 4
+  assert set(found["looks"]) == set(PLACES)
+  assert found["looks"]["next"] is None, "a decoder does not see the next token"
+  module = data["modules"]["decoder/layer_0/self"]
+  shares = np.array([half["shares"]["previous"] for half in module["halves"]])
+  best = found["looks"]["previous"]
+  assert best["value"] == shares.min(0).max()
+  assert best["head"] == f"decoder/layer_0/self:{shares.min(0).argmax()}"
+  assert best["share"] == pytest.approx(shares[:, shares.min(0).argmax()].mean())
+  assert best["untrained"] == max(module["untrained"]["shares"]["previous"])
+  relation = next(iter(found["relations"]))
+  gain, share, offset = (found["relations"][relation][n] for n in ("value", "share", "best_offset"))
+  assert gain <= share - offset + 1e-9
+  assert found["spectra"]["trained"]["heads"]["of"] == 4
+  assert found["pruning"][0]["heads"] == sum(found["pruning"][0]["roles"].values())
+  assert np.shape(found["importance"]["correlations"]) == (4, 4)
+  assert set(found["importance"]["halves"]) == set(found["importance"]["ways"])
 
 
 def test_bad_prices_are_refused_by_name():

@@ -16,7 +16,13 @@ import tiny_model
 from compmod_jax.analysis import roles
 from compmod_jax.analysis.ablation import Ablate
 from compmod_jax.analysis.heads import Heads
-from compmod_jax.analysis.reading import NOTHING, CausalReader, reader
+from compmod_jax.analysis.reading import (
+  NOTHING,
+  CausalReader,
+  QuestionReader,
+  read_sentence,
+  reader,
+)
 from compmod_jax.analysis.report import page
 from compmod_jax.analysis.roles.importance import (
   WAYS,
@@ -46,14 +52,18 @@ from compmod_jax.analysis.roles.measure import (
   spectrum,
   stack_targets,
   token_counts,
+  token_kinds,
 )
 from compmod_jax.analysis.scoring import sentence_losses
 from compmod_jax.analysis.subject import Module, Subject
 from compmod_jax.checkpoints.gpt2 import Gpt2, read_gpt2, write_gpt2
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import Intermediates
+from compmod_jax.data.qa.mixed import Mixed
+from compmod_jax.data.qa.unified import LABELS, PASSAGE, QUESTION
 from compmod_jax.data.sources.documents import GrammarDocuments
 from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.layers.basic import layer_norm
 from compmod_jax.models.decoder_lm import DecoderConfig
@@ -61,6 +71,7 @@ from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
+from compmod_jax.tasks.question_answering import AnsweringConfig
 
 BATCH, TIME = 16, 12
 SELF = "encoder/layer_0/self"
@@ -500,6 +511,100 @@ def test_auxiliary_tokens_are_separators_in_front_of_the_text():
   assert behind.sums["queries"] > plain.sums["queries"]
   assert behind.chance(SEPARATOR) > plain.chance(SEPARATOR)
   assert set(spectra(subject, subject.params)) == set(data["modules"])
+
+
+def question_task(model):
+  given = AnsweringConfig(
+    data=Mixed((WorldsData(train=24, valid=12, test=16, shifted=12),)),
+    batch_questions=4,
+    length=192,
+    answer_length=4,
+    buckets=1,
+  )
+  tokenizer = dataclasses.replace(given.tokenizer, vocab_size=160)
+  return dataclasses.replace(given, tokenizer=tokenizer).build(model)
+
+
+@pytest.fixture(scope="module")
+def questions():
+  sizes = {"vanilla_layers": 1, "modulatory_layers": 1, "output_layers": 1, "dropout": 0.0}
+  return random_subject(
+    question_task(NemotConfig(**{**SIZES, **sizes, "max_length": 192}, tasks=("mqa", "gqa"))), 0
+  )
+
+
+def test_the_answers_are_what_the_losses_of_questions_are_of(questions):
+  read = reader(questions.task)
+  assert isinstance(read, QuestionReader)
+  losses, counts = sentence_losses(questions, read)(questions.params, {})
+  values = questions.task.evaluate(questions.params, "test", decode=False).values
+  assert losses.sum() / counts.sum() == pytest.approx(values["loss"], rel=1e-5)
+  assert len(read.texts("text", "test")) == 16
+  _relations_of_passages(questions, read)
+  tokens = np.concatenate([read.tokens("text", batch).ravel() for batch in questions.batches])
+  assert (tokens == NOTHING).any()
+  kinds = token_kinds(read.tokenizer("text"))
+  numbers = questions.task.dataset.question_tokenizer.special_ids
+  for name in (PASSAGE, QUESTION, *LABELS):
+    assert kinds[numbers[name]] == KINDS.index("separator")
+
+
+def _relations_of_passages(questions, read):
+  """Each is between the words that gold has, as the positions of the batches read them."""
+  (data,), seen = questions.task.dataset.config.data.seeds, 0
+  gold = data.load("test")
+  for batch in questions.batches:
+    tokens = read.tokens("text", batch)
+    for row in np.flatnonzero(batch["index"] >= 0).tolist():
+      number = int(batch["index"][row])
+      words = read_sentence(read.tokenizer("text"), tokens[row].tolist()).words
+      known = read.relations("text", "test", number)
+      found = [(name, words[dependent], words[head]) for name, dependent, head in known]
+      story = gold.items[number].passage.split()
+      assert found == [(name, story[d], story[h]) for name, d, h in gold.relations(number)]
+      seen += len(found)
+  assert seen > 50
+
+
+def test_outputs_of_two_tasks_are_compared_with_themselves_alone(questions, tmp_path):
+  found, made = reported(questions, untrained=True)
+  data = json.loads(page.write(made, tmp_path, command="c").json.read_text())
+  behind = "text behind auxiliary tokens"
+  assert set(data["groups"]) == {
+    "text",
+    behind,
+    "text, output_mqa alone",
+    "text, output_gqa alone",
+  }
+  looks = found.halves[0].looks
+  both, choice, other = (
+    looks[f"{name}/layer_0/self"].sums["queries"]
+    for name in ("vanilla", "output_mqa", "output_gqa")
+  )
+  assert both == choice + other
+  assert min(choice, other) > 0
+  assert all(module in data["importance"]["untrained"]["values"]["ablation"] for module in looks)
+  # An output has no effect on the questions of the other task, as it does not run there.
+  only = {"importance": 4, "untrained": False}
+  numbers = [n for b in questions.batches if "rows/gqa" in b for n in b["index"] if n >= 0]
+  gqa, _ = reported(dataclasses.replace(questions, chosen=sorted(numbers)), **only)
+  names = [module.name for module in gqa.modules]
+  assert "output_mqa/layer_0/self" not in names
+  assert "output_gqa/layer_0/self" in names
+
+
+def test_units_of_a_model_that_answers_are_ablated_by_their_loss_alone(questions):
+  settings = Ablate(units=("output_gqa/layer_0/self:1",), samples=100, replace="mean")
+  found = settings.measure(questions)
+  assert found.score is None
+  assert found.effects[0].loss.difference.value != 0
+
+
+def test_a_decoder_that_answers_has_roles_too():
+  model = DecoderConfig(decoder_layers=1, **{**SIZES, "max_length": 192})
+  data = reported(random_subject(question_task(model), 6))[1].data
+  assert list(data["groups"]) == ["text"]
+  assert data["examples"] == [3, 3]
 
 
 def test_a_model_without_attention_is_named():

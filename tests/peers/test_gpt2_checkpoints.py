@@ -1,13 +1,19 @@
 """GPT-2 of `transformers`, imported and exported, gives the same logits."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
 
+import compmod_jax
+from benchmarks.roles import write_random_gpt2
 from compmod_jax.checkpoints.gpt2 import as_vanilla_set, read_gpt2, vanilla_sizes, write_gpt2
+from compmod_jax.commands import convert
 from compmod_jax.data.text_tokenizer import FILE
+from compmod_jax.data.tokenizers import gpt2 as files_of_gpt2
 from compmod_jax.data.tokenizers.vocabulary import Words
 from compmod_jax.decoding import for_generation, greedy
 from compmod_jax.models.decoder_lm import DecoderLM
@@ -17,6 +23,7 @@ from compmod_jax.tasks.causal_lm import CausalLMConfig
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
 
 pytestmark = pytest.mark.peers
 
@@ -172,3 +179,34 @@ def test_generate_gives_their_texts_and_scores(theirs, folder, options):
       assert set(expected[len(one.tokens) :]) <= {tokenizer.pad, tokenizer.eos}
       if config.method == "beam":
         assert one.score == pytest.approx(float(other.sequences_scores[n]), abs=1e-4)
+
+
+def test_a_folder_that_transformers_wrote_is_imported_with_its_tokenizer(tmp_path):
+  """Tokens and probabilities are theirs; those of the tokens that ours has besides are small."""
+  letters = [*tokenizers.pre_tokenizers.ByteLevel.alphabet()]
+  merges = ["t h", "Ġ th", "e r", "Ġth e", "i n", "o n"]
+  pieces = [*sorted(letters), *(one.replace(" ", "") for one in merges), "<|endoftext|>"]
+  (tmp_path / "gpt2").mkdir()
+  (tmp_path / "gpt2" / files_of_gpt2.VOCAB).write_text(
+    json.dumps({p: n for n, p in enumerate(pieces)})
+  )
+  (tmp_path / "gpt2" / files_of_gpt2.MERGES).write_text("\n".join(["#version: 0.2", *merges]))
+  theirs, count = tmp_path / "theirs", 256 + 4 + 1
+  write_random_gpt2(theirs, str(tmp_path / "gpt2"), tokens=count)
+  assert not (theirs / files_of_gpt2.VOCAB).exists(), "the tokenizer is in one file"
+  convert.main(["--huggingface", str(theirs), "--workdir", str(tmp_path / "ours")])
+  ours, text = compmod_jax.load(tmp_path / "ours"), "The other one in there, thin."
+  reader = transformers.AutoTokenizer.from_pretrained(theirs)
+  tokenizer = ours.task.dataset.tokenizer
+  ids = tokenizer.encode(text)
+  assert ids == reader(text)["input_ids"]
+  assert any(number >= 256 for number in ids)
+  (scored,) = ours.score([text])
+  model = transformers.GPT2LMHeadModel.from_pretrained(theirs).eval()
+  given = [tokenizer.eos, *ids, tokenizer.eos]
+  with torch.no_grad():
+    logits = model(torch.tensor([given])).logits[0, :-1].double()
+  expected = torch.log_softmax(logits, -1)[range(len(given) - 1), given[1:]].numpy()
+  found = np.asarray(scored.log_probabilities)
+  more = np.log1p(3 / count)  # the probability that the added tokens take, at most
+  np.testing.assert_allclose(found, expected - more / 2, atol=more / 2 + 1e-4)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from compmod_jax.analysis.reading import Reader, reader
-from compmod_jax.analysis.scoring import decoded, sentence_losses
+from compmod_jax.analysis.scoring import decoded, sentence_losses, translates
 from compmod_jax.analysis.subject import Module, Subject, drawn
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import Edit, Intermediates
@@ -203,7 +203,7 @@ def mean_outputs(subject: Subject, modules: Sequence[Module]) -> dict[str, np.nd
   """Mean over tokens of every unit's output after the competition: site -> [units, dim]."""
 
   @jax.jit
-  def sums(params: PyTree, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+  def sums_of(params: PyTree, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
     intermediates = Intermediates(capture=frozenset(module.scaled for module in modules))
     subject.task.model.forward(params, batch, intermediates=intermediates)
     found = {}
@@ -215,11 +215,14 @@ def mean_outputs(subject: Subject, modules: Sequence[Module]) -> dict[str, np.nd
 
   totals: dict[str, tuple[np.ndarray, np.ndarray]] = {}
   for number, batch in enumerate(subject.batches):
-    found = jax.device_get(sums(subject.params, subject.place(batch)))
+    found = jax.device_get(sums_of(subject.params, subject.place(batch)))
     found = jax.tree.map(lambda value: np.asarray(value, np.float64), found)
-    totals = jax.tree.map(np.add, totals, found) if totals else found
+    for site, sums in found.items():  # a model may run only some of its modules on a batch
+      totals[site] = jax.tree.map(np.add, totals[site], sums) if site in totals else sums
     subject.status(f"means over {subject.split}", number + 1, len(subject.batches))
-  return {site: total / max(float(count), 1.0) for site, (total, count) in totals.items()}
+  nothing = {module.scaled: (np.zeros((module.units, module.dim)), 0.0) for module in modules}
+  every = {**nothing, **totals}
+  return {site: total / max(float(count), 1.0) for site, (total, count) in every.items()}
 
 
 class _Measure:
@@ -236,7 +239,7 @@ class _Measure:
     self.subject, self.read = subject, read
     self.modules, self.fillings = modules, fillings
     self.numbers = subject.numbers[:0]
-    if decode and subject.task.generator.decode is not None:
+    if decode and translates(subject, read):
       self.numbers = drawn(subject.numbers, decode, subject.seed)
     self.losses = sentence_losses(subject, read)
 

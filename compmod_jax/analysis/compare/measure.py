@@ -9,7 +9,7 @@ import numpy as np
 from compmod_jax.analysis.compare import routes
 from compmod_jax.analysis.compare.groups import subsets_of
 from compmod_jax.analysis.reading import Reader, reader
-from compmod_jax.analysis.scoring import decoded, sentence_losses
+from compmod_jax.analysis.scoring import decoded, sentence_losses, translates
 from compmod_jax.analysis.subject import Subject, drawn
 from compmod_jax.core import errors
 from compmod_jax.metrics.bootstrap import Comparison, paired_bootstrap
@@ -188,7 +188,7 @@ def _compare(
   chosen, same = first.numbers, _same_tokens(ours, theirs)
   measured = {"loss": _losses(first, second, ours, theirs, same)}
   outputs: dict[int, tuple[str, str]] = {}
-  if settings.decode and first.task.generator.decode and second.task.generator.decode:
+  if settings.decode and translates(first, ours) and translates(second, theirs):
     numbers = drawn(chosen, settings.decode, settings.seed)
     outputs, scores = _scores(first, second, ours, theirs, numbers)
     measured |= scores

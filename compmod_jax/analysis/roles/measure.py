@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from compmod_jax.analysis.heads.sums import untrained
-from compmod_jax.analysis.reading import NOTHING, Reader, read_sentence, reader
+from compmod_jax.analysis.reading import NOTHING, Reader, read_sentence, reader, without_text
 from compmod_jax.analysis.report.style import site_order
 from compmod_jax.analysis.roles.importance import Importance, Ways, mean
 from compmod_jax.analysis.roles.pruning import Pruned, Pruning, sweep
@@ -38,7 +38,7 @@ PLACES = {"previous": -1, "itself": 0, "next": 1}
 """Name of a relative position -> key's number less query's."""
 FIRST, SEPARATOR, RAREST = "first", "separator", "rarest"
 KINDS = ("word", "punctuation", "separator")
-"""Kinds of keys: separators are all control tokens, those in front of a text included."""
+"""Kinds of keys: separators are all control and special tokens, those before a text included."""
 REACH = 10  # tokens to either side among which the best fixed offset is looked for
 ROLES = ("positional", "syntactic", "rare", "other")
 """What heads are called; see `role_of`."""
@@ -151,7 +151,7 @@ class Measured(NamedTuple):
   """What attention heads do.
 
   Attributes:
-    modules: all modules of attention.
+    modules: all modules of attention that run in every half.
     halves: the trained model on two halves of the sentences (one, where there is one sentence).
     untrained: fresh parameters on the first half; None if that was not asked for.
     importance: in each half; empty if it was not asked for.
@@ -215,6 +215,8 @@ class Roles:
     )
     read = reader(subject.task)
     halves = halves_of(subject)
+    used = [frozenset[str]().union(*running_sites(half).values()) for half in halves]
+    modules = [m for m in modules if all(f"{m.name}/attention" in sites for sites in used)]
     fresh = untrained(subject) if self.untrained else None
     looking = Looking(subject, read, modules)
     passes = [looking(half, subject.params) for half in halves]
@@ -254,6 +256,24 @@ def attention_modules(subject: Subject) -> list[Module]:
   return sorted(found, key=lambda module: site_order(module.name))
 
 
+def running_sites(subject: Subject) -> dict[frozenset[str], frozenset[str]]:
+  """Columns of a batch -> the sites of a model that run on batches of these columns.
+
+  A model with an output for each task runs only the outputs of the tasks that a batch holds.
+  """
+  found = dict[frozenset[str], frozenset[str]]()
+
+  def trace(params: PyTree, batch: Batch) -> None:
+    intermediates = Intermediates(capture=None)
+    subject.task.model.forward(params, batch, intermediates=intermediates)
+    found[frozenset(batch)] = frozenset(intermediates.captured)
+
+  for batch in subject.batches:
+    if frozenset(batch) not in found:
+      jax.eval_shape(trace, subject.params, batch)
+  return found
+
+
 def halves_of(subject: Subject) -> list[Subject]:
   """The subject on each of two halves of its sentences, drawn at random; on one if it is alone."""
   numbers = np.random.default_rng(subject.seed).permutation(subject.numbers)
@@ -276,8 +296,9 @@ def token_counts(subject: Subject, read: Reader, stream: str) -> np.ndarray:
 def token_kinds(tokenizer: Tokenizer) -> np.ndarray:
   """The number in KINDS of every token, int8 [vocab]."""
   kinds = np.zeros(tokenizer.vocab_size, np.int8)
+  marks = without_text(tokenizer)
   for number in range(tokenizer.vocab_size):
-    if number != tokenizer.unk and number in tokenizer.controls:
+    if number in marks:
       kinds[number] = KINDS.index("separator")
     elif read_sentence(tokenizer, [number]).mark[0]:
       kinds[number] = KINDS.index("punctuation")
@@ -356,8 +377,13 @@ class Looking:
     self.relations = relation_names(subject, read)
     self.counts = {stream: token_counts(subject, read, stream) for stream in read.streams}
     self.groups: dict[str, list[Module]] = {}
+    running = running_sites(subject).values()
     for module in modules:
-      self.groups.setdefault(self._group(f"{module.name}/attention"), []).append(module)
+      site = f"{module.name}/attention"
+      name = self._group(site)
+      if not all(site in sites for sites in running):
+        name += f", {module.name.partition('/')[0]} alone"
+      self.groups.setdefault(name, []).append(module)
     self._step = jax.jit(self._sums)
 
   def _group(self, site: str) -> str:
@@ -390,7 +416,8 @@ class Looking:
       keys = jax.random.fold_in(key, number)
       found = jax.device_get(self._step(params, nothing, part.place({**batch, **more}), keys))
       found = jax.tree.map(lambda value: np.asarray(value, np.float64), found)
-      totals = jax.tree.map(np.add, totals, found) if totals else found
+      for name, sums in found.items():
+        totals[name] = jax.tree.map(np.add, totals[name], sums) if name in totals else sums
       part.status(f"attention on {part.split}", number + 1, len(part.batches))
     looks, groups = {}, {}
     for name, modules in self.groups.items():
@@ -405,14 +432,15 @@ class Looking:
     return Pass(looks, groups)
 
   def _sums(self, params: PyTree, nothing: PyTree, batch: Batch, key: jax.Array) -> Sums:
-    """Sums of a batch, of every group of modules."""
+    """Sums of a batch, of every group of modules that runs on it."""
     model = self.subject.task.model
     sites = [f"{m.name}/attention" for modules in self.groups.values() for m in modules]
 
     def run(params: PyTree) -> dict[str, jax.Array]:
       intermediates = Intermediates(capture=frozenset(sites))
       model.forward(params, batch, intermediates=intermediates)
-      return {site: intermediates.captured[site].astype(jnp.float32) for site in sites}
+      captured = intermediates.captured
+      return {site: captured[site].astype(jnp.float32) for site in sites if site in captured}
 
     # With all parameters 0 all logits are equal: weights are positive where a query may read.
     attention, uniform = run(params), run(nothing)
@@ -420,6 +448,8 @@ class Looking:
     found = {}
     for number, (name, modules) in enumerate(self.groups.items()):
       of = [f"{module.name}/attention" for module in modules]
+      if of[0] not in attention:
+        continue
       weights = jnp.concatenate([attention[site] for site in of], axis=1)
       allowed = uniform[of[0]][:, 0] > 0
       asked = model.valid_mask(of[0], batch) & (jnp.sum(allowed, axis=-1) >= 2)

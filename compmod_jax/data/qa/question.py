@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from compmod_jax.core.errors import check, check_choice, short
+from compmod_jax.data.base import Relations
 
 Format = Literal["multiple_choice", "yes_no", "extractive", "abstractive"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -78,11 +79,13 @@ class Questions:
     items: questions, indexed by number.
     where: number -> where it stands, such as `dev.jsonl:17`.
     notes: sentences on what was left out while reading.
+    relations: number -> which words of its passage depend on which; None where that is not known.
   """
 
   items: Sequence[Question]
   where: Callable[[int], str]
   notes: tuple[str, ...] = ()
+  relations: Callable[[int], Relations] | None = None
 
   def __len__(self) -> int:
     return len(self.items)

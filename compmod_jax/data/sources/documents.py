@@ -8,7 +8,7 @@ from typing import Literal
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.core.untrusted import parse_json
-from compmod_jax.data.base import DataError
+from compmod_jax.data.base import DataError, Relations
 from compmod_jax.data.sources.text import expand_folder, matching_files, read_lines
 from compmod_jax.data.sources.tfds import open_split
 from compmod_jax.data.synthetic.grammar import GrammarData
@@ -26,10 +26,13 @@ class Documents:
   Attributes:
     read: gives (where it stands, text) of every document, such as `("a.txt:17", "Once ...")`.
     fingerprint: says what `read` gives, without reading it.
+    relations: the number of a document that is not blank -> which of its words depend on which;
+      None where that is not known.
   """
 
   read: Callable[[], Iterator[tuple[str, str]]]
   fingerprint: str
+  relations: Callable[[int], Relations] | None = None
 
   def placed(self) -> Iterator[tuple[str, str]]:
     """(where it stands, text) of every document."""
@@ -202,7 +205,11 @@ class GrammarDocuments:
       pairs = self.grammar.load(split)
       yield from ((pairs.where(i), text) for i, text in enumerate(getattr(pairs, self.side)))
 
-    return Documents(read, repr((self, split)))
+    def relations(number: int) -> Relations:
+      known = self.grammar.load(split).relations
+      return () if known is None else known(number)[self.side]
+
+    return Documents(read, repr((self, split)), relations)
 
   def labels(self, split: str) -> list[int]:
     """The number of every sentence's subject: 1 for plural."""

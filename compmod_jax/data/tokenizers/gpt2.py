@@ -1,4 +1,4 @@
-"""GPT-2's tokenizer, from its `vocab.json` and `merges.txt`, through the package `tokenizers`."""
+"""GPT-2's tokenizer, from files of Hugging Face's, through the package `tokenizers`."""
 
 import itertools
 import re
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from compmod_jax.core.errors import UserError, check
-from compmod_jax.core.untrusted import parse_json
+from compmod_jax.core.untrusted import parse_json, read_bounded
 from compmod_jax.data.sources.text import expand_folder, find_file, read_lines
-from compmod_jax.data.tokenizers.huggingface import tokenizers_package
+from compmod_jax.data.tokenizers.huggingface import MOST, tokenizers_package
 from compmod_jax.data.tokenizers.vocabulary import CONTROLS, Tokenizer, whole_characters
 
-VOCAB, MERGES = "vocab.json", "merges.txt"
+VOCAB, MERGES, WHOLE = "vocab.json", "merges.txt", "tokenizer.json"
 END = "<|endoftext|>"
 """What GPT-2 puts between documents: the end token."""
 # GPT-2 has no such tokens; models and analyses tell them apart by their numbers.
@@ -70,6 +70,11 @@ class Gpt2Tokenizer(Tokenizer):
     return len(self._all)
 
   @property
+  def pieces(self) -> int:
+    """Number of GPT-2's own ids, which are the first."""
+    return self._first_added
+
+  @property
   def mask(self) -> int | None:
     """Id of MASK; none where there is no such token."""
     if self.mask_text not in self.special_tokens:
@@ -111,8 +116,8 @@ def read_gpt2_tokenizer(folder: str | Path, special_tokens: Iterable[str] = ()) 
   """GPT-2's tokenizer with further tokens.
 
   Args:
-    folder: holds `vocab.json` and `merges.txt`, either of them also gzipped (`vocab.json.gz`); may
-      start with an environment variable.
+    folder: holds `vocab.json` and `merges.txt`, either of them also gzipped (`vocab.json.gz`), or
+      else `tokenizer.json`, which has both; may start with an environment variable.
     special_tokens: tokens that are never split; they get the ids after GPT-2's, in this order.
 
   Raises:
@@ -120,22 +125,41 @@ def read_gpt2_tokenizer(folder: str | Path, special_tokens: Iterable[str] = ()) 
       the vocabulary, or the package `tokenizers` is missing.
   """
   path = expand_folder(str(folder))
-  pieces = _read_pieces(find_file(path, VOCAB))
-  merges = read_lines(find_file(path, MERGES))
-  merges = merges[1:] if merges[0].startswith("#version") else merges
+  whole = (path / WHOLE).is_file() and not any(path.glob(f"{VOCAB}*"))
+  pieces, merges = _read_whole(path / WHOLE) if whole else _read_parts(path)
   try:
     return Gpt2Tokenizer(pieces, merges, special_tokens)
   except UserError as error:
     raise UserError(f"The tokenizer in {path} cannot be used: {error}") from error
 
 
-def _read_pieces(path: Path) -> list[str]:
-  """The vocabulary in the order of its ids."""
+def _read_parts(folder: Path) -> tuple[list[str], list[str]]:
+  """Pieces in the order of their ids, and merges."""
+  path = find_file(folder, VOCAB)
   text = "\n".join(read_lines(path))
   try:
     vocab = parse_json(text)
   except ValueError as error:
     raise UserError(f"{path} is no JSON ({error}). {_REMEDY}") from error
+  merges = read_lines(find_file(folder, MERGES))
+  return _in_order(vocab, path), merges[merges[0].startswith("#version") :]
+
+
+def _read_whole(path: Path) -> tuple[list[str], list[str]]:
+  """The same from the file that holds a whole tokenizer, whose merges may be pairs."""
+  try:
+    model = parse_json(read_bounded(path, MOST).decode("utf-8"), size=MOST)["model"]
+    merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    check(model["type"] == "BPE", f"its type is {model['type']!r}, not 'BPE'")
+  except (OSError, ValueError, KeyError, TypeError, UserError) as error:
+    raise UserError(
+      f"{path} holds no tokenizer of byte pairs ({error}). Copy the one of the model again."
+    ) from error
+  return _in_order(model["vocab"], path), merges
+
+
+def _in_order(vocab: Any, path: Path) -> list[str]:
+  """The vocabulary in the order of its ids."""
   whole = isinstance(vocab, dict) and all(type(number) is int for number in vocab.values())
   check(
     whole and sorted(vocab.values()) == list(range(len(vocab))),

@@ -2,7 +2,8 @@
 
 `lexicon` holds the words, `world` what events make true, `queries` what follows from them,
 `repertoire` what may be asked, `plots` and `relations` why an answer follows, `stories` what else
-happens, `drafts` the four formats, `english` the sentences, `splits` the data source.
+happens, `drafts` the four formats, `english` the sentences, `syntax` which of their words depend on
+which, `splits` the data source.
 """
 
 from compmod_jax.data.synthetic.worlds.lexicon import CLASSES, tags

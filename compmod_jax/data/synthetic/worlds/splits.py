@@ -11,7 +11,7 @@ from typing import overload
 from compmod_jax.core.config import absent
 from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.data.qa.question import FORMATS, Format, Question, Questions
-from compmod_jax.data.synthetic.worlds import english
+from compmod_jax.data.synthetic.worlds import english, syntax
 from compmod_jax.data.synthetic.worlds.drafts import Draft, Plan, draw
 from compmod_jax.data.synthetic.worlds.further import draw_further
 from compmod_jax.data.synthetic.worlds.lexicon import (
@@ -181,7 +181,12 @@ class WorldsData:
       UserError: `split` is none of `splits()`.
     """
     self._check_version()
-    return Questions(_Made(self, split), lambda i: f"worlds:{split}[{i}]")
+    made = _Made(self, split)
+    return Questions(
+      made,
+      lambda i: f"worlds:{split}[{i}]",
+      relations=lambda i: syntax.relations(made[i].passage),
+    )
 
   def question(self, split: str, index: int) -> Question:
     """One question: what `load` has there.

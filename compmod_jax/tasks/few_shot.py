@@ -431,12 +431,8 @@ def over_episodes(
     batch: columns [episodes, rows, ...].
     at_once: episodes that are computed together; 0 for all.
   """
-
-  def found(_: Params, batch: Batch) -> dict[str, jax.Array]:
-    of_groups = jax.lax.map(lambda group: jax.vmap(one)(group), _groups(batch, at_once))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), of_groups)
-
-  return _on_parts(found, {}, batch)
+  found = jax.lax.map(lambda group: jax.vmap(one)(group), _groups(batch, at_once))
+  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -248,7 +248,7 @@ class FineTune(_OnFeatures):
       logits: from parameters like `start` and inputs.
       start: the parameters before.
       support: what is learned.
-      query: what is told.
+      query: what is classified.
       rate: size of the steps.
       parameters: names in `start` of what moves.
     """

@@ -46,6 +46,7 @@ def heat_maps(
   centre: float | None = None,
   orange: Literal["high", "low"] = "high",
   numbers: bool = False,
+  most: int = 3,
 ) -> Figure:
   """Heat maps with one scale of colours for all.
 
@@ -58,6 +59,7 @@ def heat_maps(
     centre: the value of the neutral colour; without it colours go from the least to the largest.
     orange: which side of the centre is orange; the other one is purple.
     numbers: write the values into the cells.
+    most: panels of a row, at most 3.
   """
   if not maps:
     return style.message(title, "There is nothing to show.")
@@ -65,7 +67,7 @@ def heat_maps(
   scale = _colours(values, centre, orange)
   tallest = max(len(heat.rows) for heat in maps.values())
   # Lower ones have no room for the name of the colours.
-  figure, panels = style.small_multiples(list(maps), max(1.7, 0.75 + _ROW * tallest))
+  figure, panels = style.small_multiples(list(maps), max(1.7, 0.75 + _ROW * tallest), most)
   largest = float(np.abs(values).max(initial=0.0))
   decimals = min(3, max(0, 1 - math.floor(math.log10(largest)))) if largest > 0 else 2
   meshes = []

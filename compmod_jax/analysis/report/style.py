@@ -59,12 +59,15 @@ def canvas(width: float, height: float) -> Figure:
   return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.09))
 
 
-def small_multiples(sites: Sequence[str], height: float) -> tuple[Figure, dict[str, Axes]]:
+def small_multiples(
+  sites: Sequence[str], height: float, most: int = 3
+) -> tuple[Figure, dict[str, Axes]]:
   """A figure with a panel for each site: layers side by side, each stack on a row of its own.
 
   Args:
     sites: names such as "encoder/layer_0/self".
     height: of a row, in inches.
+    most: panels of a row, at most 3.
 
   Returns:
     The figure, and site -> axes in natural order.
@@ -77,7 +80,7 @@ def small_multiples(sites: Sequence[str], height: float) -> tuple[Figure, dict[s
   ]
   if max(map(len, groups)) == 1:  # one layer each: rows of their own would be empty but for one
     groups = [[site for group in groups for site in group]]
-  columns = min(3, max(map(len, groups)))
+  columns = min(most, max(map(len, groups)))
   rows = sum(math.ceil(len(group) / columns) for group in groups)
   # Few columns keep the size of a panel, not the width of the page.
   width = WIDTH if columns == 3 else 0.7 + columns * WIDTH / 2.6

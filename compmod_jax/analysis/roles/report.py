@@ -249,20 +249,40 @@ def _maps(
   shuffled: bool = True,
 ) -> Picture:
   """A picture of a measure: the trained model, and its controls beside it."""
-  maps = _heats(found, _by_module(found.halves, values, False))
-  if shuffled:
-    maps |= _heats(found, _by_module(found.halves, values, True), "{}/shuffled")
-  if found.untrained is not None:
-    # Of three panels a row is a kind of module; of two, a row is all kinds.
-    name_of = "{}/untrained" if shuffled else "untrained/{}"
-    maps |= _heats(found, _by_module([found.untrained], values, False), name_of)
+  trained = _by_module(found.halves, values, False)
+  before = None if found.untrained is None else _by_module([found.untrained], values, False)
+  if not shuffled:
+    return Picture(name, _beside_untrained(found, title, trained, before, unit, centre), caption)
+  maps = _heats(found, trained)
+  maps |= _heats(found, _by_module(found.halves, values, True), "{}/shuffled")
+  maps |= _heats(found, before or {}, "{}/untrained")
   return Picture(name, _heat_figure(title, maps, unit, centre), caption)
 
 
-def _heat_figure(
-  title: str, maps: Mapping[str, panels.Heat], unit: str, centre: float | None
+def _beside_untrained(
+  found: Measured,
+  title: str,
+  trained: Mapping[str, np.ndarray],
+  before: Mapping[str, np.ndarray] | None,
+  unit: str,
+  centre: float | None,
 ) -> Figure:
-  most = max((len(heat.columns) for heat in maps.values()), default=0)
+  """Two panels a kind of module: a row is all kinds, or one where these are too many for a row."""
+  maps = _heats(found, trained)
+  many = len(maps) > 3
+  maps |= _heats(found, before or {}, "{}/untrained" if many else "untrained/{}")
+  return _heat_figure(title, maps, unit, centre, most=2 if many and before else 3)
+
+
+def _heat_figure(
+  title: str,
+  maps: Mapping[str, panels.Heat],
+  unit: str,
+  centre: float | None,
+  *,
+  most: int = 3,
+) -> Figure:
+  heads = max((len(heat.columns) for heat in maps.values()), default=0)
   return panels.heat_maps(
     title,
     maps,
@@ -270,7 +290,8 @@ def _heat_figure(
     down="layer",
     unit=unit,
     centre=centre,
-    numbers=most <= _NUMBERED,
+    numbers=heads <= _NUMBERED,
+    most=most,
   )
 
 
@@ -588,14 +609,14 @@ def _mean_correlations(halves: Sequence[Importance]) -> np.ndarray:
 def _importance(found: Measured) -> Iterator[Picture | Table]:
   before = found.untrained_importance
   for way in WAYS:
-    maps = _heats(found, mean(found.importance, way))
-    if before is not None:
-      maps |= _heats(found, before.values[way], "untrained/{}")
+    fresh = None if before is None else before.values[way]
     centre = 0.0 if way in ("ablation", "attribution") else None
     title, _, unit = _WAY_NAMES[way].rpartition(", ")
     yield Picture(
       f"importance_{way}",
-      _heat_figure(f"Importance by {title}", maps, unit, centre),
+      _beside_untrained(
+        found, f"Importance by {title}", mean(found.importance, way), fresh, unit, centre
+      ),
       "Orange: the loss is higher without the head." if centre == 0 else "Bright: more.",
     )
   maps = {"trained": panels.Heat(_mean_correlations(found.importance), WAYS, WAYS)}

@@ -147,7 +147,7 @@ def _causal(theirs: Path, data: "DocumentData") -> Imported:
   return Imported(task, found.config, with_tokens(found, tokenizer.vocab_size).params, tokenizer)
 
 
-IMPORTS: "dict[str, Callable[[Path, DocumentData], Imported]]" = {
+IMPORTS = {
   "roberta": _masked,
   "bert": _masked,
   "gpt2": _causal,

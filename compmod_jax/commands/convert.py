@@ -10,7 +10,6 @@ scored or analysed are sentences of the project's grammar, or the text that --da
 """
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 

@@ -10,7 +10,8 @@ Run:      python -m train.main --config configs/few_shot_sentences.py:fine_tune 
           python -m train.main --config configs/few_shot_sentences.py --workdir runs/leopard
 Variants: (none)      LEOPARD: a generated softmax layer, adapted on the second half of a support;
                       evaluation fine-tunes it further on the whole support
-          second_order the same with second derivatives
+          first_order  the same
+          second_order with second derivatives
           mixed       episodes of two to four classes, scored on three and four, too
           black_box   a network of the support conditions the predictor
           prototypes  the nearest mean of a class's features (Snell et al. 2017)
@@ -42,6 +43,7 @@ _TUNED = FineTune(rates=(3e-4, 1e-3, 3e-3), steps=(5, 10, 20), choose_on=60)
 _LEOPARD = Leopard(parameters=_LAYERS, first_order=True, tuned=_TUNED)
 _METHODS: dict[str, Method] = {
   "": _LEOPARD,
+  "first_order": _LEOPARD,
   "second_order": dataclasses.replace(_LEOPARD, first_order=False),
   "mixed": _LEOPARD,
   "black_box": BlackBox(),
@@ -109,7 +111,7 @@ def get_config(variant: str) -> Experiment:
       evaluate_sentences=20,
     )
   if isinstance(task.method, Leopard):
-    # What the encoder knows of properties that meta-training lacks is kept longer at a low rate.
+    # A low rate for the encoder, which would forget what meta-training does not use.
     rate = OptimizerConfig(learning_rate=6e-4, schedule="cosine", warmup_steps=50, b2=0.98)
     experiment = dataclasses.replace(
       experiment,

@@ -18,6 +18,7 @@ from compmod_jax.commands import cli
 if TYPE_CHECKING:
   from compmod_jax.data.text_tokenizer import DocumentData
   from compmod_jax.data.tokenizers import Tokenizer
+  from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Imported(NamedTuple):
     tokenizer: its tokenizer.
   """
 
-  task: Any
-  model: Any
+  task: "TaskConfig"
+  model: "ModelConfig"
   params: dict[str, Any]
   tokenizer: "Tokenizer"
 

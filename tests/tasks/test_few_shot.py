@@ -268,14 +268,12 @@ def test_devices_that_share_the_episodes_find_what_one_finds(lines, at_once):
     one = functools.partial(_sums, task.model, EPISODES, False, params)
     return over_episodes(one, batch, at_once)
 
-  train, run = (
-    jax.jit(step),
-    jax.jit(lambda params, batch: (step(params, batch), score(params, batch))),
-  )
-  for one, two in zip(
-    jax.tree.leaves(run(params, batch)), jax.tree.leaves(run(placed, spread)), strict=True
-  ):
-    np.testing.assert_allclose(one, two, rtol=2e-3, atol=2e-5)
+  train, evaluate = jax.jit(step), jax.jit(score)
+  for run in (train, evaluate):
+    for one, two in zip(
+      jax.tree.leaves(run(params, batch)), jax.tree.leaves(run(placed, spread)), strict=True
+    ):
+      np.testing.assert_allclose(one, two, rtol=2e-3, atol=2e-5)
   if at_once == 1:  # nor is an episode sent to another device
     assert "all-gather" not in train.lower(placed, spread).compile().as_text()
 

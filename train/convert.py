@@ -1,4 +1,4 @@
-"""Converts masked language models from and to Hugging Face's format (RoBERTa, BERT).
+"""Converts models from and to Hugging Face's format: RoBERTa, BERT, and from it also GPT-2.
 
 The program is `compmod_jax.commands.convert`.
 """

@@ -6,6 +6,7 @@ programs for CPUs take many times as long for a convolution.
 """
 
 import dataclasses
+import functools
 import math
 
 import flax.linen as nn
@@ -19,6 +20,10 @@ from compmod_jax.models.base import ModelConfig
 
 _OUTSIDE = 0.1  # slope of an expert's output below 0 and above 1
 _SLOPE = 0.2  # of leaky ReLU below 0
+_ACTIVATIONS = {
+  "leaky_relu": functools.partial(nn.leaky_relu, negative_slope=_SLOPE),
+  "elu": nn.elu,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +38,8 @@ class CompetingExpertsConfig(ModelConfig):
   """3 x 3 convolutions of an expert; a pixel depends on those so far from it, at most."""
   filters: int = 16
   """Filters of every layer of an expert but the last."""
+  activation: str = "leaky_relu"
+  """Between the convolutions of an expert: "leaky_relu" (slope 0.2 below 0) or "elu"."""
   discriminator_layers: int = 3
   """3 x 3 convolutions of the discriminator, each of which halves height and width."""
   discriminator_filters: int = 16
@@ -40,6 +47,7 @@ class CompetingExpertsConfig(ModelConfig):
 
   def __post_init__(self):
     check_numbers(self, "model.")
+    errors.check_choice("model.activation", self.activation, _ACTIVATIONS)
     for field, least in (
       ("experts", 1),
       ("layers", 1),
@@ -81,7 +89,7 @@ class CompetingExperts(nn.Module):
       split_rngs={"params": True},
       axis_size=c.experts,
     )
-    self.experts = stacked(c.layers, c.filters)
+    self.experts = stacked(c.layers, c.filters, c.activation)
     self.discriminator = PictureScore(c.discriminator_layers, c.discriminator_filters)
 
   def __call__(
@@ -104,15 +112,17 @@ class CompetingExperts(nn.Module):
 
 
 class Expert(nn.Module):
-  """Convolutions with leaky ReLU between them.
+  """Convolutions with a nonlinearity between them.
 
   Attributes:
     layers: convolutions.
     filters: of all but the last.
+    activation: the nonlinearity, as in `CompetingExpertsConfig`.
   """
 
   layers: int
   filters: int
+  activation: str
 
   @nn.compact
   def __call__(self, images: Float[Array, "batch height width"]) -> jax.Array:
@@ -121,7 +131,7 @@ class Expert(nn.Module):
     for layer in range(self.layers):
       last = layer + 1 == self.layers
       x = PatchConv(1 if last else self.filters, name=f"layer_{layer}")(x)
-      x = leaky_clip(x) if last else nn.leaky_relu(x, _SLOPE)
+      x = leaky_clip(x) if last else _ACTIVATIONS[self.activation](x)
     return x[0]
 
 
@@ -151,7 +161,7 @@ class PictureScore(nn.Module):
     x = images[None]
     for layer in range(self.layers):
       x = PatchConv(self.filters * 2**layer, stride=2, name=f"layer_{layer}")(x)
-      x = nn.leaky_relu(x, _SLOPE)
+      x = _ACTIVATIONS["leaky_relu"](x)
     return nn.Dense(1, name="head")(jnp.swapaxes(x, 0, 1).reshape(len(images), -1))[:, 0]
 
 

@@ -1,5 +1,7 @@
 """Experts side by side are each the network that its parameters make alone."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,17 +21,28 @@ CONFIG = CompetingExpertsConfig(
 SIZE = 7
 
 
-@pytest.fixture(scope="module")
-def made():
+BENT = {
+  "leaky_relu": lambda x: np.where(x > 0, x, 0.2 * x),
+  "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+}
+
+
+def make(config):
   draw = np.random.default_rng(0)
   images = jnp.asarray(draw.random((5, SIZE, SIZE)), jnp.float32)
-  module = CompetingExperts(CONFIG)
+  module = CompetingExperts(config)
   params = module.init(jax.random.key(0), images)["params"]
   return module, params, images
 
 
-def test_stacked_experts_are_convolutional_networks_one_by_one(made):
-  module, params, images = made
+@pytest.fixture(scope="module")
+def made():
+  return make(CONFIG)
+
+
+@pytest.mark.parametrize("activation", BENT)
+def test_stacked_experts_are_convolutional_networks_one_by_one(activation):
+  module, params, images = make(dataclasses.replace(CONFIG, activation=activation))
   outputs, _ = module.apply({"params": params}, images)
   for number in range(CONFIG.experts):
     x = images[..., None]
@@ -40,7 +53,7 @@ def test_stacked_experts_are_convolutional_networks_one_by_one(made):
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
       )
       x = x + own["bias"].reshape(1, 1, 1, -1)
-      x = leaky_clip(x) if layer + 1 == CONFIG.layers else jnp.where(x > 0, x, 0.2 * x)
+      x = leaky_clip(x) if layer + 1 == CONFIG.layers else BENT[activation](x)
     np.testing.assert_allclose(outputs[number], x[..., 0], rtol=1e-4, atol=1e-5)
   assert not np.allclose(outputs[0], outputs[1])
 
@@ -95,3 +108,8 @@ def test_outputs_keep_a_slope_outside_the_range_of_images():
 def test_sizes_below_one_are_refused(field):
   with pytest.raises(UserError, match=rf"model\.{field} is 0; it must be at least 1"):
     CompetingExpertsConfig(**{field: 0})
+
+
+def test_an_activation_that_there_is_not_is_refused():
+  with pytest.raises(UserError, match=r"model\.activation .*elu"):
+    CompetingExpertsConfig(activation="tanh")

@@ -1,5 +1,7 @@
 """Gradients of experts and discriminator equal PyTorch's, where each has a backward pass."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,8 +36,14 @@ def convolve(layer, x, stride=1):
   return made[..., :side, :side]
 
 
-def expert(layers, x):
-  x = torch.nn.functional.leaky_relu(convolve(layers["layer_0"], x[:, None]), 0.2)
+BENT = {
+  "leaky_relu": lambda x: torch.nn.functional.leaky_relu(x, 0.2),
+  "elu": torch.nn.functional.elu,
+}
+
+
+def expert(layers, x, activation):
+  x = BENT[activation](convolve(layers["layer_0"], x[:, None]))
   x = convolve(layers["layer_1"], x)[:, 0]
   inside = x.clamp(0, 1)
   return inside + 0.1 * (x - inside)
@@ -49,11 +57,12 @@ def score(layers, x):
   return (x.flatten(1) @ layers["head"]["kernel"] + layers["head"]["bias"])[:, 0]
 
 
-def test_a_step_of_both_sides_has_the_gradients_of_two_backward_passes():
+@pytest.mark.parametrize("activation", BENT)
+def test_a_step_of_both_sides_has_the_gradients_of_two_backward_passes(activation):
   draw = np.random.default_rng(0)
   x = draw.random((BATCH, SIZE, SIZE)).astype(np.float32)
   real = draw.random((BATCH, SIZE, SIZE)).astype(np.float32)
-  module = CompetingExperts(CONFIG)
+  module = CompetingExperts(dataclasses.replace(CONFIG, activation=activation))
   params = module.init(jax.random.key(1), jnp.asarray(x))["params"]
 
   def objective(params):
@@ -74,7 +83,7 @@ def test_a_step_of_both_sides_has_the_gradients_of_two_backward_passes():
   ]
   their_discriminator = jax.tree.map(theirs, params["discriminator"])
   images, originals = torch.tensor(x), torch.tensor(real)
-  outputs = [expert(layers, images) for layers in their_experts]
+  outputs = [expert(layers, images, activation) for layers in their_experts]
   scores = torch.stack([score(their_discriminator, made) for made in outputs])
   winner = scores.argmax(0)
   np.testing.assert_allclose(found.scores, scores.detach().numpy(), rtol=1e-4, atol=1e-5)
@@ -96,7 +105,7 @@ def test_a_step_of_both_sides_has_the_gradients_of_two_backward_passes():
   # Experts, one by one: each learns from the images that it wins.
   for number, layers in enumerate(their_experts):
     mine = images[winner == number]
-    loss = -log(score(their_discriminator, expert(layers, mine))).sum() / BATCH
+    loss = -log(score(their_discriminator, expert(layers, mine, activation))).sum() / BATCH
     loss.backward()
     for name, ours in jax.tree_util.tree_leaves_with_path(grads["experts"]):
       peer = layers

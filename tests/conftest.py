@@ -1,5 +1,6 @@
 """Eight virtual CPU devices, strict ranks, checked array shapes; set before JAX is imported."""
 
+import gc
 import os
 
 from xla_flags import QUICK
@@ -30,6 +31,10 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Tracing makes many objects and few cycles: at its defaults Python looks for those again and again
+# among all that JAX keeps.
+gc.set_threshold(50_000, 50, 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -151,7 +151,8 @@ class Cloud:
     def statuses() -> list[int] | None:
       workers = list((self.folder / "workers").iterdir())
       files = [worker / "compmod/jobs/nmt/status" for worker in workers]
-      return [int(file.read_text()) for file in files] if all(map(Path.exists, files)) else None
+      texts = [file.read_text().strip() if file.exists() else "" for file in files]
+      return [int(text) for text in texts] if all(texts) else None
 
     return max(self.wait(statuses))
 
@@ -159,8 +160,9 @@ class Cloud:
     """Returns once training has come that far."""
 
     def reached() -> bool:
-      files = [path for path in self.folder.glob("**/nmt/step") if path.read_text().strip()]
-      return any(int(path.read_text()) >= step for path in files)
+      # A file that is being written is empty.
+      texts = [path.read_text().strip() for path in self.folder.glob("**/nmt/step")]
+      return any(int(text) >= step for text in texts if text)
 
     self.wait(reached)
 

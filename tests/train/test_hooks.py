@@ -12,6 +12,8 @@ from compmod_jax.training.preemption import Preemption
 from compmod_jax.training.run import set_up
 from compmod_jax.training.writer import Writer
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 
 class Counts(Hook):
   """Counts its calls."""

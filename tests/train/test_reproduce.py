@@ -51,7 +51,7 @@ def experiment(data):
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory):
+def grid(tmp_path_factory, one_device):
   """A table of two rows on a task that takes seconds, and everything it made with two seeds."""
   root = tmp_path_factory.mktemp("grid")
   plain = experiment(write_data(root / "data", {"train": 60, "valid": 8, "test": 8}))

@@ -37,6 +37,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.set_threshold(50_000, 50, 100)
 
 
+def pytest_collection_finish() -> None:
+  """Modules and tests stay to the end: nothing that looks for garbage reads them again."""
+  gc.collect()
+  gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   """Tests of real data are skipped where there is none."""
   if "COMPMOD_DATA" in os.environ:

@@ -30,7 +30,7 @@ def copying(scale: str) -> Spec:
   """
   scales = {
     "tiny": "4 symbols of 8 after 15 blanks, and after 60",
-    "cpu": "10 symbols of 8 after 50 blanks, and after 200; 5,000 steps of 32 sequences",
+    "cpu": "10 symbols of 8 after 50 blanks, and after 200; 6,000 steps of 32 sequences",
     "paper": "10 symbols of 8 after 50 blanks, and after 200; 10,000 steps of 64 sequences",
   }
   check_choice("--scale", scale, scales)

@@ -45,7 +45,12 @@ def script():
 
 def outputs(module, params, *args, **more):
   """What the module gives, by one program."""
-  return jax.jit(functools.partial(module.apply, **more))({"params": params}, *args)
+  return applied(module)({"params": params}, *args, **more)
+
+
+@functools.cache
+def applied(module):
+  return jax.jit(module.apply)
 
 
 def edited(module, params, x, edits):

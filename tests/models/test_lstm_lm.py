@@ -13,7 +13,7 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.layers import deferred_scan, lstm
 from compmod_jax.layers.lstm import State
-from compmod_jax.layers.recoding_signals import word_factors
+from compmod_jax.layers.recoding_signals import dropout_factors, word_factors
 from compmod_jax.mechanisms.recoding.config import COPIED, AnchorConfig, RecodingConfig
 from compmod_jax.models import lstm_lm
 from compmod_jax.models.lstm_lm import Given, LstmConfig, LstmLM
@@ -47,9 +47,8 @@ def given(targets=TARGETS, active=None):
 
 @functools.cache
 def fresh(model):
-  states = model.initial_states(BATCH)
-  init = functools.partial(model.init, recode=False)
-  variables = jax.jit(init)(jax.random.key(0), TOKENS, TARGETS, states)
+  # Initialisers alone, one by one: programs of the same shapes are shared by all models.
+  variables = model.init(jax.random.key(0), method=lambda model: model.decoder_bias)
   return jax.tree.map(lambda leaf: 3 * leaf, nn.unbox(variables)["params"])
 
 
@@ -70,7 +69,7 @@ def run(model, params, tokens=TOKENS, targets=TARGETS, rng=None, active=None, **
 
 def losses_and_gradients(model, params):
   def loss(params):
-    out = run(model, params, rng=jax.random.key(5), measure=True)
+    out = apply(model, params, rng=jax.random.key(5), measure=True)
     return jnp.mean(out.nll) + 0.1 * jnp.sum(out.states[0].c ** 2), out
 
   (value, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -102,18 +101,17 @@ def test_no_prediction_depends_on_its_own_target_or_a_later_token(signal):
   params = fresh(model)
   # What stands at place t is read at t and predicted at t - 1, as in text.
   text = jax.random.randint(jax.random.key(7), (BATCH, TIME + 1), 0, VOCAB)
-  first = run(model, params, text[:, :-1], text[:, 1:])
-  logits = _distributions(model, params, text)
+  first = _scored(model, params, text)
   for place in range(1, TIME + 1):
     changed = text.at[:, place].set((text[:, place] + 1) % VOCAB)
-    after = _distributions(model, params, changed)
-    np.testing.assert_array_equal(after[:, :place], logits[:, :place])
+    after = _scored(model, params, changed)
+    np.testing.assert_array_equal(after.logits[:, :place], first.logits[:, :place])
   assert np.all(np.isfinite(first.nll))
 
 
-def _distributions(model, params, text):
-  """Log-probabilities that the model is scored with at every place, [batch, time, vocab]."""
-  return run(model, params, text[:, :-1], text[:, 1:], logits=True).logits
+def _scored(model, params, text):
+  """Among others the log-probabilities that the model is scored with at every place."""
+  return run(model, params, text[:, :-1], text[:, 1:], logits=True)
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
@@ -145,20 +143,19 @@ def test_recoding_with_steps_of_size_zero_is_the_plain_model(signal):
     model = model_of(signal=signal, size=0.0, samples=1, rate=0.0)
   params = fresh(model)
   params = {name: value for name, value in params.items() if name != "anchor"}
-  found, expected = _plain_and(model, params), _plain_and(plain, params)
+  anchor = {"anchor": jnp.zeros_like(params["decoder"])} if signal == "ensemble" else {}
+  found, expected = _slopes(model)(params, anchor), _slopes(plain)(params, {})
   for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def _plain_and(model, params):
-  anchor = {"anchor": jnp.zeros_like(params["decoder"])}
-  more = anchor if model.config.recoding.signal == "ensemble" else {}
-
-  def loss(params):
-    out = run(model, {**params, **more})
+@functools.cache
+def _slopes(model):
+  def loss(params, more):
+    out = apply(model, {**params, **more})
     return jnp.mean(out.nll), out.states
 
-  return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+  return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
 @pytest.mark.parametrize("signal", [s for s in SIGNALS if s not in COPIED])
@@ -192,19 +189,23 @@ def test_a_variational_rnn_masks_words_inputs_and_recurrent_states(monkeypatch):
   drawn, words = [], np.random.default_rng(0).integers(0, 2, (rows, VOCAB)) / 0.5
 
   def factors(key, shape, rate):
-    random = np.random.default_rng(int(jax.random.key_data(key)[-1]))
-    drawn.append(random.integers(0, 2, shape) / 0.5)
-    return jnp.asarray(drawn[-1], jnp.float32)
+    drawn.append(dropout_factors(key, shape, 0.5))
+    return drawn[-1]
 
   def word_factors(key, tokens, owners, vocab, rate):
     return jnp.asarray(words, jnp.float32)[owners[None], tokens]
 
   monkeypatch.setattr(lstm_lm, "dropout_factors", factors)
   monkeypatch.setattr(lstm_lm, "word_factors", word_factors)
-  with jax.disable_jit():
-    out = apply(model, params, logits=True)
-  read, *others = drawn
-  between, first, decoded, second = others
+
+  @jax.jit
+  def logits_and_masks(params):
+    # Masks that a loop over steps drew could not leave it.
+    return apply(model, params, logits=True).logits, drawn
+
+  found, masks = jax.device_get(logits_and_masks(params))
+  params = jax.device_get(params)
+  read, between, first, decoded, second = masks
   assert read.shape == (rows, 6)
   tokens, owner = np.tile(TOKENS, (copies, 1)), np.arange(rows)
   h, c = np.zeros((2, 2, rows, DIM))
@@ -220,7 +221,7 @@ def test_a_variational_rnn_masks_words_inputs_and_recurrent_states(monkeypatch):
       x = h[number] * (between, decoded)[number]
     logits = jax.nn.log_softmax(x @ params["decoder"][0].T + params["decoder_bias"][0][None])
     expected.append(np.log(np.mean(np.exp(logits).reshape(copies, BATCH, VOCAB), axis=0)))
-  np.testing.assert_allclose(out.logits, np.stack(expected, axis=1), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(found, np.stack(expected, axis=1), rtol=1e-4, atol=1e-5)
 
 
 def test_masks_on_words_are_the_same_wherever_a_word_is_read_again():
@@ -251,8 +252,9 @@ def test_reading_in_two_stretches_gives_what_reading_at_once_gives():
   model = model_of(signal="surprisal", dropout=0.0)
   params = fresh(model)
   whole = run(model, params)
-  half = model.apply({"params": params}, TOKENS[:, :2], TARGETS[:, :2], model.initial_states(BATCH))
-  rest = model.apply({"params": params}, TOKENS[:, 2:], TARGETS[:, 2:], half.states)
+  read, variables = jax.jit(model.apply), {"params": params}
+  half = read(variables, TOKENS[:, :2], TARGETS[:, :2], model.initial_states(BATCH))
+  rest = read(variables, TOKENS[:, 2:], TARGETS[:, 2:], half.states)
   np.testing.assert_allclose(jnp.concatenate([half.nll, rest.nll], axis=1), whole.nll, rtol=1e-6)
   for a, b in zip(jax.tree.leaves(rest.states), jax.tree.leaves(whole.states), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -293,16 +295,18 @@ EDITS = {
 }
 
 
+def edited(model):
+  edits = Intermediates(edits=EDITS)
+  return jax.jit(lambda params: apply(model, params, measure=True, intermediates=edits))
+
+
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_recoding_under_an_edit_takes_the_gradient_of_the_edited_computation(signal):
   fast = model_of(signal=signal, size=3.0, dropout=0.0)
   recoding = dataclasses.replace(fast.config.recoding, implementation="definition")
   slow = LstmLM(dataclasses.replace(fast.config, recoding=recoding), VOCAB)
   params = fresh(fast)
-  ours, theirs = (
-    apply(model, params, measure=True, intermediates=Intermediates(edits=EDITS))
-    for model in (fast, slow)
-  )
+  ours, theirs = (edited(model)(params) for model in (fast, slow))
   for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
@@ -312,6 +316,7 @@ def test_recoding_under_an_edit_moves_a_state_by_the_slope_that_finite_differenc
   model = model_of(signal="nll", size=size, dropout=0.0)
   params, unit, site = fresh(model), 3, "layer_0/hidden"
 
+  @jax.jit
   def read(shift):
     edits = EDITS | {site: lambda h: EDITS[site](h + shift)}
     names = frozenset([site, f"{site}_recoded"])
@@ -331,7 +336,7 @@ def test_recoding_under_an_edit_moves_a_state_by_the_slope_that_finite_differenc
 @pytest.mark.parametrize("signal", ["variational_rnn", "mc_dropout", "nll"])
 def test_safe_steps_take_away_error_under_an_edit_too(signal):
   model = model_of(signal=signal, step="safe", size=100.0, dropout=0.0)
-  steps = apply(model, fresh(model), measure=True, intermediates=Intermediates(edits=EDITS)).steps
+  steps = edited(model)(fresh(model)).steps
   assert np.all(steps["error_after"] <= steps["error"] + 1e-6)
   gained = np.mean(steps["error"] - steps["error_after"])
   free = run(model, fresh(model), measure=True).steps
@@ -350,7 +355,7 @@ def test_learned_and_predicted_sizes_start_where_they_are_told():
   for step in ("learned", "predicted"):
     model = model_of(signal="surprisal", step=step, size=5.0)
     states = model.initial_states(BATCH)
-    variables = model.init(jax.random.key(0), TOKENS, TARGETS, states)
+    variables = jax.jit(model.init)(jax.random.key(0), TOKENS, TARGETS, states)
     steps = run(model, nn.unbox(variables)["params"], measure=True).steps
     for size in jax.tree.leaves(steps["sizes"]):
       np.testing.assert_allclose(size, 5.0, rtol=1e-5)
@@ -427,7 +432,7 @@ def test_independent_decoders_have_the_gradients_of_decoders_that_are_trained_al
     def loss(params):
       return jnp.mean(run(model, params, rng=jax.random.key(5), recode=False).nll)
 
-    return jax.value_and_grad(loss)(params)
+    return jax.jit(jax.value_and_grad(loss))(params)
 
   (first, shared), (second, found) = (gradients(model, params) for model in (mean, own))
   assert first == second

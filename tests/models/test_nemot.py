@@ -22,7 +22,7 @@ TASKS = ("lm", "mqa", "gqa")
 SMALL = NemotConfig(
   vanilla_layers=2,
   modulatory_layers=2,
-  output_layers=2,
+  output_layers=1,
   tasks=TASKS,
   dim=16,
   heads=2,
@@ -40,6 +40,7 @@ OPTIONS = {
     "vanilla_norm": True,
   },
   "early": {
+    "output_layers": 2,
     "read_after": 1,
     "gate_places": ("vanilla_1/attention", "vanilla_1/logits", "output_0/ffn", "output_1/logits"),
     "compete": ("vanilla_self", "modulatory_self", "output_self"),
@@ -110,19 +111,20 @@ def dependence(name, read, causal=True, **fields):
   """Which tokens of the batch a position's logits depend on: bool [rows, time]."""
   module, params = model(name)
   given = text(module.config, "dec" if causal else "enc", **fields)
+  found = slope(name, causal)(params["params"]["embedding"]["table"], given, read)
+  return np.any(np.asarray(found) != 0, axis=1)[4:].reshape(ROWS, TIME)
 
-  @jax.jit
-  def gradient(table):
-    def value(table):
-      out = module.apply(
-        with_table(params, table), given, BLOCKS, causal=causal, vanilla_logits=True
-      )
-      return jnp.sum(jnp.sin(out.logits[read])) + jnp.sum(jnp.sin(out.vanilla[read]))
 
-    return jax.grad(value)(table)
+@functools.cache
+def slope(name, causal):
+  """Of the logits at a position with respect to the table of embeddings."""
+  module, params = model(name)
 
-  found = gradient(params["params"]["embedding"]["table"])
-  return np.asarray(jnp.abs(found).sum(axis=1) > 0)[4:].reshape(ROWS, TIME)
+  def value(table, given, read):
+    out = module.apply(with_table(params, table), given, BLOCKS, causal=causal, vanilla_logits=True)
+    return jnp.sum(jnp.sin(out.logits[read])) + jnp.sum(jnp.sin(out.vanilla[read]))
+
+  return jax.jit(jax.grad(value))
 
 
 # What depends on what.
@@ -267,8 +269,9 @@ def plain_decoder(config, params, tokens, task, gate=None):
 def test_without_its_gate_it_is_a_decoder_of_both_sets_bit_for_bit():
   module, params = model("off")
   blocks = (("lm", ROWS),)
-  found = module.apply(params, text(module.config), blocks).logits
-  np.testing.assert_array_equal(found, plain_decoder(module.config, params, TOKENS, "lm"))
+  found = jax.jit(lambda params: module.apply(params, text(module.config), blocks).logits)(params)
+  decoder = jax.jit(functools.partial(plain_decoder, module.config, task="lm"))
+  np.testing.assert_array_equal(found, decoder(params, TOKENS))
 
 
 def test_a_gate_of_one_is_no_gate_gradients_too():
@@ -303,15 +306,21 @@ def test_the_gate_multiplies_what_the_vanilla_set_puts_out():
   gate = sites["gate"]
   assert ((gate > 0) & (gate < 1)).all()
   np.testing.assert_array_equal(sites["gated"], gate * sites["vanilla/output"])
-  expected = plain_decoder(module.config, params, TOKENS[:1], "lm", gate[:1])
+  decoder = jax.jit(functools.partial(plain_decoder, module.config, task="lm"))
+  expected = decoder(params, TOKENS[:1], gate=gate[:1])
   np.testing.assert_allclose(out.logits[:1], expected, atol=1e-5)
 
 
 def test_a_projected_gate_is_one_half_everywhere_at_first():
   config = CONFIGS["other"]
   module = Nemot(config, VOCAB)
-  params = nn.unbox(module.init(jax.random.key(0), text(config), BLOCKS))
-  _, sites = run(module.apply, params, text(config), BLOCKS, capture=["gate"])
+
+  @jax.jit
+  def sites_of_a_fresh_one(key):
+    params = nn.unbox(module.init(key, text(config), BLOCKS))
+    return run(module.apply, params, text(config), BLOCKS, capture=["gate"])[1]
+
+  sites = sites_of_a_fresh_one(jax.random.key(0))
   np.testing.assert_array_equal(sites["gate"], np.full((ROWS, TIME, config.dim), 0.5))
 
 
@@ -322,14 +331,13 @@ def test_a_closed_gate_on_a_key_hides_it():
   def close(gates):  # logarithms, of every head and key
     return gates.at[:, key].set(-jnp.inf)
 
-  _, sites = run(
-    module.apply,
-    params,
-    text(module.config),
-    BLOCKS,
-    capture=["vanilla/layer_0/self/attention"],
-    edits={"gates/vanilla_0/logits": close},
-  )
+  asked = {
+    "capture": ["vanilla/layer_0/self/attention"],
+    "edits": {"gates/vanilla_0/logits": close},
+  }
+  sites = jax.jit(
+    lambda params: run(module.apply, params, text(module.config), BLOCKS, **asked)[1]
+  )(params)
   seen = np.asarray(sites["vanilla/layer_0/self/attention"])
   assert not seen[..., key].any()
   np.testing.assert_allclose(seen.sum(axis=-1), 1, atol=1e-6)

@@ -117,6 +117,11 @@ def made(config: TransformerConfig) -> tuple[Transformer, Any]:
   return module, params
 
 
+@functools.cache
+def applied(module: Transformer) -> Any:
+  return jax.jit(module.apply)
+
+
 PLAIN = t5(**SIZES, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0)
 COMPETING = dataclasses.replace(
   t5_v1_1(**SIZES, head_dim=5, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0),
@@ -151,11 +156,9 @@ def test_attention_is_the_softmax_of_products_that_are_not_divided():
   heads = np.einsum("bhts,bshd->bthd", weights, value)
 
   call = functools.partial(module.apply, method="encode")
-  _, found = run(
-    call,
-    {"params": params},
-    SOURCE[:1],
-    capture=("encoder/layer_0/self/heads", "encoder/layer_0/self/attention"),
+  sites = ("encoder/layer_0/self/heads", "encoder/layer_0/self/attention")
+  _, found = jax.jit(lambda params: run(call, {"params": params}, SOURCE[:1], capture=sites))(
+    params
   )
   np.testing.assert_allclose(found["encoder/layer_0/self/attention"], weights, atol=1e-5)
   np.testing.assert_allclose(found["encoder/layer_0/self/heads"], heads, atol=1e-5)
@@ -167,8 +170,8 @@ def test_fresh_logits_of_attention_are_as_large_as_those_that_are_divided():
   scaled = dataclasses.replace(PLAIN, scale_logits=True)
   other, theirs = made(scaled)
   np.testing.assert_allclose(
-    module.apply({"params": params}, SOURCE, TARGET),
-    other.apply({"params": theirs}, SOURCE, TARGET),
+    applied(module)({"params": params}, SOURCE, TARGET),
+    applied(other)({"params": theirs}, SOURCE, TARGET),
     atol=1e-5,
   )
 
@@ -176,8 +179,9 @@ def test_fresh_logits_of_attention_are_as_large_as_those_that_are_divided():
 @pytest.mark.parametrize("config", [PLAIN, COMPETING], ids=["plain", "competing"])
 def test_decoding_with_a_cache_equals_the_whole_pass(config):
   module, params = made(config)
-  whole = module.apply({"params": params}, SOURCE, TARGET)
-  cache = module.apply({"params": params}, SOURCE, beams=2, length=5, method="prefill")
+  whole = applied(module)({"params": params}, SOURCE, TARGET)
+  fill = jax.jit(functools.partial(module.apply, beams=2, length=5, method="prefill"))
+  cache = fill({"params": params}, SOURCE)
   step = jax.jit(functools.partial(module.apply, method="step"))
   for t in range(TARGET.shape[1]):
     tokens = jnp.broadcast_to(TARGET[:, t : t + 1], (2, 2))
@@ -213,8 +217,8 @@ def test_every_parameter_of_a_competing_t5_has_a_gradient():
 def test_no_prediction_depends_on_a_later_token():
   module, params = made(COMPETING)
   changed = TARGET.at[:, 3].set(14)
-  first = module.apply({"params": params}, SOURCE, TARGET)
-  second = module.apply({"params": params}, SOURCE, changed)
+  first = applied(module)({"params": params}, SOURCE, TARGET)
+  second = applied(module)({"params": params}, SOURCE, changed)
   np.testing.assert_array_equal(first[:, :3], second[:, :3])
   assert np.abs(first[:, 3:] - second[:, 3:]).max() > 1e-4
 

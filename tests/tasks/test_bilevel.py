@@ -121,7 +121,13 @@ def asked_value(one: Any, params: Any, batch: Any, context: StepContext = CONTEX
 
 
 def slope(one: Any, params: Any, batch: Any, context: StepContext = CONTEXT) -> Any:
-  return jax.jit(jax.grad(lambda params: value(one, params, batch, context)))(params)
+  return _slopes(one, context.train)(params, batch)
+
+
+@functools.cache
+def _slopes(one: Any, train: bool) -> Any:
+  context = CONTEXT if train else STILL
+  return jax.jit(jax.grad(lambda params, batch: value(one, params, batch, context)))
 
 
 def assert_close(one: Any, two: Any, **tolerances: float) -> None:
@@ -186,12 +192,17 @@ def test_to_the_first_order_the_steps_are_constants():
   params, batch = routed(), batch_of(1)
   one = bilevel(Routed(), steps=2, first_order=True)
   support = {n: c[0] for n, c in batch.items() if not n.startswith(QUERY)}
-  last = one.last(None, params, support, STILL._replace(rng=_episode_rng()))
 
-  def asked(router: Any) -> jax.Array:
-    return value(Routed(), last.params | {"heads": router}, rows_of(batch, True), STILL)
+  @jax.jit
+  def of_the_last_step(params: Any) -> Any:
+    last = one.last(None, params, support, STILL._replace(rng=_episode_rng()))
 
-  expected = jax.grad(asked)(params["heads"])
+    def asked(router: Any) -> jax.Array:
+      return value(Routed(), last.params | {"heads": router}, rows_of(batch, True), STILL)
+
+    return jax.grad(asked)(params["heads"])
+
+  expected = of_the_last_step(params)
   found = slope(one, params, batch, STILL)["heads"]
   assert_close(found, expected, rtol=1e-5)
   second = slope(bilevel(Routed(), steps=2), params, batch, STILL)["heads"]
@@ -207,8 +218,7 @@ def _episode_rng() -> jax.Array:
 def test_without_steps_both_have_the_plain_gradients_on_their_parts(off):
   params, batch = routed(), batch_of()
   found = slope(bilevel(Routed(), **off), params, batch, STILL)
-  large = jax.grad(lambda p: value(Routed(), p, rows_of(batch, False), STILL))(params)
-  small = jax.grad(lambda p: value(Routed(), p, rows_of(batch, True), STILL))(params)
+  large, small = (slope(Routed(), params, rows_of(batch, asked), STILL) for asked in (False, True))
   assert_close(found["body"], large["body"], rtol=1e-5)
   assert_close(found["heads"], small["heads"], rtol=1e-5)
 
@@ -218,7 +228,7 @@ def test_the_rest_moves_by_the_large_part_alone_and_meta_parameters_by_the_small
   params, batch = routed(), batch_of()
   one = bilevel(Routed(), steps=steps)
   found = slope(one, params, batch)
-  plain = jax.jit(jax.grad(lambda p: value(Routed(), p, rows_of(batch, False))))(params)
+  plain = slope(Routed(), params, rows_of(batch, False))
   assert_close(found["body"], plain["body"], rtol=1e-5)  # with the same noise
   other = batch | {f"{QUERY}y": batch[f"{QUERY}y"] + 1}
   changed = slope(one, params, other)
@@ -233,11 +243,15 @@ def test_several_steps_in_a_loop_end_where_single_ones_do():
   params, batch = routed(), batch_of(1)
   support = {n: c[0] for n, c in batch.items() if not n.startswith(QUERY)}
   one = bilevel(Routed(), steps=3)
-  *_, expected = one.adapted(None, params, support, CONTEXT)
-  found = one.last(None, params, support, CONTEXT)
-  assert_close(found.params, expected.params, rtol=1e-6)
-  assert_close(found.support, expected.support, rtol=1e-6)
-  assert found.params["heads"]["router"]["w"] is params["heads"]["router"]["w"]
+
+  @jax.jit
+  def ends(params: Any) -> Any:
+    *_, expected = one.adapted(None, params, support, CONTEXT)
+    found = one.last(None, params, support, CONTEXT)
+    assert found.params["heads"]["router"]["w"] is params["heads"]["router"]["w"]
+    return (found.params, found.support), (expected.params, expected.support)
+
+  assert_close(*ends(params), rtol=1e-6)
 
 
 def test_micro_batches_of_episodes_give_the_gradient_of_the_whole_batch():
@@ -247,7 +261,7 @@ def test_micro_batches_of_episodes_give_the_gradient_of_the_whole_batch():
 
   def found(micro_batches: int) -> Any:
     loss = functools.partial(one, None)
-    return gradients(loss, params, (), batch, STILL, micro_batches)
+    return jax.jit(lambda params: gradients(loss, params, (), batch, STILL, micro_batches))(params)
 
   (whole, total, _, _, sums), (parts, again, _, _, others) = found(1), found(2)
   assert_close(whole, parts, rtol=1e-5, atol=1e-6)

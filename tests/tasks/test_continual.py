@@ -1,6 +1,7 @@
 """The outer step, batches, protocols against loops in NumPy, and how settings are chosen."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -57,6 +58,7 @@ USE = UseConfig(
 CONFIG = ContinualConfig(data=Blots(), trajectory=4, remember=5, inner_rate=0.05, use=USE)
 
 
+@functools.cache
 def built(kind="anml", **fields):
   model = NeuromodulatedConfig(kind=kind, blocks=2, filters=4, modulator_filters=3)
   return dataclasses.replace(CONFIG, **fields).build(model)
@@ -69,9 +71,10 @@ def task(request):
 
 @pytest.fixture(scope="module")
 def anml():
-  return built()
+  return built("anml")
 
 
+@functools.cache
 def parameters(task, seed=0):
   return nn.unbox(jax.jit(task.model.init)(jax.random.key(seed)))
 
@@ -82,13 +85,18 @@ def batch_of(task, multiple=1):
 
 
 def slopes(task, params, batch, seed=0):
-  def value(params):
-    context = StepContext(rng=jax.random.key(seed), step=jnp.int32(0), train=True)
+  (value, metrics), slope = program_of_slopes(task)(params, batch, jax.random.key(seed))
+  return value, metrics, slope
+
+
+@functools.cache
+def program_of_slopes(task):
+  def value(params, batch, rng):
+    context = StepContext(rng=rng, step=jnp.int32(0), train=True)
     terms, _, metrics = task.loss(params, (), batch, context)
     return objective(terms), metrics
 
-  (value_, metrics), slope = jax.jit(jax.value_and_grad(value, has_aux=True))(params)
-  return value_, metrics, slope
+  return jax.jit(jax.value_and_grad(value, has_aux=True))
 
 
 # Training.
@@ -135,9 +143,10 @@ def test_the_loss_is_that_of_a_loop_over_the_trajectory(task):
   head = params["prediction"]["head"]["kernel"].at[labels[0]].set(0)
   moving = {"prediction": {**params["prediction"], "head": {"kernel": head}}}
   step = jax.jit(jax.grad(lambda part, rows: loss(part, params, rows)[0]))
+  final = jax.jit(lambda part: loss(part, params, jnp.arange(9)))
   for row in range(4):
     moving = jax.tree.map(lambda x, g: x - 0.05 * g, moving, step(moving, jnp.asarray([row])))
-  expected, right = loss(moving, params, jnp.arange(9))
+  expected, right = final(moving)
   np.testing.assert_allclose(value, expected, rtol=1e-4)
   assert metrics["newest"][0] == right[:4].sum()
   assert metrics["remembered"][0] == right[4:].sum()
@@ -165,7 +174,8 @@ def test_without_a_trajectory_training_is_plain_classification(task):
   plain = built(task.model.config.kind, trajectory=0, remember=9)
   params, batch = parameters(plain), batch_of(plain)
   value, metrics, _ = slopes(plain, params, batch)
-  logits = plain.model.forward(params, {name: x[0] for name, x in batch.items()})[:, 0]
+  forward = jax.jit(plain.model.forward)
+  logits = forward(params, {name: x[0] for name, x in batch.items()})[:, 0]
   labels = batch["labels"][0]
   expected = -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(9), labels])
   np.testing.assert_allclose(value, expected, rtol=1e-5)

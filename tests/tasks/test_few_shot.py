@@ -95,7 +95,7 @@ def test_for_a_quadratic_loss_the_gradient_is_its_closed_form(steps, first_order
   with jax.enable_x64(True):
     support, query, start = rows(5, 0), rows(4, 2), numbers(3, seed=8)
     how = {"steps": steps, "rate": 0.1, "first_order": first_order}
-    found = jax.grad(functools.partial(adapted_loss, quadratic, **how))(
+    found = jax.jit(jax.grad(functools.partial(adapted_loss, quadratic, **how)))(
       {"head": {"w": start}}, (support, query)
     )
   x, y, w = np.asarray(support["x"]), np.asarray(support["y"]), np.asarray(start)
@@ -118,7 +118,7 @@ def test_the_gradient_also_of_the_rates_is_that_of_finite_differences(names):
       return adapted_loss(network, both["params"], episode, **how)
 
     value = jax.jit(value)
-    slopes = jax.grad(value)(both)
+    slopes = jax.jit(jax.grad(value))(both)
     for seed in range(3):
       way = jax.tree.map(lambda x, seed=seed: numbers(*x.shape, seed=seed), both)
       ends = [
@@ -132,22 +132,30 @@ def test_the_gradient_also_of_the_rates_is_that_of_finite_differences(names):
 def test_to_the_first_order_it_is_the_query_s_gradient_at_the_adapted_parameters():
   params, (support, query) = parameters(), (rows(5, 0), rows(4, 2))
   how = {"steps": 2, "rate": 0.3}
-  found = jax.grad(functools.partial(adapted_loss, network, first_order=True, **how))(
-    params, (support, query)
-  )
-  expected = jax.grad(network)(adapt(network, params, support, **how), query)
+
+  @jax.jit
+  def slopes(params):
+    first, second = (
+      jax.grad(functools.partial(adapted_loss, network, first_order=first_order, **how))(
+        params, (support, query)
+      )
+      for first_order in (True, False)
+    )
+    return first, second, jax.grad(network)(adapt(network, params, support, **how), query)
+
+  found, second, expected = slopes(params)
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
-  second = jax.grad(functools.partial(adapted_loss, network, **how))(params, (support, query))
   assert np.abs(second["head"]["w"] - found["head"]["w"]).max() > 1e-3
 
 
 def test_with_the_head_alone_nothing_else_moves_and_all_else_learns_outside():
   params, support, query = parameters(), rows(5, 0), rows(4, 2)
   how = {"steps": 2, "rate": 0.3, "parameters": ("head",)}
-  after = adapt(network, params, support, **how)
+  after = jax.jit(functools.partial(adapt, network, **how))(params, support)
   np.testing.assert_array_equal(after["body"]["kernel"], params["body"]["kernel"])
   assert np.abs(after["head"]["w"] - params["head"]["w"]).max() > 1e-3
-  slopes = jax.grad(functools.partial(adapted_loss, network, **how))(params, (support, query))
+  slope = jax.jit(jax.grad(functools.partial(adapted_loss, network, **how)))
+  slopes = slope(params, (support, query))
   assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(slopes))
 
 
@@ -185,13 +193,18 @@ def test_waves_are_learned_in_a_few_steps_where_that_was_learned():
 
     return jnp.mean(jax.vmap(one)(batch), axis=0)
 
-  slopes = jax.jit(jax.grad(lambda params, batch: errors(params, batch)[1]))
   waves, optimizer = SineData(), optax.adam(1e-2)
   state = optimizer.init(params)
+
+  @jax.jit
+  def trained(params, state, batch):
+    slopes = jax.grad(lambda params: errors(params, batch)[1])(params)
+    updates, state = optimizer.update(slopes, state)
+    return optax.apply_updates(params, updates), state
+
   for step in range(300):
     batch = waves.episodes(np.arange(25 * step, 25 * step + 25), 20)
-    updates, state = optimizer.update(slopes(params, batch), state)
-    params = optax.apply_updates(params, updates)
+    params, state = trained(params, state, batch)
   before, after = errors(params, waves.episodes(np.arange(10**6, 10**6 + 100), 20))
   assert after < 0.8 * before
 
@@ -217,12 +230,28 @@ def lines(tmp_path_factory):
   return ClassLines(str(folder))
 
 
+@functools.cache
 def built(lines, **fields):
   config = FewShotConfig(data=lines, episodes=EPISODES, evaluate_episodes=10, **fields)
   task = config.build(MODEL)
   batch = next(task.dataset.train_batches(seed=0, multiple=1)[0])
-  params = nn.unbox(task.model.init(jax.random.key(1)))
-  return task, params, {name: jnp.asarray(column) for name, column in batch.items()}
+  batch = {name: jnp.asarray(column) for name, column in batch.items()}
+  return task, fresh(lines, fields["method"]), batch
+
+
+@functools.cache
+def fresh(lines, method):
+  """Parameters, which depend on the method alone."""
+  init = FewShotConfig(data=lines, episodes=EPISODES, method=method).build(MODEL).model.init
+  return nn.unbox(jax.jit(init)(jax.random.key(1)))
+
+
+@functools.cache
+def slopes_of(task, micro_batches=1):
+  """The program of gradients, loss and metrics."""
+  return jax.jit(
+    lambda params, batch: gradients(task.loss, params, (), batch, CONTEXT, micro_batches)
+  )
 
 
 METHODS = {
@@ -239,12 +268,7 @@ def test_groups_of_tasks_and_micro_batches_give_the_gradient_of_all_together(lin
   found = []
   for at_once, micro_batches in ((0, 1), (1, 1), (2, 1), (2, 2)):
     task, params, batch = built(lines, method=METHODS[method], tasks_at_once=at_once)
-    run = jax.jit(
-      lambda params, batch, task=task, n=micro_batches: gradients(
-        task.loss, params, (), batch, CONTEXT, n
-      )
-    )
-    slopes, value, _, _, metrics = run(params, batch)
+    slopes, value, _, _, metrics = slopes_of(task, micro_batches)(params, batch)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(slopes))
     found.append((slopes, value, metrics["nll"], metrics["accuracy"]))
   for other in found[1:]:
@@ -260,15 +284,11 @@ def test_devices_that_share_the_episodes_find_what_one_finds(lines, at_once):
   placed = jax.device_put(params, sharding.replicated(mesh))
   spread = sharding.place_batch(jax.tree.map(np.asarray, batch), mesh)
 
-  def step(params, batch):
-    slopes, value, _, _, metrics = gradients(task.loss, params, (), batch, CONTEXT, 1)
-    return slopes, value, metrics
-
   def score(params, batch):
     one = functools.partial(_sums, task.model, EPISODES, False, params)
     return over_episodes(one, batch, at_once)
 
-  train, evaluate = jax.jit(step), jax.jit(score)
+  train, evaluate = slopes_of(task), jax.jit(score)
   for run in (train, evaluate):
     for one, two in zip(
       jax.tree.leaves(run(params, batch)), jax.tree.leaves(run(placed, spread)), strict=True
@@ -305,9 +325,9 @@ def test_filler_episodes_change_nothing(lines):
     name: jnp.concatenate([x, jnp.full_like(x[:2], -1 if name == "index" else 0)])
     for name, x in batch.items()
   }
-  run = jax.jit(lambda params, batch: gradients(task.loss, params, (), batch, CONTEXT, 1)[:2])
+  run = slopes_of(task)
   for one, two in zip(
-    jax.tree.leaves(run(params, batch)), jax.tree.leaves(run(params, more)), strict=True
+    jax.tree.leaves(run(params, batch)[:2]), jax.tree.leaves(run(params, more)[:2]), strict=True
   ):
     np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
 
@@ -317,13 +337,14 @@ def test_the_interval_is_that_of_the_episodes_accuracies_and_scores_are_always_t
   found, again = (task.evaluate(params, "test").values for _ in range(2))
   assert found == again
   assert found["episodes"] == found["2_way/episodes"] == 10
-  one, accuracies = task.model.method.logits, []
+  accuracies = []
+  one = jax.jit(lambda *given: task.model.method.logits(task.model.embed, *given, 3, False))
   for batch in task.dataset.episodes("test", count=10):
     for i in range(len(batch["index"])):
       if batch["index"][i, 0] >= 0:
         episode = {name: jnp.asarray(column[i]) for name, column in batch.items()}
         support, query = split_episode(episode, EPISODES.support)
-        logits = one(task.model.embed, params, support, query, 3, False)
+        logits = one(params, support, query)
         accuracies.append(float(np.mean(np.argmax(logits, -1) == query["labels"])))
   assert found["accuracy"] == pytest.approx(np.mean(accuracies), abs=1e-6)
   half = 1.96 * np.std(accuracies, ddof=1) / np.sqrt(10)
@@ -441,7 +462,7 @@ def test_generated_characters_are_told_apart_better_after_a_few_steps_of_trainin
     method=Prototypes(),
     evaluate_episodes=20,
   ).build(ConvNetConfig(blocks=3, filters=8, halve="stride"))
-  params = nn.unbox(task.model.init(jax.random.key(0)))
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
   batches, _ = task.dataset.train_batches(seed=0, multiple=1)
   run = jax.jit(lambda params, batch: gradients(task.loss, params, (), batch, CONTEXT, 1)[:2])
   values = []

@@ -1,6 +1,7 @@
 """Few-shot classification of texts: methods on an encoder, masked pre-training, end to end."""
 
 import dataclasses
+import functools
 import json
 
 import flax.linen as nn
@@ -79,18 +80,30 @@ def config(lines, **fields):
   return FewShotTextConfig(**(given | fields))
 
 
-def built(lines, model=MODEL, **fields):
-  task = config(lines, **fields).build(model)
+@functools.cache
+def built(lines, **fields):
+  task = config(lines, **fields).build(MODEL)
   batch = next(task.dataset.train_batches(seed=0, multiple=1)[0])
-  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(1)))
-  return task, params, {name: jnp.asarray(column) for name, column in batch.items()}
+  batch = {name: jnp.asarray(column) for name, column in batch.items()}
+  return task, fresh(lines, fields["method"]), batch
+
+
+@functools.cache
+def fresh(lines, method):
+  """Parameters, which depend on the method alone."""
+  init = config(lines, method=method).build(MODEL).model.init
+  return nn.unbox(jax.jit(init)(jax.random.key(1)))
+
+
+@functools.cache
+def compiled(task, micro_batches):
+  return jax.jit(
+    lambda params, batch: gradients(task.loss, params, (), batch, CONTEXT, micro_batches)
+  )
 
 
 def slopes_of(task, params, batch, micro_batches=1):
-  run = jax.jit(
-    lambda params, batch: gradients(task.loss, params, (), batch, CONTEXT, micro_batches)
-  )
-  return run(params, batch)
+  return compiled(task, micro_batches)(params, batch)
 
 
 def moved(slopes):
@@ -140,9 +153,8 @@ def test_the_order_of_the_classes_of_an_episode_does_not_matter(lines):
 
 
 def test_padding_does_not_change_features(lines):
-  short, _, _ = built(lines, method=Prototypes())
+  short, params, _ = built(lines, method=Prototypes())
   long = config(lines, method=Prototypes(), length=12).build(MODEL)
-  params = nn.unbox(jax.jit(short.model.init)(jax.random.key(1)))
   found = [
     jax.jit(task.model.embed)(params, jnp.asarray(task.dataset.tokens(["a b", "w1 a c d"])))
     for task in (short, long)
@@ -238,10 +250,11 @@ def test_fine_tuning_of_leopard_starts_where_its_own_steps_end(lines):
     run = jax.jit(lambda: method.logits(task.model.embed, params, support, query, 2, train))
     return run()
 
+  expected = logits(plain, False)
   np.testing.assert_array_equal(logits(tuned, True), logits(plain, True))
-  np.testing.assert_allclose(logits(tuned, False), logits(plain, False), atol=1e-4)
+  np.testing.assert_allclose(logits(tuned, False), expected, atol=1e-4)
   large = dataclasses.replace(plain, tuned=FineTune(rates=(0.1,), steps=(3,)))
-  assert np.abs(logits(large, False) - logits(plain, False)).max() > 0.1
+  assert np.abs(logits(large, False) - expected).max() > 0.1
 
 
 # Mistakes.
@@ -380,8 +393,8 @@ def test_a_run_starts_from_the_masked_language_model_and_tells_classes_of_one_s_
   assert {"leopard", "step_sizes"} <= {*whole.params}
   before = compmod_jax.load(first)
   assert whole.task.dataset.files() == before.task.dataset.files()
-  fresh = nn.unbox(whole.task.model.init(jax.random.key(0)))
-  merged, _ = Start(first).merged(fresh, whole.task.model.config)
+  random = nn.unbox(jax.jit(whole.task.model.init)(jax.random.key(0)))
+  merged, _ = Start(first).merged(random, whole.task.model.config)
   jax.tree.map(np.testing.assert_array_equal, merged["encoder_0"], before.params["encoder_0"])
   # Resumed to the same bits.
   again = tmp_path / "again"

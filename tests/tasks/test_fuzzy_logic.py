@@ -35,7 +35,12 @@ def task():
 
 @pytest.fixture(scope="module")
 def params(task):
-  return nn.unbox(task.model.init(jax.random.key(0)))
+  return nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
+
+
+@pytest.fixture(scope="module")
+def forward(task):
+  return jax.jit(task.model.forward)
 
 
 def test_operations_are_products_and_complements():
@@ -98,9 +103,9 @@ def test_a_batch_is_a_function_of_seed_and_number(task):
     task.dataset.train_batches(part="large", seed=0, multiple=1)
 
 
-def test_scores_are_those_of_the_formula_whatever_the_batches_are(task, params):
+def test_scores_are_those_of_the_formula_whatever_the_batches_are(task, params, forward):
   points = task.dataset.points("valid")
-  made = np.asarray(task.model.forward(params, {"inputs": points, "index": np.arange(50)}))[..., 0]
+  made = np.asarray(forward(params, {"inputs": points, "index": np.arange(50)}))[..., 0]
   wanted = task.dataset.targets(points)
   mean = wanted.mean(axis=0)
   r2 = 1 - ((made - wanted) ** 2).sum(axis=0) / ((wanted - mean) ** 2).sum(axis=0)
@@ -112,12 +117,13 @@ def test_scores_are_those_of_the_formula_whatever_the_batches_are(task, params):
     assert found["fuzzy/r2_min"] == pytest.approx(r2.min(), rel=1e-4)
 
 
-def test_the_loss_is_the_share_of_variance_that_is_not_explained(task, params):
+def test_the_loss_is_the_share_of_variance_that_is_not_explained(task, params, forward):
   batch = {name: jnp.asarray(x) for name, x in next(task.dataset.eval_batches("valid")).items()}
   batch["index"] = batch["index"].at[5:].set(-1)  # filler
   context = StepContext(jax.random.key(0), jnp.int32(0), True)
-  terms, _, metrics = task.loss(params, (), batch, context)
-  made = np.asarray(task.model.forward(params, batch))[:5, :, 0]
+  loss = jax.jit(lambda params, batch: task.loss(params, (), batch, context))
+  terms, _, metrics = loss(params, batch)
+  made = np.asarray(forward(params, batch))[:5, :, 0]
   errors = ((made - np.asarray(batch["targets"])[:5]) ** 2).mean(axis=0)
   wanted = (errors / task.dataset.variances).mean()
   total, count = metrics["unexplained"]

@@ -5,6 +5,7 @@ in `compmod_jax/_renamed.py`; nothing of the project uses them.
 """
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -65,20 +66,30 @@ def shown(path: Path) -> str:
   return str(path.relative_to(ROOT))
 
 
-def identifiers(tree: ast.AST) -> set[str]:
-  """Every name that a module defines or uses."""
-  found = set()
-  for node in ast.walk(tree):
+@functools.cache
+def lines(path: Path) -> list[str]:
+  return path.read_text().splitlines()
+
+
+@functools.cache
+def names_in(path: Path) -> tuple[frozenset[str], list[str]]:
+  """Every name that a module defines or uses, and the modules that it imports."""
+  names, imported = set(), []
+  for node in ast.walk(ast.parse(path.read_text())):
     match node:
       case ast.FunctionDef() | ast.ClassDef():
-        found.add(node.name)
+        names.add(node.name)
       case ast.arg() | ast.keyword() if node.arg:
-        found.add(node.arg)
+        names.add(node.arg)
       case ast.Name():
-        found.add(node.id)
+        names.add(node.id)
       case ast.Attribute():
-        found.add(node.attr)
-  return found
+        names.add(node.attr)
+      case ast.ImportFrom() if node.module:
+        imported.append(node.module)
+      case ast.Import():
+        imported += [one.name for one in node.names]
+  return frozenset(names), imported
 
 
 def test_no_module_has_a_retired_name():
@@ -99,7 +110,7 @@ def test_a_configuration_or_a_page_has_no_file_beside_that_of_its_class():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_code_uses_a_retired_name(name):
-  found = [shown(path) for path in FILES if name in identifiers(ast.parse(path.read_text()))]
+  found = [shown(path) for path in FILES if name in names_in(path)[0]]
   assert not found, f"{name} is called {NAMES[name]}"
 
 
@@ -109,7 +120,7 @@ def test_no_page_or_docstring_uses_a_retired_phrase(phrase):
     f"{shown(path)}:{number}: {line.strip()}"
     for path in [*FILES, *PAGES]
     if not STORIES.search(shown(path))
-    for number, line in enumerate(path.read_text().splitlines(), 1)
+    for number, line in enumerate(lines(path), 1)
     if re.search(phrase, line) and shown(path) != "benchmarks/structure.py"
   ]
   assert not found, f"say {PHRASES[phrase]}"
@@ -117,11 +128,5 @@ def test_no_page_or_docstring_uses_a_retired_phrase(phrase):
 
 def test_the_project_imports_no_module_by_an_old_name():
   old = set(_renamed._NAMES)
-  found = []
-  for path in FILES:
-    for node in ast.walk(ast.parse(path.read_text())):
-      if isinstance(node, ast.ImportFrom) and node.module in old:
-        found.append(f"{shown(path)}: {node.module}")
-      if isinstance(node, ast.Import):
-        found += [f"{shown(path)}: {one.name}" for one in node.names if one.name in old]
+  found = [f"{shown(path)}: {name}" for path in FILES for name in names_in(path)[1] if name in old]
   assert not found

@@ -384,8 +384,12 @@ def test_the_halves_share_no_sentence_and_are_all_of_them(subject):
 # Reports of models of all kinds.
 
 
+def settings_of(**settings):
+  return roles.Roles(**{"importance": 2, "steps": 1, "untrained": False, **settings})
+
+
 def reported(subject, **settings):
-  settings = roles.Roles(**{"importance": 2, "steps": 1, "untrained": False, **settings})
+  settings = settings_of(**settings)
   found = settings.measure(subject)
   return found, roles.make_page(settings, subject, found)
 
@@ -566,9 +570,9 @@ def _relations_of_passages(questions, read):
   assert seen > 50
 
 
-def test_outputs_of_two_tasks_are_compared_with_themselves_alone(questions, tmp_path):
+def test_outputs_of_two_tasks_are_compared_with_themselves_alone(questions):
   found, made = reported(questions, untrained=True)
-  data = json.loads(page.write(made, tmp_path, command="c").json.read_text())
+  data = made.data
   behind = "text behind auxiliary tokens"
   assert set(data["groups"]) == {
     "text",
@@ -585,9 +589,8 @@ def test_outputs_of_two_tasks_are_compared_with_themselves_alone(questions, tmp_
   assert min(choice, other) > 0
   assert all(module in data["importance"]["untrained"]["values"]["ablation"] for module in looks)
   # An output has no effect on the questions of the other task, as it does not run there.
-  only = {"importance": 4, "untrained": False}
   numbers = [n for b in questions.batches if "rows/gqa" in b for n in b["index"] if n >= 0]
-  gqa, _ = reported(dataclasses.replace(questions, chosen=sorted(numbers)), **only)
+  gqa = settings_of(importance=4).measure(dataclasses.replace(questions, chosen=sorted(numbers)))
   names = [module.name for module in gqa.modules]
   assert "output_mqa/layer_0/self" not in names
   assert "output_gqa/layer_0/self" in names

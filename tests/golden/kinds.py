@@ -64,8 +64,8 @@ def numbers_of(folder: Path) -> dict[str, Any]:
 
   (value, terms), gradient = jax.jit(jax.value_and_grad(objective, has_aux=True))(model.params)
   norms = {
-    jax.tree_util.keystr(path, simple=True, separator="/"): float(jnp.linalg.norm(leaf.ravel()))
-    for path, leaf in jax.tree_util.tree_flatten_with_path(gradient)[0]
+    jax.tree_util.keystr(path, simple=True, separator="/"): float(np.linalg.norm(leaf.ravel()))
+    for path, leaf in jax.tree_util.tree_flatten_with_path(jax.device_get(gradient))[0]
   }
   return {
     "values": {k: v for k, v in found.values.items() if isinstance(v, int | float)},

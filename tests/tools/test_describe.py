@@ -1,6 +1,7 @@
 """`--describe`: the diagram has every part once, and its numbers are those of other accounts."""
 
 import dataclasses
+import functools
 import math
 import re
 from pathlib import Path
@@ -54,14 +55,23 @@ def causal(model, length=25):
   return built(CausalLMConfig(tokenizer=VOCAB, length=length, batch_tokens=length), model)
 
 
+@functools.cache
+def parameters_of(task, model):
+  """Without arrays; many models have the same plain one beside them."""
+  return describe.abstract_parameters(built(task, model))
+
+
+def parameters(task):
+  return parameters_of(task.dataset.config, task.model.config)
+
+
 def drawn(task):
   """The blocks of a diagram, whose sizes must add up, and its lines without the heading."""
-  plain = task.dataset.config.build(task.model.config.plain(), files=task.dataset.files())
-  return parts(task, plain)
+  config = task.dataset.config
+  return parts(task, parameters(task), parameters_of(config, task.model.config.plain()))
 
 
-def parts(task, plain):
-  params, others = map(describe.abstract_parameters, (task, plain))
+def parts(task, params, others):
   blocks = diagram.blocks_of(task, params, others)
   assert sum(block.size for block in blocks) == sum(leaf.size for leaf in jax.tree.leaves(params))
   rows = diagram.draw(blocks)
@@ -206,7 +216,8 @@ def test_the_gate_stands_after_what_it_reads_and_before_what_it_gates():
 @pytest.mark.parametrize("place", ["embedding", "vanilla"])
 def test_reading_strategies_stand_where_they_are(place):
   model = dataclasses.replace(NEMOT, option_interaction=True, highlighting=place)
-  blocks, rows = parts(Reading(model), Reading(model.plain()))
+  task = Reading(model)
+  blocks, rows = parts(task, *map(describe.abstract_parameters, (task, Reading(model.plain()))))
   names = titles(rows)
   where = names.index("highlight")
   assert names[where - 1] == {"embedding": "positions", "vanilla": "interaction"}[place]
@@ -270,12 +281,12 @@ def test_recoding_stands_in_every_layer_and_at_its_signal(recoding):
 
 
 def cost(task):
-  return flops.count(task, describe.abstract_parameters(task))
+  return flops.count(task, parameters(task))
 
 
 def products(task, extra=0):
   """2 for every parameter of a matrix that every token is multiplied with, and attention."""
-  shapes = shapes_of(describe.abstract_parameters(task))
+  shapes = shapes_of(parameters(task))
   kernels = sum(
     math.prod(shape) for path, shape in shapes.items() if path.endswith(("kernel", "signatures"))
   )
@@ -349,7 +360,7 @@ def test_answering_is_counted_without_its_questions_and_what_is_left_out_is_told
   experiment = load_config("configs/everything.py")
   task = built(experiment.task, shallow(experiment.model))
   monkeypatch.setattr(QuestionSets, "tokenized", lambda *_: pytest.fail("questions were read"))
-  one = task, describe.abstract_parameters(task)
+  one = task, parameters(task)
   text = " ".join(describe.comparison(one, one))
   assert re.search(r"MFLOPs a token, training +[\d.]+ ", text)
   assert "vanilla set's own head is not counted. Recoding in decoding is not counted." in text

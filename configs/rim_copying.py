@@ -68,8 +68,7 @@ def copying(variant: str = "") -> Experiment:
 def short(variant: str) -> Experiment:
   base, cell = copying(variant), CELLS[variant]
   if isinstance(cell, RimConfig):
-    cell = dataclasses.replace(cell, dropout=0.0)  # with it, a loss of 0.07 is left after so few
-  # Modules learn as fast as the rate allows; without its fall, longer pauses stay harder.
+    cell = dataclasses.replace(cell, dropout=0.0)
   falling = dataclasses.replace(base.optimizer, schedule="cosine", falling_share=0.25)
   return dataclasses.replace(
     base,

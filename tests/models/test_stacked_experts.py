@@ -21,7 +21,7 @@ CONFIG = CompetingExpertsConfig(
 SIZE = 7
 
 
-BENT = {
+ACTIVATIONS = {
   "leaky_relu": lambda x: np.where(x > 0, x, 0.2 * x),
   "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
 }
@@ -40,7 +40,7 @@ def made():
   return make(CONFIG)
 
 
-@pytest.mark.parametrize("activation", BENT)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_stacked_experts_are_convolutional_networks_one_by_one(activation):
   module, params, images = make(dataclasses.replace(CONFIG, activation=activation))
   outputs, _ = module.apply({"params": params}, images)
@@ -53,7 +53,7 @@ def test_stacked_experts_are_convolutional_networks_one_by_one(activation):
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
       )
       x = x + own["bias"].reshape(1, 1, 1, -1)
-      x = leaky_clip(x) if layer + 1 == CONFIG.layers else BENT[activation](x)
+      x = leaky_clip(x) if layer + 1 == CONFIG.layers else ACTIVATIONS[activation](x)
     np.testing.assert_allclose(outputs[number], x[..., 0], rtol=1e-4, atol=1e-5)
   assert not np.allclose(outputs[0], outputs[1])
 

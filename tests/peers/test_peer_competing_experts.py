@@ -36,14 +36,14 @@ def convolve(layer, x, stride=1):
   return made[..., :side, :side]
 
 
-BENT = {
+ACTIVATIONS = {
   "leaky_relu": lambda x: torch.nn.functional.leaky_relu(x, 0.2),
   "elu": torch.nn.functional.elu,
 }
 
 
 def expert(layers, x, activation):
-  x = BENT[activation](convolve(layers["layer_0"], x[:, None]))
+  x = ACTIVATIONS[activation](convolve(layers["layer_0"], x[:, None]))
   x = convolve(layers["layer_1"], x)[:, 0]
   inside = x.clamp(0, 1)
   return inside + 0.1 * (x - inside)
@@ -57,7 +57,7 @@ def score(layers, x):
   return (x.flatten(1) @ layers["head"]["kernel"] + layers["head"]["bias"])[:, 0]
 
 
-@pytest.mark.parametrize("activation", BENT)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_a_step_of_both_sides_has_the_gradients_of_two_backward_passes(activation):
   draw = np.random.default_rng(0)
   x = draw.random((BATCH, SIZE, SIZE)).astype(np.float32)

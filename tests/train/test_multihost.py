@@ -1,4 +1,4 @@
-"""Two processes of four devices each train like one process of eight, whatever happens to them."""
+"""Two processes of two devices each train like one process of four, whatever happens to them."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from programs import (
 
 from compmod_jax.training.distributed.multihost import LOST
 
-STEPS = 20
+STEPS = 12
 CONFIG = """
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.sources.text import TextData
@@ -54,9 +54,9 @@ def get_config(variant):
     # Adam would divide rounding by rounding where a gradient is zero.
     optimizer=OptimizerConfig(name="sgd", learning_rate=0.5, warmup_steps=5, clip=1.0),
     ema=0.9,
-    phases=(Phase(steps=20),),
+    phases=(Phase(steps=12),),
     mesh=MeshConfig(data=1, fsdp=-1),  # every parameter lies on devices of both processes
-    evaluate_every=20,
+    evaluate_every=12,
     log_every=4,
     checkpoint_every=2,
     keep_last=30,
@@ -66,7 +66,7 @@ def get_config(variant):
 
 
 class Pair:
-  """Two processes that train together, of four devices each."""
+  """Two processes that train together, of two devices each."""
 
   def __init__(self, place: Place, workdir: Path, *options: str, module: str = "train.main"):
     self._stack = contextlib.ExitStack()
@@ -80,7 +80,7 @@ class Pair:
           f"--multihost.process={number}",
           "--multihost.processes=2",
           *options,
-          devices=4,
+          devices=2,
           module=module,
         )
       )
@@ -96,7 +96,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-  """Finished runs, `alone` (one process of eight devices) and `together` (two of four)."""
+  """Finished runs, `alone` (one process of four devices) and `together` (two of two)."""
   root = tmp_path_factory.getbasetemp()
   if "PYTEST_XDIST_WORKER" in os.environ:  # the workers' folders lie in one that they share
     root = root.parent
@@ -106,7 +106,7 @@ def runs(tmp_path_factory):
   def make():
     write_data(place.data, {"train": 300, "valid": 37, "test": 11})
     place.config.write_text(CONFIG)
-    with Program(place, place.root / "alone", devices=8) as program:
+    with Program(place, place.root / "alone", devices=4) as program:
       program.trained(500)
     with Pair(place, place.root / "together") as (first, second):
       first.finish(0, timeout=500)
@@ -147,7 +147,7 @@ def test_two_processes_train_like_one(runs):
 
 
 def test_evaluation_counts_every_example_once(runs):
-  """37 sentences on eight devices of two processes."""
+  """37 sentences on four devices of two processes."""
   together, alone = runs.root / "together", runs.root / "alone"
   assert_logged_alike(together, alone, "eval")
   (line,) = metrics_of(together, "eval")

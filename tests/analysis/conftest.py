@@ -41,7 +41,7 @@ def grammar_task():
 @pytest.fixture(scope="session")
 def subject(grammar_task):
   """That model with random parameters, and 12 sentences of its test split."""
-  params = jax.tree.map(jax.numpy.asarray, tiny_model.random_parameters(grammar_task, 0))
+  params = jax.device_put(tiny_model.random_parameters(grammar_task, 0), jax.devices()[0])
   return Subject(grammar_task, params, "test", sentences=12)
 
 
@@ -49,4 +49,4 @@ def subject(grammar_task):
 def other(subject):
   """The same with other random parameters."""
   params = tiny_model.random_parameters(subject.task, 1)
-  return dataclasses.replace(subject, params=jax.tree.map(jax.numpy.asarray, params))
+  return dataclasses.replace(subject, params=jax.device_put(params, jax.devices()[0]))

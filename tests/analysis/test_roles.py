@@ -395,7 +395,7 @@ def reported(subject, **settings):
 
 
 def random_subject(task, sentences=4, seed=0):
-  params = jax.tree.map(jnp.asarray, tiny_model.random_parameters(task, seed))
+  params = jax.device_put(tiny_model.random_parameters(task, seed), jax.devices()[0])
   return Subject(task, params, "test", sentences=sentences)
 
 
@@ -517,11 +517,14 @@ def test_auxiliary_tokens_are_separators_in_front_of_the_text():
   assert set(spectra(subject, subject.params)) == set(data["modules"])
 
 
+LENGTH = 576  # a quarter of it holds every question: batches are of one length
+
+
 def question_task(model):
   given = AnsweringConfig(
     data=Mixed((WorldsData(train=24, valid=12, test=16, shifted=12),)),
     batch_questions=4,
-    length=192,
+    length=LENGTH,
     answer_length=4,
     buckets=1,
   )
@@ -533,7 +536,7 @@ def question_task(model):
 def questions():
   sizes = {"vanilla_layers": 1, "modulatory_layers": 1, "output_layers": 1, "dropout": 0.0}
   return random_subject(
-    question_task(NemotConfig(**{**SIZES, **sizes, "max_length": 192}, tasks=("mqa", "gqa"))), 0
+    question_task(NemotConfig(**{**SIZES, **sizes, "max_length": LENGTH}, tasks=("mqa", "gqa"))), 0
   )
 
 
@@ -604,7 +607,7 @@ def test_units_of_a_model_that_answers_are_ablated_by_their_loss_alone(questions
 
 
 def test_a_decoder_that_answers_has_roles_too():
-  model = DecoderConfig(decoder_layers=1, **{**SIZES, "max_length": 192})
+  model = DecoderConfig(decoder_layers=1, **{**SIZES, "max_length": LENGTH})
   data = reported(random_subject(question_task(model), 6))[1].data
   assert list(data["groups"]) == ["text"]
   assert data["examples"] == [3, 3]

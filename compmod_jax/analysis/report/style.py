@@ -129,7 +129,9 @@ def finish(figure: Figure, title: str) -> None:
   letter = 0.55 * LARGE / 72  # inches, on average
   title = textwrap.fill(title, int(figure.get_figwidth() / letter))
   figure.suptitle(title, x=0.006, ha="left", fontsize=LARGE, color=INK, parse_math=False)
-  figure.draw_without_rendering()
+  engine = figure.get_layout_engine()
+  if engine is not None:
+    engine.execute(figure)
   figure.set_layout_engine("none")
 
 

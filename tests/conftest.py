@@ -50,3 +50,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   for item in items:
     if item.get_closest_marker("real_data"):
       item.add_marker(pytest.mark.skip(reason="COMPMOD_DATA names no folder of data"))
+
+
+@pytest.fixture(scope="module")
+def one_device():
+  """One device, which compiles fastest, and the shared compile cache left alone."""
+  from compmod_jax.core import sharding
+  from compmod_jax.training import run
+
+  with pytest.MonkeyPatch.context() as patch:
+    mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
+    patch.setattr(sharding, "make_mesh", lambda config: mesh)
+    patch.setattr(run, "use_compile_cache", lambda: None)
+    yield

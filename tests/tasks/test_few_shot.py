@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import flax.linen as nn
 import jax
@@ -266,7 +267,7 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_groups_of_tasks_and_micro_batches_give_the_gradient_of_all_together(lines, method):
   found = []
-  for at_once, micro_batches in ((0, 1), (1, 1), (2, 1), (2, 2)):
+  for at_once, micro_batches in ((0, 1), (1, 1), (2, 2)):
     task, params, batch = built(lines, method=METHODS[method], tasks_at_once=at_once)
     slopes, value, _, _, metrics = slopes_of(task, micro_batches)(params, batch)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(slopes))
@@ -420,6 +421,7 @@ def get_config(variant):
 """
 
 
+@pytest.mark.usefixtures("one_device")
 def test_a_run_is_resumed_to_the_same_bits_and_its_model_tells_classes_of_one_s_own(
   lines, tmp_path
 ):
@@ -430,9 +432,11 @@ def test_a_run_is_resumed_to_the_same_bits_and_its_model_tells_classes_of_one_s_
   main(["--config", str(file), "--workdir", str(tmp_path / "whole")])
   whole = compmod_jax.load(tmp_path / "whole", model="step-00000004")
   assert "step_sizes" in whole.params
-  again = tmp_path / "again"
-  main(["--config", str(file), "--workdir", str(again), "--config.time_limit_minutes=1e-6"])
-  main(["--config", str(file), "--workdir", str(again), "--config.time_limit_minutes=0"])
+  again = shutil.copytree(tmp_path / "whole", tmp_path / "again")
+  for step in (3, 4):
+    shutil.rmtree(next((again / "checkpoints").glob(f"step_{step:08}*")))
+  shutil.rmtree(again / "models")
+  main(["--config", str(file), "--workdir", str(again)])
   other = compmod_jax.load(again, model="step-00000004")
   jax.tree.map(np.testing.assert_array_equal, whole.params, other.params)
   found = json.loads((again / "results.json").read_text())

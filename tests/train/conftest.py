@@ -2,12 +2,8 @@
 
 import os
 
-import jax
 import pytest
 from programs import Place, Program
-
-from compmod_jax.core import sharding
-from compmod_jax.training import run
 
 
 @pytest.fixture(scope="session")
@@ -33,13 +29,3 @@ def two_phases(place):
 
   place.once("phases", make)
   return workdir
-
-
-@pytest.fixture(scope="module")
-def one_device():
-  """One device, which compiles fastest, and the shared compile cache left alone."""
-  with pytest.MonkeyPatch.context() as patch:
-    mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
-    patch.setattr(sharding, "make_mesh", lambda config: mesh)
-    patch.setattr(run, "use_compile_cache", lambda: None)
-    yield

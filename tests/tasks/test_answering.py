@@ -38,9 +38,7 @@ STILL = StepContext(jax.random.key(0), jnp.int32(0), train=False)
 DECODER = DecoderConfig(
   decoder_layers=1, tied=False, dim=16, heads=2, ffn_dim=16, max_length=128, dropout=0.0
 )
-TINY = dataclasses.replace(
-  CONFIG, buckets=2, tokenizer=dataclasses.replace(CONFIG.tokenizer, vocab_size=160)
-)
+TINY = dataclasses.replace(CONFIG, tokenizer=dataclasses.replace(CONFIG.tokenizer, vocab_size=160))
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +46,27 @@ def tokenizer():
   return TINY.make_tokenizer()
 
 
+def with_edges(task, count):
+  """The task with so many padded lengths of prompts, each of which is a search to compile."""
+  edges = task.generator.edges
+  kept = edges[len(edges) // count - 1 :: len(edges) // count]
+  return dataclasses.replace(task, generator=dataclasses.replace(task.generator, edges=kept))
+
+
 @pytest.fixture(scope="module")
 def made(tokenizer):
-  """A task and parameters."""
-  task = TINY.build_with(MODEL, tokenizer)
+  """A task, whose prompts have two padded lengths, and parameters."""
+  task = with_edges(TINY.build_with(MODEL, tokenizer), 2)
   return task, nn.unbox(jax.jit(task.model.init)(jax.random.key(1)))
 
 
 @pytest.fixture(scope="module")
 def build(tokenizer):
-  """From a model to a task, whose batches have one length, and random parameters."""
-  config = dataclasses.replace(TINY, buckets=1)
+  """From a model to a task, whose prompts have one padded length, and random parameters."""
 
   @functools.cache
   def make(model):
-    task, random = config.build_with(model, tokenizer), np.random.default_rng(2)
+    task, random = with_edges(TINY.build_with(model, tokenizer), 1), np.random.default_rng(2)
     shapes = nn.unbox(jax.eval_shape(task.model.init, jax.random.key(0)))
 
     def draw(leaf):

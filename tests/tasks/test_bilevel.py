@@ -272,7 +272,8 @@ def test_micro_batches_of_episodes_give_the_gradient_of_the_whole_batch():
 def test_terms_and_metrics_of_both_parts_have_names_of_their_own():
   params, batch = routed(), batch_of()
   one = bilevel(Routed(), steps=2)
-  terms, _, metrics = one(None, params, (), batch, STILL)
+  run = jax.jit(lambda params, batch: one(None, params, (), batch, STILL))
+  terms, _, metrics = run(params, batch)
   weights = {name: term.weight for name, term in terms.items()}
   expected = {"squares": 1.0, "spread": 0.3, "query/squares": 1.0, "query/spread": 0.3}
   assert weights == one.weights(None) == expected

@@ -68,7 +68,7 @@ def grid(tmp_path_factory, one_device):
   with pytest.MonkeyPatch.context() as patch, compile_cache_restored():
     patch.setitem(registry.TABLES, "tiny", lambda scale, heads: spec)
     patch.setenv("COMPMOD_CACHE", str(root / "cache"))
-    compile_cache.use(root / "cache" / "xla")  # runs that differ in their seeds share programs
+    compile_cache.use(root / "cache" / "xla")  # of seeds: they evaluate alike
     # The pictures of each run's own report take longer than these runs.
     patch.setattr(run_report, "_figures", lambda *_: iter(()))
     yield root

@@ -46,20 +46,27 @@ def tokenizer():
   return TINY.make_tokenizer()
 
 
+def with_edges(task, count):
+  """The task with so many padded lengths of prompts, each of which is a search to compile."""
+  edges = task.generator.edges
+  kept = edges[len(edges) // count - 1 :: len(edges) // count]
+  return dataclasses.replace(task, generator=dataclasses.replace(task.generator, edges=kept))
+
+
 @pytest.fixture(scope="module")
 def made(tokenizer):
-  """A task and parameters."""
-  task = TINY.build_with(MODEL, tokenizer)
+  """A task, whose prompts have two padded lengths, and parameters."""
+  task = with_edges(TINY.build_with(MODEL, tokenizer), 2)
   return task, nn.unbox(jax.jit(task.model.init)(jax.random.key(1)))
 
 
 @pytest.fixture(scope="module")
 def build(tokenizer):
-  """From a model to a task and random parameters."""
+  """From a model to a task, whose prompts have one padded length, and random parameters."""
 
   @functools.cache
   def make(model):
-    task, random = TINY.build_with(model, tokenizer), np.random.default_rng(2)
+    task, random = with_edges(TINY.build_with(model, tokenizer), 1), np.random.default_rng(2)
     shapes = nn.unbox(jax.eval_shape(task.model.init, jax.random.key(0)))
 
     def draw(leaf):
@@ -219,8 +226,9 @@ def test_options_that_see_each_other_are_left_out_of_the_sequence(made, build):
 def test_rows_of_a_mixed_batch_are_those_of_their_own_task(made):
   task, params = made
   batch = first_batch(task)
-  whole = jax.jit(task.model.forward)(params, batch)
-  parts = [jax.jit(task.model.forward)(params, part(batch, name)) for name in ("mqa", "gqa")]
+  forward = jax.jit(task.model.forward)
+  whole = forward(params, batch)
+  parts = [forward(params, part(batch, name)) for name in ("mqa", "gqa")]
   np.testing.assert_allclose(whole, jnp.concatenate(parts), atol=1e-5)
 
 
@@ -232,8 +240,9 @@ def test_a_set_without_a_task_in_the_batch_does_not_move(made):
   step = make_step(
     task, optimizer, lambda _: jnp.float32(0.01), seed=0, micro_batches=1, ema=0.0, mask=mask
   )
-  state, _ = jax.jit(step)(init_state(params, (), optimizer, 0.0), batch)  # both move
-  after, _ = jax.jit(step)(state, part(batch, "gqa"))
+  run = jax.jit(step)
+  state, _ = run(init_state(params, (), optimizer, 0.0), batch)  # both move
+  after, _ = run(state, part(batch, "gqa"))
 
   def changed(get):
     pairs = zip(jax.tree.leaves_with_path(get(state)), jax.tree.leaves(get(after)), strict=True)

@@ -14,15 +14,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from xla_flags import QUICK
 
-from compmod_jax.training import final_evaluation
+from compmod_jax.training import compile_cache, final_evaluation
 from compmod_jax.training.checkpoint import Checkpointer
 from compmod_jax.training.loop import Loop
 from compmod_jax.training.preemption import Preemption
@@ -341,6 +342,23 @@ def make_newer(folder: Path) -> None:
   manifest = json.loads((folder / "manifest.json").read_text())
   manifest["sha256"]["meta.json"] = hashlib.sha256(text.encode()).hexdigest()
   (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@contextlib.contextmanager
+def compile_cache_restored() -> Iterator[None]:
+  """What is set about JAX's persistent compile cache inside is as before afterwards."""
+  names = ("dir", "max_size")
+  before = {name: getattr(jax.config, f"jax_compilation_cache_{name}") for name in names}
+  get_file_cache = compile_cache.compilation_cache.get_file_cache
+  compilation_cache.reset_cache()
+  try:
+    yield
+  finally:
+    compile_cache.compilation_cache.get_file_cache = get_file_cache
+    for name, value in before.items():
+      jax.config.update(f"jax_compilation_cache_{name}", value)
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 def train(

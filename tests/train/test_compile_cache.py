@@ -7,8 +7,8 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.monitoring import unregister_event_listener
+from programs import compile_cache_restored
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.training import compile_cache
@@ -20,20 +20,9 @@ from compmod_jax.training.run import use_compile_cache
 def folder(tmp_path, monkeypatch):
   """The folder of a compile cache that is on; off again afterwards."""
   monkeypatch.setenv("COMPMOD_CACHE", str(tmp_path))
-  names = ("dir", "max_size")
-  before = {name: getattr(jax.config, f"jax_compilation_cache_{name}") for name in names}
-  monkeypatch.setattr(
-    compile_cache.compilation_cache,
-    "get_file_cache",
-    compile_cache.compilation_cache.get_file_cache,
-  )
-  compilation_cache.reset_cache()
-  use_compile_cache()
-  yield tmp_path / "xla"
-  for name, value in before.items():
-    jax.config.update(f"jax_compilation_cache_{name}", value)
-  jax.config.update("jax_enable_compilation_cache", True)
-  compilation_cache.reset_cache()
+  with compile_cache_restored():
+    use_compile_cache()
+    yield tmp_path / "xla"
 
 
 def _run():

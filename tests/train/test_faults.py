@@ -4,6 +4,7 @@ import random
 import shutil
 
 import pytest
+from xla_flags import QUICK
 
 from benchmarks import faults, kills
 
@@ -12,11 +13,13 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C co
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-  """A run without a fault, and room for those with."""
-  made = faults.Place(tmp_path_factory.mktemp("faults"), "recurrent")
-  status, shown, _ = made.run(None, workdir=made.root / "reference")
-  assert status == 0, shown
-  return made
+  """A run without a fault, and room for those with; its programs have one device."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("XLA_FLAGS", QUICK)
+    made = faults.Place(tmp_path_factory.mktemp("faults"), "recurrent")
+    status, shown, _ = made.run(None, workdir=made.root / "reference")
+    assert status == 0, shown
+    yield made
 
 
 def _writers(*names):

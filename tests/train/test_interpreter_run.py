@@ -8,8 +8,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
-from programs import metrics_of, train
+from programs import metrics_of, state_of, train
 from tiny_masked import make_task, write_text
 
 import compmod_jax
@@ -21,6 +20,12 @@ from compmod_jax.training.experiment import Phase, load_config
 
 pytestmark = pytest.mark.usefixtures("one_device")
 CONFIG = "configs/neural_interpreter.py"
+# Variant -> whether a parameter moves.
+ADAPTED = {
+  "cls": lambda name: name == "cls",
+  "types": lambda name: name == "cls" or "/router/" in name,
+  "everything": lambda name: True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,37 +36,45 @@ def learned(tmp_path_factory, one_device):
   return folder
 
 
-def adapted(learned, folder, variant, steps=30):
-  """Workdir of a short run on two other expressions, from the tiny one."""
-  base, wanted = load_config(f"{CONFIG}:debug"), load_config(f"{CONFIG}:{variant}")
+def adapted(learned, folder, steps=30):
+  """Workdir of a short run on two other expressions, from the tiny one, in the variants' phases."""
+  base = load_config(f"{CONFIG}:debug")
+  variants = [load_config(f"{CONFIG}:{name}") for name in ADAPTED]
   experiment = dataclasses.replace(
     base,
     start=str(learned),
     task=dataclasses.replace(
       base.task, data=dataclasses.replace(base.task.data, count=2, first=base.task.data.count)
     ),
-    model=dataclasses.replace(base.model, train_signatures=wanted.model.train_signatures),
-    groups=wanted.groups,
-    phases=(dataclasses.replace(wanted.phases[0], steps=steps),),
-    evaluate_every=steps,
+    model=dataclasses.replace(base.model, train_signatures=True),
+    groups=variants[0].groups,
+    phases=tuple(dataclasses.replace(one.phases[0], steps=steps) for one in variants),
+    checkpoint_every=steps,
+    keep_last=3,
+    evaluate_every=3 * steps,
   )
   train(experiment, folder, report=False)
   return folder
 
 
-def parameters(folder):
-  params = dict(compmod_jax.load(folder).params)
-  return {"/".join(path): np.asarray(leaf) for path, leaf in flatten_dict(params).items()}
+def parameters(folder, step):
+  """Name -> values, after a step."""
+  state = state_of(folder, step).items()
+  return {name.removeprefix("params/"): leaf for name, leaf in state if name.startswith("params/")}
 
 
 def test_expressions_are_learned_and_signatures_stay_where_they_began(learned):
   scores = [line["fuzzy/r2"] for line in metrics_of(learned, "eval")]
   assert scores[-1] > 0.8
   model = compmod_jax.load(learned)
-  begun = nn.unbox(model.task.model.init(jax.random.key(0)))
+
+  def router(params):
+    return params["script_0"]["router"]
+
+  begun = jax.jit(lambda key: router(nn.unbox(model.task.model.init(key))))(jax.random.key(0))
   for name in ("signatures", "log_sigma"):
-    one, other = (tree["script_0"]["router"][name] for tree in (begun, model.params))
-    assert np.array_equal(one, other) == (name == "signatures")
+    same = np.array_equal(begun[name], router(model.params)[name])
+    assert same == (name == "signatures")
 
 
 def test_a_loaded_model_predicts_at_points_of_one_s_own(learned):
@@ -75,22 +88,16 @@ def test_a_loaded_model_predicts_at_points_of_one_s_own(learned):
     model.predict(points[0])
 
 
-@pytest.mark.parametrize(
-  ("variant", "moves"),
-  [
-    ("cls", lambda name: name == "cls"),
-    ("types", lambda name: name == "cls" or "/router/" in name),
-    ("everything", lambda name: True),
-  ],
-)
-def test_adaptation_moves_the_parameters_of_its_kind_and_no_bit_of_others(
-  learned, tmp_path, variant, moves
-):
-  before, after = parameters(learned), parameters(adapted(learned, tmp_path / "run", variant))
-  assert before.keys() == after.keys()
-  assert after["cls"].shape == (2, *before["cls"].shape[1:])
-  for name in before.keys() - {"cls"}:
-    assert np.array_equal(before[name], after[name]) != moves(name), name
+def test_adaptation_moves_the_parameters_of_its_kind_and_no_bit_of_others(learned, tmp_path):
+  run = adapted(learned, tmp_path / "run")
+  before = begun = parameters(learned, 300)
+  for step, moves in zip((30, 60, 90), ADAPTED.values(), strict=True):
+    after = parameters(run, step)
+    assert before.keys() == after.keys()
+    assert after["cls"].shape == (2, *begun["cls"].shape[1:])
+    for name in before.keys() - {"cls"}:
+      assert np.array_equal(before[name], after[name]) != moves(name), (step, name)
+    before = after
 
 
 def test_the_report_shows_routing_signatures_and_what_functions_cost(learned, tmp_path):
@@ -122,7 +129,15 @@ def test_a_masked_language_model_interprets_text_and_reports_its_functions(tmp_p
     base,
     task=make_task(write_text(tmp_path / "text", {"train": 60, "valid": 20, "test": 20})),
     model=dataclasses.replace(
-      base.model, dim=16, functions=2, scripts=1, ffn_dim=16, code_dim=8, type_dim=4, heads=2
+      base.model,
+      dim=16,
+      functions=2,
+      scripts=1,
+      iterations=1,
+      ffn_dim=16,
+      code_dim=8,
+      type_dim=4,
+      heads=2,
     ),
     optimizer=dataclasses.replace(base.optimizer, learning_rate=5e-3, warmup_steps=5),
     phases=(Phase(steps=40),),

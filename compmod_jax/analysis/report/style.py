@@ -130,7 +130,7 @@ def finish(figure: Figure, title: str) -> None:
   title = textwrap.fill(title, int(figure.get_figwidth() / letter))
   figure.suptitle(title, x=0.006, ha="left", fontsize=LARGE, color=INK, parse_math=False)
   engine = figure.get_layout_engine()
-  if engine is not None:
+  if figure.axes and engine is not None:
     engine.execute(figure)
   figure.set_layout_engine("none")
 

@@ -438,8 +438,7 @@ def test_a_text_model_goes_on_after_a_prompt_as_in_the_whole_pass(kind, name):
     return whole
 
   start = text(prompt * (places[:, :PROMPT] < lengths), PROMPT)
-  blocks = tuple((task, 1) for _ in range(ROWS))
-  params = random_params(lambda key: model.init(key, text(going_on(0), 6), blocks))
+  params = random_params(lambda key: model.init(key, text(going_on(0), 6), [(task, ROWS)]))
   fill = functools.partial(model.apply, beams=BEAMS, length=STEPS, method="prefill", **more)
   cache = jax.jit(fill, static_argnums=2)(params, start, task)
   step = jax.jit(lambda cache, tokens: model.apply(params, cache, tokens, task, method="step"))
@@ -459,20 +458,20 @@ def test_a_text_model_goes_on_after_a_prompt_as_in_the_whole_pass(kind, name):
 @cases_of(LstmConfig)
 def test_a_recoded_lstm_goes_on_from_its_states_as_in_the_whole_pass(config):
   model, time = LstmLM(config, VOCAB), PROMPT + STEPS
-  tokens, targets = (jnp.asarray(draw(ROWS, time, seed=seed)) for seed in (1, 2))
+  tokens, targets = (draw(ROWS, time, seed=seed) for seed in (1, 2))
   states = model.initial_states(ROWS)
   classifier = {"weight": jnp.linspace(-1, 1, config.dim), "bias": jnp.float32(0.3)}
-  active = jnp.asarray(np.random.default_rng(3).integers(0, 2, (ROWS, time)), jnp.float32)
+  active = np.random.default_rng(3).integers(0, 2, (ROWS, time)).astype(np.float32)
   params = random_params(functools.partial(model.init, recode=False), tokens, targets, states)
 
-  @functools.partial(jax.jit, static_argnums=(1, 2))
-  def read(states: Any, start: int, stop: int) -> Output:
-    here = slice(start, stop)
-    labels = jnp.asarray(targets % 2, jnp.float32)
-    given = Given(active[:, here], labels[:, here], classifier, jax.random.key(9))
-    asked = {"given": given, "logits": True}
-    out = model.apply(params, tokens[:, here], targets[:, here], states, **asked)
+  @jax.jit
+  def run(states: Any, tokens: Any, targets: Any, active: Any) -> Output:
+    given = Given(active, jnp.float32(targets % 2), classifier, jax.random.key(9))
+    out = model.apply(params, tokens, targets, states, given=given, logits=True)
     return typing.cast(Output, out)
+
+  def read(states: Any, start: int, stop: int) -> Output:
+    return run(states, *(x[:, start:stop] for x in (tokens, targets, active)))
 
   whole, prompt = read(states, 0, time), read(states, 0, PROMPT)
   found, states = [prompt.logits], prompt.states

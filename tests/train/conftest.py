@@ -4,6 +4,7 @@ import os
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from programs import Place, Program
 
 from compmod_jax.core import sharding
@@ -36,10 +37,23 @@ def two_phases(place):
 
 
 @pytest.fixture(scope="module")
-def one_device():
-  """One device, which compiles fastest, and the shared compile cache left alone."""
+def one_device(tmp_path_factory):
+  """One device, which compiles fastest, and a compile cache that only the module's runs share."""
+  cache = {
+    "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("xla")),
+    "jax_persistent_cache_min_compile_time_secs": 0.3,  # smaller programs are compiled again
+  }
+  before = {name: getattr(jax.config, name) for name in cache}
   with pytest.MonkeyPatch.context() as patch:
     mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
     patch.setattr(sharding, "make_mesh", lambda config: mesh)
     patch.setattr(run, "use_compile_cache", lambda: None)
+    _use_cache(cache)
     yield
+    _use_cache(before)
+
+
+def _use_cache(settings):
+  for name, value in settings.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()

@@ -91,8 +91,11 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "competition": heads(),
     "signal_dim": 3,
   },
-  "relative": {"positions": "relative"},
-  "mechanisms": {"mechanism_layers": ("encoder", "decoder_0"), "mechanisms": mechanisms()},
+  "relative, mechanisms": {
+    "positions": "relative",
+    "mechanism_layers": ("encoder", "decoder_0"),
+    "mechanisms": mechanisms(),
+  },
   "T5": {
     "norm": "pre",
     "norm_kind": "rms",
@@ -128,13 +131,17 @@ DECODERS: dict[str, dict[str, Any]] = {
     "activation": "gelu",
   },
   "rotary": {"positions": "rotary", "gated_heads": ("decoder_self",)},
-  "relative": {"positions": "relative", "convolution": 2},
   "fast weights": {"fast_weights": "modulated", "convolution": 3, "signal_dim": 3},
   "fast weights of one rate": {"fast_weights": "hebbian", "gated_heads": ("decoder_self",)},
-  "mechanisms": {"mechanism_layers": ("decoder_0",), "mechanisms": mechanisms(competition=False)},
+  "relative, mechanisms": {
+    "positions": "relative",
+    "convolution": 2,
+    "mechanism_layers": ("decoder_0",),
+    "mechanisms": mechanisms(competition=False),
+  },
 }
 NEMOTS: dict[str, dict[str, Any]] = {
-  "as GPT-2": {
+  "as GPT-2, gated fast weights": {
     "gate_start": "half",
     "tied_key_value": True,
     "positions": "learned",
@@ -143,6 +150,7 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "activation": "gelu_tanh",
     "extra_tokens": ("more",),
     "modulatory_layers": 2,
+    "fast_weights": "modulated",
   },
   "all compete": {
     "read_after": 1,
@@ -190,20 +198,14 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "mechanism_layers": ("modulatory", "vanilla"),
     "mechanisms": mechanisms(count=4),
   },
-  "relative": {
+  "relative, fast weights": {
     "positions": "relative",
-    "convolution": 2,
-    "read_after": 1,
-    "gate_places": ("vanilla_1/logits",),
-  },
-  "fast weights": {
     "fast_weights": "hebbian",
     "convolution": 2,
     "read_after": 1,
-    "gate_places": ("vanilla_1/plasticity", "output_0/plasticity"),
+    "gate_places": ("vanilla_1/logits", "vanilla_1/plasticity", "output_0/plasticity"),
     "signal_dim": 2,
   },
-  "gated fast weights": {"fast_weights": "modulated", "modulatory_layers": 2},
 }
 # Masks that are new at every step have another key at every step: without a rate they are alike.
 LSTMS: dict[str, dict[str, Any]] = {

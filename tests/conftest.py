@@ -29,6 +29,7 @@ install_import_hook(
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -53,13 +54,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def one_device():
-  """One device, which compiles fastest, and the shared compile cache left alone."""
+def one_device(tmp_path_factory):
+  """One device, which compiles fastest, and a compile cache that only the module's runs share."""
   from compmod_jax.core import sharding
   from compmod_jax.training import run
 
+  cache = {
+    "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("xla")),
+    "jax_persistent_cache_min_compile_time_secs": 0.3,  # smaller programs are compiled again
+  }
+  before = {name: getattr(jax.config, name) for name in cache}
   with pytest.MonkeyPatch.context() as patch:
     mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
     patch.setattr(sharding, "make_mesh", lambda config: mesh)
     patch.setattr(run, "use_compile_cache", lambda: None)
+    _use_cache(cache)
     yield
+    _use_cache(before)
+
+
+def _use_cache(settings):
+  for name, value in settings.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()

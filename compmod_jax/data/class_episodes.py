@@ -270,16 +270,21 @@ class Classes(Dataset[D]):
   def example(self) -> dict[str, jax.Array]:
     """Two rows."""
     inputs = self.classes("train").inputs
-    return {
-      "inputs": jnp.zeros((2, *inputs.shape[1:]), inputs.dtype),
-      "labels": jnp.zeros(2, jnp.int32),
-      "index": jnp.arange(2, dtype=jnp.int32),
-    }
+    return two_rows(jnp.zeros((2, *inputs.shape[1:]), inputs.dtype))
 
   def where(self, split: str, number: int) -> Any:
     """Name of the class of an example."""
     found = self.classes(split)
     return found.names[int(found.classes[number])]
+
+
+def two_rows(inputs: jax.Array) -> dict[str, jax.Array]:
+  """Two inputs as a batch of single examples."""
+  return {
+    "inputs": inputs,
+    "labels": jnp.zeros(2, jnp.int32),
+    "index": jnp.arange(2, dtype=jnp.int32),
+  }
 
 
 class ClassEpisodes(Classes[C]):

@@ -13,7 +13,12 @@ from compmod_jax.core.errors import UserError, check, check_choice, short_list
 from compmod_jax.core.untrusted import parse_json
 from compmod_jax.data import pipeline
 from compmod_jax.data.base import ClassExamples, DataError, TrainIterator
-from compmod_jax.data.class_episodes import ClassEpisodeConfig, ClassEpisodes, ClassTaskConfig
+from compmod_jax.data.class_episodes import (
+  ClassEpisodeConfig,
+  ClassEpisodes,
+  ClassTaskConfig,
+  two_rows,
+)
 from compmod_jax.data.episodes import EpisodeBatches
 from compmod_jax.data.qa.file_sets import DEVELOPMENT_SETS
 from compmod_jax.data.sources.text import expand_folder, read_lines
@@ -373,10 +378,10 @@ class TextEpisodes(ClassEpisodes[C]):
     return pipeline.iterate(batches, prefetch=4), sum(source.per_epoch for source in sources)
 
   def example(self) -> dict[str, jax.Array]:
-    """Two rows of a token each."""
+    """Two rows of a token each; no text is loaded for them."""
     inputs = np.full((2, self.config.length), self.tokenizer.pad, np.int32)
     inputs[:, 0] = self.tokenizer.bos
-    return {**super().example(), "inputs": jnp.asarray(inputs)}
+    return two_rows(jnp.asarray(inputs))
 
   def describe_batches(self) -> str:
     """What a training batch holds, in a few words."""

@@ -91,8 +91,11 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "competition": heads(),
     "signal_dim": 3,
   },
-  "relative": {"positions": "relative"},
-  "mechanisms": {"mechanism_layers": ("encoder", "decoder_0"), "mechanisms": mechanisms()},
+  "relative, mechanisms": {
+    "positions": "relative",
+    "mechanism_layers": ("encoder", "decoder_0"),
+    "mechanisms": mechanisms(),
+  },
   "T5": {
     "norm": "pre",
     "norm_kind": "rms",
@@ -128,13 +131,17 @@ DECODERS: dict[str, dict[str, Any]] = {
     "activation": "gelu",
   },
   "rotary": {"positions": "rotary", "gated_heads": ("decoder_self",)},
-  "relative": {"positions": "relative", "convolution": 2},
   "fast weights": {"fast_weights": "modulated", "convolution": 3, "signal_dim": 3},
   "fast weights of one rate": {"fast_weights": "hebbian", "gated_heads": ("decoder_self",)},
-  "mechanisms": {"mechanism_layers": ("decoder_0",), "mechanisms": mechanisms(competition=False)},
+  "relative, mechanisms": {
+    "positions": "relative",
+    "convolution": 2,
+    "mechanism_layers": ("decoder_0",),
+    "mechanisms": mechanisms(competition=False),
+  },
 }
 NEMOTS: dict[str, dict[str, Any]] = {
-  "as GPT-2": {
+  "as GPT-2, gated fast weights": {
     "gate_start": "half",
     "tied_key_value": True,
     "positions": "learned",
@@ -143,6 +150,7 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "activation": "gelu_tanh",
     "extra_tokens": ("more",),
     "modulatory_layers": 2,
+    "fast_weights": "modulated",
   },
   "all compete": {
     "read_after": 1,
@@ -190,20 +198,14 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "mechanism_layers": ("modulatory", "vanilla"),
     "mechanisms": mechanisms(count=4),
   },
-  "relative": {
+  "relative, fast weights": {
     "positions": "relative",
-    "convolution": 2,
-    "read_after": 1,
-    "gate_places": ("vanilla_1/logits",),
-  },
-  "fast weights": {
     "fast_weights": "hebbian",
     "convolution": 2,
     "read_after": 1,
-    "gate_places": ("vanilla_1/plasticity", "output_0/plasticity"),
+    "gate_places": ("vanilla_1/logits", "vanilla_1/plasticity", "output_0/plasticity"),
     "signal_dim": 2,
   },
-  "gated fast weights": {"fast_weights": "modulated", "modulatory_layers": 2},
 }
 # Masks that are new at every step have another key at every step: without a rate they are alike.
 LSTMS: dict[str, dict[str, Any]] = {
@@ -438,8 +440,7 @@ def test_a_text_model_goes_on_after_a_prompt_as_in_the_whole_pass(kind, name):
     return whole
 
   start = text(prompt * (places[:, :PROMPT] < lengths), PROMPT)
-  blocks = tuple((task, 1) for _ in range(ROWS))
-  params = random_params(lambda key: model.init(key, text(going_on(0), 6), blocks))
+  params = random_params(lambda key: model.init(key, text(going_on(0), 6), [(task, ROWS)]))
   fill = functools.partial(model.apply, beams=BEAMS, length=STEPS, method="prefill", **more)
   cache = jax.jit(fill, static_argnums=2)(params, start, task)
   step = jax.jit(lambda cache, tokens: model.apply(params, cache, tokens, task, method="step"))
@@ -459,20 +460,20 @@ def test_a_text_model_goes_on_after_a_prompt_as_in_the_whole_pass(kind, name):
 @cases_of(LstmConfig)
 def test_a_recoded_lstm_goes_on_from_its_states_as_in_the_whole_pass(config):
   model, time = LstmLM(config, VOCAB), PROMPT + STEPS
-  tokens, targets = (jnp.asarray(draw(ROWS, time, seed=seed)) for seed in (1, 2))
+  tokens, targets = (draw(ROWS, time, seed=seed) for seed in (1, 2))
   states = model.initial_states(ROWS)
   classifier = {"weight": jnp.linspace(-1, 1, config.dim), "bias": jnp.float32(0.3)}
-  active = jnp.asarray(np.random.default_rng(3).integers(0, 2, (ROWS, time)), jnp.float32)
+  active = np.random.default_rng(3).integers(0, 2, (ROWS, time)).astype(np.float32)
   params = random_params(functools.partial(model.init, recode=False), tokens, targets, states)
 
-  @functools.partial(jax.jit, static_argnums=(1, 2))
-  def read(states: Any, start: int, stop: int) -> Output:
-    here = slice(start, stop)
-    labels = jnp.asarray(targets % 2, jnp.float32)
-    given = Given(active[:, here], labels[:, here], classifier, jax.random.key(9))
-    asked = {"given": given, "logits": True}
-    out = model.apply(params, tokens[:, here], targets[:, here], states, **asked)
+  @jax.jit
+  def run(states: Any, tokens: Any, targets: Any, active: Any) -> Output:
+    given = Given(active, jnp.float32(targets % 2), classifier, jax.random.key(9))
+    out = model.apply(params, tokens, targets, states, given=given, logits=True)
     return typing.cast(Output, out)
+
+  def read(states: Any, start: int, stop: int) -> Output:
+    return run(states, *(x[:, start:stop] for x in (tokens, targets, active)))
 
   whole, prompt = read(states, 0, time), read(states, 0, PROMPT)
   found, states = [prompt.logits], prompt.states

@@ -327,7 +327,7 @@ def test_gradients_are_those_of_the_loss_where_they_pass_through_the_recoding_gr
   }
   p = {"params": {**params()["params"], "step_sizes": sizes}}
   random = np.random.default_rng(1)
-  along = jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape), x.dtype), p)
+  along = jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), p)
 
   def loss(config, p):
     return jnp.mean(jax.nn.log_softmax(module(config).apply(p, *PAIR))[..., 3])
@@ -338,11 +338,12 @@ def test_gradients_are_those_of_the_loss_where_they_pass_through_the_recoding_gr
     value = jax.jit(jax.value_and_grad(functools.partial(loss, config)))
     _, gradient = value(p)
     assert np.asarray(gradient["params"]["step_sizes"]["steps"]).all()
-    return value, sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient, along)))
+    return value, sum(jax.tree.leaves(jax.tree.map(np.vdot, gradient, along)))
 
   (value, second), (_, first) = slope(True), slope(False)
   ahead, back = (
-    value(jax.tree.map(lambda x, d: x + sign * 2e-3 * d, p, along))[0] for sign in (1, -1)
+    value(jax.tree.map(lambda x, d: np.asarray(x) + np.float32(sign * 2e-3) * d, p, along))[0]
+    for sign in (1, -1)
   )
   measured = (ahead - back) / 4e-3
   np.testing.assert_allclose(second, measured, rtol=0.02)

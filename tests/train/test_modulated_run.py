@@ -11,6 +11,7 @@ from compmod_jax.models.matching_decoder import parameters
 from compmod_jax.training.experiment import Phase, load_config
 
 pytestmark = pytest.mark.usefixtures("one_device")
+LAYERS = ("vanilla_layers", "modulatory_layers", "output_layers", "decoder_layers")
 TEXTS = ["The dog sleeps.", "A cat which sees the dog will not jump."]
 
 
@@ -26,7 +27,8 @@ def tiny(monkeypatch, variant):
     length=33,
     batch_tokens=33 * 8,
   )
-  model = dataclasses.replace(given.model, dim=16, heads=2, ffn_dim=16)
+  layers = {name: 1 for name in vars(given.model) if name in LAYERS}
+  model = dataclasses.replace(given.model, dim=16, heads=2, ffn_dim=16, **layers)
   return dataclasses.replace(
     given, task=task, model=model, phases=(Phase(steps=4),), evaluate_every=4, log_every=1
   )

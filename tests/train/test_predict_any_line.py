@@ -88,7 +88,9 @@ _load = functools.cache(compmod_jax.load)  # keeps what was compiled
 def save(folder, task, model, *, change=lambda params: params):
   """A model folder with random parameters."""
   built = task.build(model)
-  params = jax.tree.map(np.asarray, nn.unbox(jax.jit(built.model.init)(jax.random.key(0))))
+  shapes = jax.eval_shape(lambda: nn.unbox(built.model.init(jax.random.key(0))))
+  random = np.random.default_rng(0)
+  params = jax.tree.map(lambda x: random.normal(0, 0.3, x.shape).astype(x.dtype), shapes)
   meta = {"task": to_json(task, TaskConfig), "model": to_json(model, ModelConfig)}
   save_model_folder(folder, params=change(params), files=built.dataset.files(), meta=meta)
   return folder

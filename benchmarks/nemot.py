@@ -107,13 +107,13 @@ class Ours(NamedTuple):
     state = init_state(self.params, (), optimizer, 0.0)
     state = jax.tree.map(jnp.array, state)  # donation needs buffers of its own for every leaf
     mask = trainable_mask(state.params, "all")
-    step = make_step(self.task, optimizer, rate, seed=0, micro_batches=1, ema=0.0, mask=mask)
-    step = jax.jit(step, donate_argnums=0)
+    step = make_step(self.task, optimizer, rate, micro_batches=1, ema=0.0, mask=mask)
+    step, key = jax.jit(step, donate_argnums=0), jax.random.key(0)
     batch = jax.tree.map(jnp.asarray, self.case.batch())
 
     def run() -> Any:
       nonlocal state
-      state, found = jax.block_until_ready(step(state, batch))
+      state, found = jax.block_until_ready(step(state, batch, key))
       return found
 
     return run

@@ -38,7 +38,7 @@ def training_step() -> Callable[[], object]:
   run = set_up(parse(Args, arguments).config, workdir, command="")
   state, batch = run.abstract_state(), run.place(next(run.iterators[0]))
   step = run.jitted_step("all")
-  return lambda: step.lower(state, batch)
+  return lambda: step.lower(state, batch, run.key)
 
 
 def translation() -> Callable[[], object]:

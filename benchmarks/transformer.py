@@ -42,13 +42,13 @@ def our_step(case: Case, **changes: Any) -> Callable[[], None]:
   state = init_state(jax.device_put(case.params(**changes)), (), optimizer, 0.0)
   state = jax.tree.map(jnp.array, state)  # donation needs buffers of its own for every leaf
   mask = trainable_mask(state.params, "all")
-  step = make_step(task, optimizer, rate, seed=0, micro_batches=1, ema=0.0, mask=mask)
-  step = jax.jit(step, donate_argnums=0)
+  step = make_step(task, optimizer, rate, micro_batches=1, ema=0.0, mask=mask)
+  step, key = jax.jit(step, donate_argnums=0), jax.random.key(0)
   batch = jax.tree.map(jnp.asarray, case.batch())
 
   def run() -> None:
     nonlocal state
-    state, found = step(state, batch)
+    state, found = step(state, batch, key)
     jax.block_until_ready((state, found))
 
   return run

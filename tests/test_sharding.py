@@ -88,6 +88,7 @@ def batch() -> dict[str, np.ndarray]:
 
 
 # Plain gradient descent: Adam divides rounding by rounding where a gradient is zero.
+KEY = jax.random.key(0)
 SGD = OptimizerConfig(name="sgd", learning_rate=0.1, warmup_steps=1, clip=1.0)
 
 
@@ -119,7 +120,7 @@ def make_run(
 @functools.cache
 def start() -> TrainState:
   """The first state, on the host."""
-  return jax.device_get(jax.jit(make_run(MeshConfig(data=1), 1)._init)())
+  return jax.device_get(jax.jit(make_run(MeshConfig(data=1), 1)._init)(KEY))
 
 
 def one_expert_for_all(state: TrainState) -> TrainState:
@@ -144,7 +145,6 @@ def train(run: Run) -> dict[str, Trained]:
     run.task,
     run.optimizer,
     run.rate,
-    seed=experiment.seed,
     micro_batches=1,
     ema=experiment.ema,
     mask=trainable_mask(start().params, "all"),
@@ -154,7 +154,7 @@ def train(run: Run) -> dict[str, Trained]:
   for name, begin in (("fresh", start()), ("one expert", one_expert_for_all(start()))):
     state, losses, shares = jax.device_put(begin, run.state_shardings), [], []
     for _ in range(2):
-      state, metrics = jitted(state, run.sharing.place(batch()))
+      state, metrics = jitted(state, run.sharing.place(batch()), KEY)
       losses.append(float(metrics["objective"]))
       wins, tokens = metrics["task"]["router/decoder/layer_0/ffn/wins"]
       shares.append(np.asarray(wins / tokens))

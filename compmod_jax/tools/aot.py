@@ -140,7 +140,9 @@ def costs(run: Run, topology: Topology, trainable: str, batch: shapes.Shapes) ->
 
 def trace(run: Run, trainable: str, batch: shapes.Shapes) -> jax.stages.Traced:
   """The step as a program that is still to be compiled."""
-  return run.jitted_step(trainable).trace(run.abstract_state(), batch)
+  whole = sharding.replicated(run.mesh)
+  key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=whole)
+  return run.jitted_step(trainable).trace(run.abstract_state(), batch, key)
 
 
 def trace_alone(run: Run, trainable: str) -> jax.stages.Traced:

@@ -108,7 +108,7 @@ class Loop:
     compiled, flops = self._compile(phase.trainable, placed)
     # The lock keeps a preemption from reading buffers that the step is about to reuse.
     with self.preemption.lock:
-      self.state, metrics = compiled(self.state, placed)
+      self.state, metrics = compiled(self.state, placed, self.run.key)
       self.history.step += 1
       self.positions[phase.part] = iterator.get_state()
       self.log.add(Step(self.history.step, metrics, batch, waited, flops))
@@ -125,7 +125,7 @@ class Loop:
     if key not in self.compiled:
       widest = max((shape for _, shape in shapes), key=len)
       self.writer.status(f"compiling the step for batches of {' x '.join(map(str, widest))}")
-      program = self.run.jitted_step(trainable).lower(self.state, batch).compile()
+      program = self.run.jitted_step(trainable).lower(self.state, batch, self.run.key).compile()
       flops = (program.cost_analysis() or {}).get("flops", 0.0)
       self.compiled[key] = (program, flops)
     return self.compiled[key]

@@ -136,21 +136,30 @@ class Run:
     own = self.experiment.groups
     if not own:
       return {}
-    there = {*jax.tree.leaves(groups(jax.eval_shape(self._init).params, own))}
+    there = {*jax.tree.leaves(groups(self._shapes.params, own))}
     each = optimizers(self.experiment.optimizer, own)
     return {name: learning_rate(c, self.total_steps) for name, c in each.items() if name in there}
 
-  def _init(self) -> TrainState:
-    params = nn.unbox(self.task.model.init(jax.random.key(self.experiment.seed)))
+  @functools.cached_property
+  def key(self) -> jax.Array:
+    """Random key of parameters and steps: an argument, so that all seeds share their programs."""
+    return jax.device_put(jax.random.key(self.experiment.seed), sharding.replicated(self.mesh))
+
+  def _init(self, key: jax.Array) -> TrainState:
+    params = nn.unbox(self.task.model.init(key))
     carry = self.task.model.init_carry()
     return init_state(params, carry, self.optimizer, self.experiment.ema)
+
+  @functools.cached_property
+  def _shapes(self) -> TrainState:
+    return jax.eval_shape(self._init, jax.random.key(0))
 
   @functools.cached_property
   def state_shardings(self) -> TrainState:
     """Sharding of every array of the state: optimizer and average like their parameters."""
     whole: Any = sharding.replicated(self.mesh)
     params = parameter_shardings(self.task, self.mesh)
-    shapes = jax.eval_shape(self._init)
+    shapes = self._shapes
     moments = like_parameters(self.optimizer, shapes.opt_state, params, lambda _: whole)
     return TrainState(
       step=whole,
@@ -166,7 +175,7 @@ class Run:
     """Shapes, types and shardings of the state."""
     return jax.tree.map(
       lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-      jax.eval_shape(self._init),
+      self._shapes,
       self.state_shardings,
     )
 
@@ -187,10 +196,9 @@ class Run:
       self.task,
       self.optimizer,
       self.rate,
-      seed=self.experiment.seed,
       micro_batches=self.experiment.micro_batches,
       ema=self.experiment.ema,
-      mask=trainable_mask(jax.eval_shape(self._init).params, trainable, self.experiment.groups),
+      mask=trainable_mask(self._shapes.params, trainable, self.experiment.groups),
       total_steps=self.total_steps,
       group_rates=self.group_rates,
     )
@@ -204,7 +212,7 @@ class Run:
     Args:
       say: is called with what started from a trained model, if anything did.
     """
-    state: TrainState = jax.jit(self._init, out_shardings=self.state_shardings)()
+    state: TrainState = jax.jit(self._init, out_shardings=self.state_shardings)(self.key)
     if not self.experiment.start:
       return state
     start = Start(Path(self.experiment.start))

@@ -149,14 +149,15 @@ def make_step(
   optimizer: optax.GradientTransformation,
   rate: Callable[[ArrayLike], jax.Array],
   *,
-  seed: int,
   micro_batches: int,
   ema: float,
   mask: Mapping[str, PyTree],
   total_steps: int = 1,
   group_rates: Mapping[str, Callable[[ArrayLike], jax.Array]] | None = None,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
-  """The step of a phase: a pure function from state and batch to state and metrics.
+) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, dict[str, Any]]]:
+  """The step of a phase: a pure function from state, batch and random key to state and metrics.
+
+  The key is the run's, the same at every step; the state's counter tells steps apart.
 
   Frozen parameters (`mask` false), those that a batch has no use for, and the optimizer state of
   both keep their bits. Where the loss or the gradient is not finite, everything but the counters
@@ -168,8 +169,8 @@ def make_step(
   def choose(moves: PyTree, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda m, n, o: n if m else o, moves, new, old)
 
-  def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
-    rng = jax.random.fold_in(jax.random.key(seed), state.step)
+  def step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
+    rng = jax.random.fold_in(key, state.step)
     progress = jnp.minimum(state.step / max(total_steps - 1, 1), 1)
     context = StepContext(rng=rng, step=state.step, train=True, progress=progress)
     grads, value, terms, carry, found = gradients(

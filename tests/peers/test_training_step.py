@@ -94,7 +94,7 @@ def test_losses_and_gradient_norms_of_training_equal_pytorchs(norm):
   options = OptimizerConfig(weight_decay=0.1, clip=1.0, learning_rate=3e-3, warmup_steps=3)
   optimizer, rate = make_optimizer(options, 100), learning_rate(options, 100)
   step = make_step(
-    task, optimizer, rate, seed=0, micro_batches=1, ema=0.0, mask=trainable_mask(params, "all")
+    task, optimizer, rate, micro_batches=1, ema=0.0, mask=trainable_mask(params, "all")
   )
   step, state = jax.jit(step), init_state(params, (), optimizer, 0.0)
   peers = peer_optimizer(options, list(peer.named_parameters()))
@@ -104,7 +104,7 @@ def test_losses_and_gradient_norms_of_training_equal_pytorchs(norm):
   for number in range(STEPS):
     source, target = (random.integers(4, VOCAB, (4, 9)).astype(np.int32) for _ in range(2))
     source[1, 5:] = target[1, 6:] = target[2, 3:] = 0
-    state, found = step(state, {"source": source, "target": target})
+    state, found = step(state, {"source": source, "target": target}, jax.random.key(0))
     shifted = torch.tensor(np.asarray(shift_right(jnp.asarray(target), BOS)), dtype=torch.long)
     logits = peer(torch.tensor(source, dtype=torch.long), shifted)
     loss = criterion(logits.flatten(0, 1), torch.tensor(target, dtype=torch.long).flatten())

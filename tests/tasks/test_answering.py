@@ -238,11 +238,11 @@ def test_a_set_without_a_task_in_the_batch_does_not_move(made):
   optimizer = optax.adam(1e-2)
   mask = jax.tree.map(lambda _: True, params)
   step = make_step(
-    task, optimizer, lambda _: jnp.float32(0.01), seed=0, micro_batches=1, ema=0.0, mask=mask
+    task, optimizer, lambda _: jnp.float32(0.01), micro_batches=1, ema=0.0, mask=mask
   )
-  run = jax.jit(step)
-  state, _ = run(init_state(params, (), optimizer, 0.0), batch)  # both move
-  after, _ = run(state, part(batch, "gqa"))
+  run, key = jax.jit(step), jax.random.key(0)
+  state, _ = run(init_state(params, (), optimizer, 0.0), batch, key)  # both move
+  after, _ = run(state, part(batch, "gqa"), key)
 
   def changed(get):
     pairs = zip(jax.tree.leaves_with_path(get(state)), jax.tree.leaves(get(after)), strict=True)

@@ -132,18 +132,16 @@ class Toy:
 @functools.cache
 def stepper(which: str, micro_batches: int = 1) -> Any:
   rates = {"fast": learning_rate(FAST, TOTAL), "slow": learning_rate(MAIN, TOTAL)}
-  return jax.jit(
-    make_step(
-      Toy(),
-      make_optimizer(MAIN, TOTAL, own=OWN),
-      learning_rate(MAIN, TOTAL),
-      seed=0,
-      micro_batches=micro_batches,
-      ema=0.9,
-      mask=trainable_mask(parameters(), which, OWN),
-      group_rates=rates,
-    )
+  step = make_step(
+    Toy(),
+    make_optimizer(MAIN, TOTAL, own=OWN),
+    learning_rate(MAIN, TOTAL),
+    micro_batches=micro_batches,
+    ema=0.9,
+    mask=trainable_mask(parameters(), which, OWN),
+    group_rates=rates,
   )
+  return jax.jit(functools.partial(step, key=jax.random.key(0)))
 
 
 def started(steps: int = 2) -> Any:

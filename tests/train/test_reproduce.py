@@ -68,7 +68,7 @@ def grid(tmp_path_factory, one_device):
   with pytest.MonkeyPatch.context() as patch, compile_cache_restored():
     patch.setitem(registry.TABLES, "tiny", lambda scale, heads: spec)
     patch.setenv("COMPMOD_CACHE", str(root / "cache"))
-    compile_cache.use(root / "cache" / "xla")  # of seeds: they evaluate alike
+    compile_cache.use(root / "cache" / "xla")
     # The pictures of each run's own report take longer than these runs.
     patch.setattr(run_report, "_figures", lambda *_: iter(()))
     yield root
@@ -87,6 +87,12 @@ def whole(grid):
   status, folder = run(grid, "whole")
   assert status == 0
   return folder
+
+
+def test_seeds_of_a_row_share_their_compiled_programs(grid, whole):
+  names = [file.name for file in (grid / "cache" / "xla").iterdir()]
+  for program in ("jit_step", "jit__init"):
+    assert sum(name.startswith(f"{program}-") and name.endswith("-cache") for name in names) == 2
 
 
 def numbers(folder):

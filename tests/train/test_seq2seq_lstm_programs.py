@@ -40,7 +40,6 @@ def test_training_with_recoding_lowers_the_loss_and_moves_every_parameter(tmp_pa
   task = given.task.build(RECODED)
   params, optimizer = nn.unbox(jax.jit(task.model.init)(jax.random.key(0))), optax.adam(1e-2)
   options = {
-    "seed": 0,
     "micro_batches": 1,
     "ema": 0.0,
     "mask": jax.tree.map(lambda _: True, params),
@@ -49,7 +48,7 @@ def test_training_with_recoding_lowers_the_loss_and_moves_every_parameter(tmp_pa
   state, losses = init_state(params, (), optimizer, 0.0), []
   batches, _ = task.dataset.train_batches(seed=0, multiple=1)
   for _ in range(30):
-    state, metrics = step(state, next(batches))
+    state, metrics = step(state, next(batches), jax.random.key(0))
     losses.append(float(metrics["objective"]))
   assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
   moved = jax.tree.map(lambda old, new: bool((old != new).any()), params, state.params)

@@ -190,13 +190,12 @@ def stepper(config: OptimizerConfig = ADAMW, which: str = "all", ema: float = 0.
     Toy(),
     make_optimizer(config, 100, grouped=True),
     learning_rate(config, 100),
-    seed=0,
     micro_batches=1,
     ema=ema,
     mask=trainable_mask(toy_params(), which),
     total_steps=5,
   )
-  return jax.jit(step)
+  return jax.jit(functools.partial(step, key=jax.random.key(0)))
 
 
 def fresh(config: OptimizerConfig = ADAMW, ema: float = 0.0) -> TrainState:

@@ -6,6 +6,9 @@ Run:      python -m train.main --config configs/rim_digits.py --workdir runs/rim
 Variants: (none)     6 modules of 100 units (LSTM), 4 active; $COMPMOD_DATA/digits
           lstm-300   an LSTM of 300 units
           lstm-600   an LSTM of 600 units
+          cpu        6 modules of 40 units, 4 active; 40 epochs
+          lstm-240-cpu
+                     an LSTM of 240 units; 40 epochs
           debug      a model so small, on images so small, that a run ends within minutes
 Report:   python -m train.analyse modules --workdir W --split pixels_24
 """
@@ -27,13 +30,19 @@ CELLS = {
 }
 
 
+SMALL = {"cpu": RimConfig(active=4, dim=40), "lstm-240-cpu": LstmCellConfig(240)}
+
+
 def get_config(variant: str) -> Experiment:
-  errors.check_choice("variant", variant, [*CELLS, "debug"])
-  return debug() if variant == "debug" else digits(variant)
+  errors.check_choice("variant", variant, [*CELLS, *SMALL, "debug"])
+  if variant == "debug":
+    return debug()
+  if variant in SMALL:
+    return dataclasses.replace(digits(SMALL[variant]), phases=(Phase(epochs=40),))
+  return digits(CELLS[variant])
 
 
-def digits(variant: str = "") -> Experiment:
-  cell = CELLS[variant]
+def digits(cell: RimConfig | LstmCellConfig) -> Experiment:
   return Experiment(
     name=f"digits by {cell.describe()}",
     task=SequenceConfig(data=DigitsData()),
@@ -46,7 +55,7 @@ def digits(variant: str = "") -> Experiment:
 
 
 def debug() -> Experiment:
-  base = digits()
+  base = digits(CELLS[""])
   return dataclasses.replace(
     base,
     name="digits by tiny recurrent independent mechanisms",

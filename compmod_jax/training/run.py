@@ -143,7 +143,8 @@ class Run:
   @functools.cached_property
   def key(self) -> jax.Array:
     """Random key of parameters and steps: an argument, so that all seeds share their programs."""
-    return jax.device_put(jax.random.key(self.experiment.seed), sharding.replicated(self.mesh))
+    words = np.asarray(jax.random.key_data(jax.random.key(self.experiment.seed)))
+    return jax.jit(jax.random.wrap_key_data, out_shardings=sharding.replicated(self.mesh))(words)
 
   def _init(self, key: jax.Array) -> TrainState:
     params = nn.unbox(self.task.model.init(key))

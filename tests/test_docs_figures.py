@@ -319,6 +319,15 @@ def copying():
   return rows
 
 
+def longer_copying():
+  short, long = (
+    interval(seeds("copying/cpu", "RIM", name, "loss"), 4) for name in ("blanks_50", "blanks_200")
+  )
+  yield f"modules have {short} nats after 50 blanks and {long} after 200"
+  lstm = seeds("copying/cpu", "LSTM-300", "blanks_200", "loss")
+  yield f"guesses after as many steps, at {interval(lstm, 3)} nats after 200 blanks"
+
+
 # docs/tables.md.
 
 PLACES = ("none", "enc", "dec", "enc+dec", "x", "enc+x", "dec+x", "all")
@@ -1068,6 +1077,7 @@ SENTENCES = [
   ("docs/nemot.md", pretraining_sentences),
   ("docs/recoding.md", signal_sentences),
   ("docs/plasticity.md", longer_associations),
+  ("docs/rims.md", longer_copying),
   ("docs/competing_experts.md", specialisation),
   ("docs/tables.md", factorial_sentences),
   ("docs/tables.md", ablation_sentences),

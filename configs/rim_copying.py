@@ -68,7 +68,7 @@ def copying(variant: str = "") -> Experiment:
 def short(variant: str) -> Experiment:
   base = copying(variant)
   # Modules learn as fast as the rate allows; its fall makes long pauses as good as short ones.
-  # (Without dropout one run of one left all bounds near step 3,600 of this rate.)
+  # (Without dropout, one run of one diverged near step 3,600 at this rate.)
   falling = dataclasses.replace(base.optimizer, schedule="cosine", falling_share=0.25)
   return dataclasses.replace(
     base,

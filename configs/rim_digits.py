@@ -28,8 +28,6 @@ CELLS = {
   "lstm-300": LstmCellConfig(300),
   "lstm-600": LstmCellConfig(600),
 }
-
-
 SMALL = {"cpu": RimConfig(active=4, dim=40), "lstm-240-cpu": LstmCellConfig(240)}
 
 

@@ -68,6 +68,8 @@ def one_device(tmp_path_factory):
     mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
     patch.setattr(sharding, "make_mesh", lambda config: mesh)
     patch.setattr(run, "use_compile_cache", lambda: None)
+    # It takes seconds to forget what all tests before have compiled, which others would use.
+    patch.setattr(jax, "clear_caches", lambda: None)
     _use_cache(cache)
     yield
     _use_cache(before)

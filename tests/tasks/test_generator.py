@@ -67,7 +67,7 @@ def models(folder):
     built = task.build(config)
     shapes = jax.eval_shape(lambda: nn.unbox(built.model.init(jax.random.key(0))))
     random = np.random.default_rng(3)
-    params = jax.tree.map(lambda s: jnp.asarray(random.normal(0, 0.6, s.shape), s.dtype), shapes)
+    params = jax.tree.map(lambda s: np.asarray(random.normal(0, 0.6, s.shape), s.dtype), shapes)
     return kind(built, params, {}, folder)
 
   return make

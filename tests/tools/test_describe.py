@@ -271,8 +271,10 @@ class Reading:
   def forward(self, params, batch, **options):
     return self.module.apply({"params": params}, *self._given(batch), **options).logits
 
-  def init(self, rng):
-    return self.module.init(rng, *self._given(self.example()))["params"]
+  @property
+  def shapes(self):
+    given = self._given(self.example())
+    return jax.eval_shape(lambda: self.module.init(jax.random.key(0), *given)["params"])
 
   def _given(self, batch):
     tokens = batch["tokens"]

@@ -21,7 +21,6 @@ from typing import Any, Unpack
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from compmod_jax.checkpoints.model_folder import MODEL, check_sizes, find_model, load_model_folder
@@ -99,7 +98,7 @@ def load(folder: str | Path, *, model: str | None = None) -> "TrainedModel":
   except errors.UserError as error:
     raise errors.UserError(f"The model in {place} cannot be used: {error}") from error
   check_parameters(place, params, task)
-  return model_of(task, jax.tree.map(jnp.asarray, params), meta, place)
+  return model_of(task, jax.device_put(params), meta, place)
 
 
 def model_of(
@@ -270,7 +269,7 @@ class TranslationModel(TrainedModel[str | tuple[str, str]]):
 
 def check_parameters(place: Path, params: Params, task: Task) -> None:
   """Raises a `UserError` unless parameters have the names and shapes of the task's model."""
-  expected = jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
+  expected = nn.unbox(task.shapes)
   given: dict[str, Any] = flatten_dict(dict(params), sep="/")
   wanted: dict[str, Any] = flatten_dict(dict(expected), sep="/")
   there = {name: leaf.shape for name, leaf in given.items()}

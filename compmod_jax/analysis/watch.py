@@ -45,10 +45,9 @@ class HeadWatch:
       site.removesuffix("/router/weights"): site for site in task.model.routing_sites()
     }
     intermediates = Intermediates()
-    shapes = jax.eval_shape(task.model.init, jax.random.key(0))
     jax.eval_shape(
       lambda: task.model.forward(
-        _zeros(shapes), task.dataset.example(), intermediates=intermediates
+        _zeros(task.shapes), task.dataset.example(), intermediates=intermediates
       )
     )
     self._modules = sorted(

@@ -81,7 +81,6 @@ def open_model(args: ModelArgs) -> Opened:
   import jax
 
   from compmod_jax import api
-  from compmod_jax.core import sharding
   from compmod_jax.training import experiment, run
 
   run.use_compile_cache()
@@ -93,8 +92,7 @@ def open_model(args: ModelArgs) -> Opened:
   mesh, micro_batches = _layout(args.workdir)
   # Training laid batches out like this, so that sums come out the same to the last bit.
   sharing = run.sharing_of(mesh, micro_batches)
-  boxed = jax.eval_shape(model.task.model.init, jax.random.key(0))
-  params = jax.device_put(model.params, sharding.parameter_shardings(boxed, mesh))
+  params = jax.device_put(model.params, run.parameter_shardings(model.task, mesh))
   return Opened(model, params, sharing)
 
 
@@ -106,10 +104,12 @@ def _check_finite(model: "TrainedModel") -> None:
   from compmod_jax.core import errors
 
   leaves, _ = jax.tree_util.tree_flatten_with_path(model.params)
+  # One program, where one for each shape would take seconds to compile.
+  finite = jax.jit(lambda leaves: [jnp.isfinite(leaf).all() for leaf in leaves])
   broken = {
     jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-    for path, leaf in leaves
-    if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.isfinite(leaf).all())
+    for (path, leaf), fine in zip(leaves, finite([leaf for _, leaf in leaves]), strict=True)
+    if not fine
   }
   if not broken:
     return

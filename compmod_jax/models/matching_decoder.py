@@ -1,6 +1,7 @@
 """A plain decoder with as many parameters as a modulated model, to compare the two."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.text import Text
 
 
+@functools.cache
 def parameters(config: NemotConfig | DecoderConfig, vocab: int) -> int:
   """How many parameters a model has, the vanilla set's own head left out."""
   model, tasks = config.decoder(vocab, 0), config.output_tasks() or ("",)
@@ -44,9 +46,10 @@ def matching_decoder(config: NemotConfig, vocab: int) -> DecoderConfig:
   layer = parameters(dataclasses.replace(found, decoder_layers=2), vocab) - one
   layers = max(1, round(1 + (wanted - one) / layer))
   # Every unit of a feed-forward network has a row, a column and a bias.
-  units = round((wanted - one - (layers - 1) * layer) / (layers * (2 * config.dim + 1)))
-  found = dataclasses.replace(found, decoder_layers=layers, ffn_dim=max(1, config.ffn_dim + units))
-  have = parameters(found, vocab)
+  have, unit = one + (layers - 1) * layer, layers * (2 * config.dim + 1)
+  units = max(1 - config.ffn_dim, round((wanted - have) / unit))
+  found = dataclasses.replace(found, decoder_layers=layers, ffn_dim=config.ffn_dim + units)
+  have += units * unit
   errors.check(
     abs(have - wanted) <= 0.02 * wanted,
     f"No decoder of width {config.dim} has about {wanted:,} parameters; the nearest has {have:,}."

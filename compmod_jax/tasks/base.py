@@ -377,6 +377,11 @@ class Task(Generic[D, N, G]):
   evaluators: tuple[Evaluator, ...]
   generator: G
 
+  @functools.cached_property
+  def shapes(self) -> Params:
+    """Shapes and types of the model's parameters, with the names of their axes; traced once."""
+    return jax.eval_shape(self.model.init, jax.random.key(0))
+
   @property
   def metric(self) -> str:
     """Name of the score by which checkpoints are compared: the first that an evaluator names."""

@@ -131,8 +131,7 @@ class ContinualConfig:
       evaluators=(ProtocolScores(self.use),),
       generator=NoSearch(),
     )
-    params = jax.eval_shape(task.model.init, jax.random.key(0))
-    level_of(params, self.inner_parameters)  # raises for a pattern of no parameter
+    level_of(task.shapes, self.inner_parameters)  # raises for a pattern of no parameter
     return task
 
   def describe(self, model: ModelConfig) -> str:

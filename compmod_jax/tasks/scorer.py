@@ -137,7 +137,7 @@ class Scorer:
     for row, one in zip(padded, ids, strict=True):
       row[: len(one)] = one
     made = self._shifted({"targets": padded, "index": np.arange(len(ids))})
-    return {name: jnp.asarray(value) for name, value in made.items()}
+    return jax.device_put(dict(made))
 
   def _batches(
     self, ids: list[list[int]], longest: int | None, multiple: int

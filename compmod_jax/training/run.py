@@ -147,13 +147,15 @@ class Run:
     return jax.jit(jax.random.wrap_key_data, out_shardings=sharding.replicated(self.mesh))(words)
 
   def _init(self, key: jax.Array) -> TrainState:
-    params = nn.unbox(self.task.model.init(key))
+    return self._start(nn.unbox(self.task.model.init(key)))
+
+  def _start(self, params: Params) -> TrainState:
     carry = self.task.model.init_carry()
     return init_state(params, carry, self.optimizer, self.experiment.ema)
 
   @functools.cached_property
   def _shapes(self) -> TrainState:
-    return jax.eval_shape(self._init, jax.random.key(0))
+    return jax.eval_shape(self._start, nn.unbox(self.task.shapes))
 
   @functools.cached_property
   def state_shardings(self) -> TrainState:
@@ -257,7 +259,7 @@ def state_copies(experiment: Experiment) -> int:
 
 def parameter_shardings(task: Task, mesh: Mesh) -> Params:
   """Sharding of every parameter of a task's model."""
-  return sharding.parameter_shardings(jax.eval_shape(task.model.init, jax.random.key(0)), mesh)
+  return sharding.parameter_shardings(task.shapes, mesh)
 
 
 def sharing_of(mesh: Mesh, micro_batches: int = 1) -> Sharing:
@@ -307,7 +309,7 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
   if multiple % sharing.multiple:
     read = 0, 1  # filler rows go below all others, so that a process has to know how many there are
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
-  shapes = jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
+  shapes = nn.unbox(task.shapes)
   check_fits(shapes, parameter_shardings(task, mesh), copies=state_copies(experiment))
   check_groups(shapes, experiment.groups)
   for phase in experiment.phases:

@@ -67,32 +67,33 @@ def models(folder):
     built = task.build(config)
     shapes = jax.eval_shape(lambda: nn.unbox(built.model.init(jax.random.key(0))))
     random = np.random.default_rng(3)
-    params = jax.tree.map(lambda s: jnp.asarray(random.normal(0, 0.6, s.shape), s.dtype), shapes)
+    params = jax.tree.map(lambda s: np.asarray(random.normal(0, 0.6, s.shape), s.dtype), shapes)
     return kind(built, params, {}, folder)
 
   return make
 
 
+def recurrent_pass(model, params, tokens):
+  """Log-probabilities of what follows each token."""
+  batch = {"tokens": tokens, "targets": jnp.roll(tokens, -1, axis=1)}
+  states = model.module.initial_states(1)
+  return model.run(params, states, batch, None, train=False, logits=True).logits[0]
+
+
+def parallel_pass(model, params, tokens):
+  """The same of a model that reads a text at once."""
+  return jax.nn.log_softmax(model.logits(params, tokens))[0]
+
+
 def whole_pass(model):
   """From tokens behind a start token to the log-probabilities of what follows all of them."""
-  tokenizer = model.tokenizer
-
-  @jax.jit
-  def run(tokens):
-    if isinstance(model, RecurrentModel):
-      targets = jnp.roll(tokens, -1, axis=1)
-      batch = {"tokens": tokens, "targets": targets}
-      states = model.task.model.module.initial_states(1)
-      return model.task.model.run(
-        model.params, states, batch, None, train=False, logits=True
-      ).logits[0]
-    return jax.nn.log_softmax(model.task.model.logits(model.params, tokens))[0]
+  one = recurrent_pass if isinstance(model, RecurrentModel) else parallel_pass
+  run = model.task.model.jit(one)
 
   def next_tokens(past):
-    padded = np.full((1, 24), tokenizer.pad, np.int32)
+    padded = np.full((1, 24), model.tokenizer.pad, np.int32)
     padded[0, : len(past)] = past
-    found = np.array(run(jnp.asarray(padded))[len(past) - 1], np.float64)
-    return found
+    return np.array(run(model.params, padded), np.float64)[len(past) - 1]
 
   return next_tokens
 
@@ -188,40 +189,39 @@ def test_what_may_be_drawn_has_the_probabilities_of_the_definition(temperature, 
     kept = np.cumsum(row[order]) - row[order] < top_p
     row[order[~kept]] = 0
     row /= row.sum()
-  found, types = restricted(
-    jnp.asarray(logits, jnp.float32),
-    temperature=temperature,
-    top_k=top_k,
-    top_p=top_p,
-    forbidden=forbidden,
-  )
-  probabilities = np.asarray(jax.nn.softmax(found))
+  options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "forbidden": forbidden}
+
+  @jax.jit
+  def run(logits):
+    found, types = restricted(logits, **options)
+    keys = jax.random.split(jax.random.key(4), 2)
+    drawn = sample(
+      lambda cache, tokens: (logits, cache),
+      (),
+      rng=keys,
+      batch=2,
+      max_length=1,
+      limit=jnp.ones(2),
+      bos=0,
+      eos=1,
+      cut=True,
+      **options,
+    ).tokens[:, 0, 0]
+    place = jax.vmap(jax.random.categorical)(
+      jax.vmap(jax.random.fold_in, (0, None))(keys, 0), found
+    )
+    return jax.nn.softmax(found), types, place, drawn
+
+  probabilities, types, place, drawn = jax.device_get(run(np.float32(logits)))
+  exact = place
   if types is not None:
     inner = np.zeros(logits.shape)
-    np.put_along_axis(inner, np.asarray(types), probabilities, axis=-1)
+    np.put_along_axis(inner, types, probabilities, axis=-1)
     probabilities = inner
+    exact = np.take_along_axis(types, place[..., None], -1)[..., 0]
   np.testing.assert_allclose(probabilities, expected, atol=1e-6)
   # And `sample` draws what a draw from these gives.
-  keys = jax.random.split(jax.random.key(4), 2)
-  drawn = sample(
-    lambda cache, tokens: (jnp.asarray(logits, jnp.float32), cache),
-    (),
-    rng=keys,
-    batch=2,
-    max_length=1,
-    limit=jnp.ones(2),
-    bos=0,
-    eos=1,
-    temperature=temperature,
-    top_k=top_k,
-    top_p=top_p,
-    forbidden=forbidden,
-    cut=True,
-  ).tokens[:, 0, 0]
-  fold = jax.vmap(jax.random.fold_in, (0, None))
-  place = jax.vmap(jax.random.categorical)(fold(keys, 0), found)
-  exact = place if types is None else jnp.take_along_axis(types, place[..., None], -1)[..., 0]
-  np.testing.assert_array_equal(drawn, np.asarray(exact)[:, 0])
+  np.testing.assert_array_equal(drawn, exact[:, 0])
 
 
 def test_a_stop_string_ends_a_text_wherever_it_begins(models):
@@ -230,7 +230,9 @@ def test_a_stop_string_ends_a_text_wherever_it_begins(models):
   free = model.generations(SHORT, seed=1, **options)
   texts = [one[0].text for one in free]
   text = max(texts, key=len)
-  for stop in (text[3:8], text.split()[1]):
+  # Of one length, so that one search serves both.
+  word = next(word for word in text.split()[1:] if len(word) == 3)
+  for stop in (text[3:6], word):
     for found, one in zip(
       model.generations(SHORT, stop=stop, seed=1, **options), free, strict=True
     ):
@@ -276,26 +278,37 @@ def test_the_automaton_of_a_stop_string_agrees_with_searching_the_text():
     stop_table("", pieces)
 
 
-def test_the_end_token_or_the_length_ends_a_text(models):
+def test_the_end_token_or_the_length_ends_a_text(models, endless):
   model = models("decoder")
   eos = model.tokenizer.eos
   likely = model.edit({"logits": lambda x: x.at[..., eos].add(50.0)})
   (one,) = likely.generations(["dog"])[0]
   assert (one.text, one.reason, one.tokens.tolist()) == ("", "end", [eos])
-  never = model.edit({"logits": lambda x: x.at[..., eos].add(-50.0)})
-  for options in ({}, {"beams": 2}, {"temperature": 1.0}):
-    (one,) = never.generations(["dog"], length=5, **options)[0]
-    assert (len(one.tokens), one.reason) == (5, "length")
+  for one in endless:
+    assert (len(one.tokens), one.reason) == (LENGTH, "length")
     assert eos not in one.tokens
 
 
-def test_rows_that_pad_a_vocabulary_and_controls_are_never_generated(models):
+@pytest.fixture(scope="module")
+def endless(models):
+  """What each way of search makes where an end is all but impossible, and controls most likely."""
   model = models("decoder")
-  never = list(model.tokenizer.never_produced)
-  loud = model.edit({"logits": lambda x: x.at[..., jnp.asarray(never)].add(99.0)})
-  for options in ({}, {"beams": 3}, {"top_p": 0.9}, {"temperature": 5.0, "n_best": 3}):
-    for some in loud.generations(SHORT, length=LENGTH, **options):
-      assert not {int(t) for one in some for t in one.tokens} & set(never)
+  never = np.array(model.tokenizer.never_produced)
+  edited = model.edit(
+    {"logits": lambda x: x.at[..., never].add(99.0).at[..., model.tokenizer.eos].add(-50.0)}
+  )
+  return [
+    one
+    for options in ({}, {"beams": 3}, {"top_p": 0.9}, {"temperature": 5.0, "n_best": 3})
+    for some in edited.generations(SHORT, length=LENGTH, **options)
+    for one in some
+  ]
+
+
+def test_rows_that_pad_a_vocabulary_and_controls_are_never_generated(models, endless):
+  never = models("decoder").tokenizer.never_produced
+  assert len(endless) == 3 * (1 + 1 + 1 + 3)
+  assert not {int(token) for one in endless for token in one.tokens} & set(never)
 
 
 def test_of_a_long_prompt_the_newest_tokens_are_read(models):
@@ -307,7 +320,7 @@ def test_of_a_long_prompt_the_newest_tokens_are_read(models):
   assert generator.too_long(its_model, [short], 10) == []
   (one,), (other,) = model.generations([long, short], length=10)
   assert one.text == other.text
-  assert model.generate([long], length=10)[0].startswith(long)
+  assert model.generate([long, short], length=10)[0].startswith(long)
   with pytest.raises(UserError, match="length is 24, but the model has positions for 24"):
     model.generate(["dog"], length=24)
   assert len(models("none").generations([long], length=30)[0][0].tokens) <= 30
@@ -357,7 +370,7 @@ def test_edits_of_language_models_get_the_valid_mask_too(models):
     captured = edited.capture(["dog bat 1 cow", "cow"], [site])
     assert (captured[site][~captured.valid(site)] == 1e6).all()
     assert (np.abs(captured[site][captured.valid(site)]) < 1e5).all()
-  assert edited.generate(["dog"], length=4) == model.generate(["dog"], length=4)
+  assert edited.generate(SHORT, length=LENGTH) == model.generate(SHORT, length=LENGTH)
 
 
 def test_options_of_generation_say_their_method(models):

@@ -1,7 +1,6 @@
 """MAML over the masked language model: its gradient, its devices, its evaluation."""
 
 import dataclasses
-import functools
 import re
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def task(folder):
 def params(task):
   shapes = jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
   random = np.random.default_rng(0)
-  return jax.tree.map(lambda x: jnp.asarray(0.3 * random.normal(size=x.shape), x.dtype), shapes)
+  return jax.tree.map(lambda x: (0.3 * random.normal(size=x.shape)).astype(x.dtype), shapes)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,7 @@ def batch(task):
   iterator, _ = task.dataset.train_batches(seed=0, multiple=1)
   found = next(iterator)
   iterator.close()
-  return jax.tree.map(jnp.asarray, found)
+  return found
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +87,8 @@ def test_the_gradient_of_a_model_whose_heads_compete_is_that_of_finite_differenc
   params, batch, slope
 ):
   """Through attention, routers and the head's own derivative rules, to the second order."""
-  _, gradient = slope(params, batch)
-  step, scale = 3e-3, np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(gradient)))
+  gradient = jax.device_get(slope(params, batch)[1])
+  step, scale = 3e-3, float(np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient))))
   ends = [
     slope(
       jax.tree.map(lambda p, g, sign=sign: p + sign * step * g / scale, params, gradient), batch
@@ -121,28 +120,34 @@ def test_evaluation_reports_the_queries_after_each_step_as_a_plain_loop_gives_th
   key, rate = jax.random.key(config.mask_seed), META.rate
   inside = other.objective.objective
 
-  @functools.partial(jax.jit, static_argnums=3)
   def loss(params, rows, number, inner):
     rng = jax.random.fold_in(jax.random.fold_in(key, 0x1A9E), number) if inner else key
     context = StepContext(rng, jnp.int32(0), train=False)
     terms, _, _ = inside(other.model, params, (), rows, context)
     return objective(terms), (terms["cross_entropy"].sum, terms["cross_entropy"].count)
 
-  descent = jax.jit(jax.grad(loss, has_aux=True), static_argnums=3)
+  @jax.jit
+  def query(params, rows):
+    return jnp.stack(loss(params, rows, 0, False)[1])
+
+  @jax.jit
+  def descent(params, rows, number):
+    grads, _ = jax.grad(loss, has_aux=True)(params, rows, number, True)
+    return {
+      name: jax.tree.map(lambda p, g: p - rate * g, part, grads[name])
+      if name in META.parameters
+      else part
+      for name, part in params.items()
+    }
+
   sums = np.zeros((3, 2))
   for batch in other.dataset.episodes("valid"):
     for tokens, index in zip(batch["tokens"], batch["index"], strict=True):
       now = params
       for number in range(3):
         rows = {"tokens": tokens[1:], "index": index[1:]}
-        sums[number] += np.asarray(loss(now, rows, 0, False)[1])
-        grads, _ = descent(now, {"tokens": tokens[:1], "index": index[:1]}, number, True)
-        now = {
-          name: jax.tree.map(lambda p, g: p - rate * g, part, grads[name])
-          if name in META.parameters
-          else part
-          for name, part in now.items()
-        }
+        sums[number] += np.asarray(query(now, rows))
+        now = descent(now, {"tokens": tokens[:1], "index": index[:1]}, number)
   expected = sums[:, 0] / sums[:, 1]
   for number, value in enumerate(expected):
     assert found[f"query/{number}_loss"] == pytest.approx(value, rel=1e-5)

@@ -47,6 +47,12 @@ def run(tmp_path_factory, one_device):
   return folder / "run"
 
 
+@pytest.fixture(scope="module")
+def model(run):
+  """The trained model, whose compiled programs the tests share."""
+  return compmod_jax.load(run)
+
+
 def test_meta_training_lowers_the_loss(run):
   losses = [line["loss"] for line in metrics_of(run, "train")]
   assert losses[-1] < losses[0]
@@ -72,8 +78,7 @@ def test_resuming_gives_the_same_bits(run, tmp_path):
   assert_same_bits(state_of(again), state_of(run))
 
 
-def test_the_report_has_curves_gates_and_neighbours(run, tmp_path):
-  model = compmod_jax.load(run)
+def test_the_report_has_curves_gates_and_neighbours(model, tmp_path):
   subject = Subject(model.task, model.params, "test")
   options = Forgetting(pictures=2)
   written = page.write(make_page(options, subject, options.measure(subject)), tmp_path)
@@ -89,8 +94,7 @@ def test_the_report_has_curves_gates_and_neighbours(run, tmp_path):
   assert set(data["nearest"]) == {"hidden", "gate", "features"}
 
 
-def test_neighbours_and_activity_are_their_definition(run):
-  model = compmod_jax.load(run)
+def test_neighbours_and_activity_are_their_definition(model):
   task = model.task
   found = Forgetting(protocols=("last_layer",), active=0.2).measure(
     Subject(task, model.params, "test")
@@ -112,8 +116,7 @@ def test_neighbours_and_activity_are_their_definition(run):
   assert found.activity.used_behind == pytest.approx(np.mean(behind.any(axis=0)))
 
 
-def test_a_loaded_model_learns_classes_and_tells_them_apart(run):
-  model = compmod_jax.load(run)
+def test_a_loaded_model_learns_classes_and_tells_them_apart(model):
   pictures = model.task.dataset.classes("test")
   labels = np.repeat(np.arange(3), 10)
   places = np.concatenate([np.arange(20 * c, 20 * c + 10) for c in range(3)])

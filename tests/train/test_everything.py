@@ -75,18 +75,19 @@ PAIRS = [
 def test_mechanisms_train_together(pair, files):
   given = tiny(pair)
   task = given.task.build(given.model, files=files)
-  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
+  params = jax.device_get(nn.unbox(jax.jit(task.model.init)(jax.random.key(0))))
   optimizer = optax.adam(1e-2)
   mask = jax.tree.map(lambda _: True, params)
   options = {"micro_batches": 1, "ema": 0.0, "mask": mask}
   step = jax.jit(make_step(task, optimizer, lambda _: jnp.float32(0.01), **options))
-  state, losses = init_state(params, (), optimizer, 0.0), []
+  state, losses = jax.jit(lambda params: init_state(params, (), optimizer, 0.0))(params), []
   batches, _ = task.dataset.train_batches(seed=0, multiple=1)
   for _ in range(20):
     state, metrics = step(state, next(batches), jax.random.key(0))
     losses.append(float(metrics["objective"]))
   assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
-  moved = jax.tree.map(lambda old, new: bool((old != new).any()), params, state.params)
+  trained = jax.device_get(state.params)
+  moved = jax.tree.map(lambda old, new: bool((old != new).any()), params, trained)
   assert all(jax.tree.leaves(moved))
   logged = {"heads": "router/vanilla/layer_0/self/entropy", "gate": "gate/mean"}
   logged["experts"] = "router/vanilla/layer_0/ffn/entropy"

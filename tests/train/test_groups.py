@@ -54,8 +54,12 @@ def parameters() -> Any:
   }
 
 
+@jax.jit
 def gradient(params: Any, number: int) -> Any:
   return jax.tree.map(lambda p: jnp.cos(3 * p + number), params)
+
+
+apply_updates = jax.jit(optax.apply_updates)
 
 
 def part_of(tree: Any, names: Any, group: str) -> dict[str, Any]:
@@ -82,18 +86,28 @@ def test_every_group_moves_as_an_optimizer_of_its_own_would_move_it(fast):
   alone = {
     name: make_optimizer(fast if name == "fast" else MAIN, TOTAL) for name in {*names.values()}
   }
-  params, state = parameters(), optimizer.init(parameters())
-  parts = {name: part_of(params, names, name) for name in alone}
-  states = {name: one.init(parts[name]) for name, one in alone.items()}
-  for number in range(4):
+
+  @jax.jit
+  def start(params: Any) -> Any:
+    parts = {name: part_of(params, names, name) for name in alone}
+    states = {name: one.init(parts[name]) for name, one in alone.items()}
+    return params, optimizer.init(params), parts, states
+
+  @jax.jit
+  def step(number: int, params: Any, state: Any, parts: Any, states: Any) -> Any:
     grads = gradient(params, number)
-    norm = float(optax.tree.norm(grads))
-    clipped = jax.tree.map(lambda g, norm=norm: g * min(1.0, 0.7 / norm), grads)
+    share = jnp.minimum(1.0, 0.7 / optax.tree.norm(grads))
+    clipped = jax.tree.map(lambda g: g * share, grads)
     updates, state = optimizer.update(grads, state, params)
-    params = optax.apply_updates(params, updates)
     for name, one in alone.items():
       change, states[name] = one.update(part_of(clipped, names, name), states[name], parts[name])
       parts[name] = optax.apply_updates(parts[name], change)
+    return optax.apply_updates(params, updates), state, parts, states
+
+  found = start(parameters())
+  for number in range(4):
+    found = step(number, *found)
+  params, _, parts, _ = found
   for name, part in parts.items():
     for path, leaf in part_of(params, names, name).items():
       np.testing.assert_allclose(leaf, part[path], rtol=1e-5, atol=1e-6, err_msg=path)
@@ -103,10 +117,10 @@ def test_groups_that_move_like_all_others_change_no_bit():
   found = []
   for own in ((), (ParamGroup("a", ("head",)), ParamGroup("b", ("body/one",)))):
     optimizer = optax.with_extra_args_support(make_optimizer(MAIN, TOTAL, own=own))
-    params, state = parameters(), optimizer.init(parameters())
+    params, state = parameters(), jax.jit(optimizer.init)(parameters())
     for number in range(3):
       updates, state = jax.jit(optimizer.update)(gradient(params, number), state, params)
-      params = optax.apply_updates(params, updates)
+      params = apply_updates(params, updates)
     found.append(params)
   jax.tree.map(np.testing.assert_array_equal, *found)
 
@@ -144,15 +158,18 @@ def stepper(which: str, micro_batches: int = 1) -> Any:
   return jax.jit(functools.partial(step, key=jax.random.key(0)))
 
 
-def started(steps: int = 2) -> Any:
-  state = init_state(parameters(), (), make_optimizer(MAIN, TOTAL, own=OWN), 0.9)
-  for _ in range(steps):
+@functools.cache
+def started() -> Any:
+  """The state after two steps."""
+  optimizer = make_optimizer(MAIN, TOTAL, own=OWN)
+  state = jax.jit(lambda params: init_state(params, (), optimizer, 0.9))(parameters())
+  for _ in range(2):
     state, _ = stepper("all")(state, batch())
   return state
 
 
 def batch(x: float = 1.0) -> Any:
-  return {"x": jnp.full(4, x, jnp.float32)}
+  return {"x": np.full(4, x, np.float32)}
 
 
 @pytest.mark.parametrize("which", ["fast", "slow", "fast+rest", "routing", "all"])
@@ -177,8 +194,9 @@ def test_what_a_phase_does_not_train_keeps_its_bits_and_its_optimizer_state(whic
 
 
 def test_the_rate_of_every_group_is_among_the_metrics():
-  _, metrics = stepper("all")(started(2), batch())
-  expected = {"fast": learning_rate(FAST, TOTAL)(2), "slow": learning_rate(MAIN, TOTAL)(2)}
+  _, metrics = stepper("all")(started(), batch())
+  rates = {"fast": learning_rate(FAST, TOTAL), "slow": learning_rate(MAIN, TOTAL)}
+  expected = jax.jit(lambda step: {name: rate(step) for name, rate in rates.items()})(2)
   found = metrics["learning_rates"]
   assert found.keys() == expected.keys()
   for name, rate in expected.items():
@@ -203,11 +221,12 @@ def test_a_plateau_lowers_the_rate_of_its_own_group_alone():
     TOTAL,
     own=(ParamGroup("fast", ("head",), config),),
   )
-  params, state = parameters(), optimizer.init(parameters())
+  params, state = parameters(), jax.jit(optimizer.init)(parameters())
   lowered = lower_rate(state, 4.0, "fast")
   assert plateau_factor(lowered, "fast") == 0.25
   assert plateau_factor(lowered, "rest") == plateau_factor(state, "fast") == 1
-  one, two = (optimizer.update(gradient(params, 0), each, params)[0] for each in (state, lowered))
+  update = jax.jit(optimizer.update)
+  one, two = (update(gradient(params, 0), each, params)[0] for each in (state, lowered))
   np.testing.assert_allclose(two["head"]["kernel"], one["head"]["kernel"] / 4, rtol=1e-6)
   np.testing.assert_array_equal(two["body"]["two"]["kernel"], one["body"]["two"]["kernel"])
 
@@ -297,7 +316,7 @@ def back_to(workdir: Any, place: Any, step: int) -> Any:
 
 def test_the_log_of_a_run_has_the_rate_of_every_group(workdir, experiment):
   lines = metrics_of(workdir, "train")
-  routing = learning_rate(experiment.groups[1].optimizer, 12)
+  routing = jax.jit(learning_rate(experiment.groups[1].optimizer, 12))
   for line in lines:
     assert {n for n in line if n.startswith("learning_rate/")} == {
       f"learning_rate/{name}" for name in ("head", "routing", "rest")

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.analysis.attention import figures
@@ -60,7 +59,7 @@ class Attention:
       UserError: the model has no attention or no such module, or a text cannot be read.
     """
     # Single texts are not laid over devices.
-    model = model_of(subject.task, jax.tree.map(jnp.asarray, fetch(subject.params)))
+    model = model_of(subject.task, jax.device_put(fetch(subject.params)))
     errors.check(
       not self.target or isinstance(model, TranslationModel),
       "--target is of translation models; leave it out for this one.",

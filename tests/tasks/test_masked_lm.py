@@ -61,7 +61,7 @@ def parameters(task, seed=0):
   shapes = jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0))))
   random = np.random.default_rng(seed)
   drawn = jax.tree.map(lambda x: np.float32(0.5 * random.normal(size=x.shape)), shapes)
-  return jax.tree.map(jnp.asarray, drawn)
+  return jax.device_put(drawn)
 
 
 @pytest.fixture(scope="module")

@@ -31,9 +31,8 @@ from compmod_jax.training.step import TrainState, make_step, trainable_mask
 LAYOUTS = [
   MeshConfig(data=8),
   MeshConfig(data=1, fsdp=8),
-  MeshConfig(data=4, tensor=2),
   MeshConfig(data=1, fsdp=2, tensor=4),
-  MeshConfig(data=2, fsdp=2, tensor=2),
+  MeshConfig(data=2, fsdp=2, tensor=2),  # data and tensor are here, too
   MeshConfig(data=2, expert=4),
   MeshConfig(data=1, expert=2, sequence=4),
   MeshConfig(data=1, fsdp=2, tensor=2, sequence=2),

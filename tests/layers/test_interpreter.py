@@ -22,7 +22,7 @@ from compmod_jax.layers.interpreter import (
 from compmod_jax.models.neural_interpreter import InterpreterConfig, with_functions
 
 TINY = InterpreterConfig(
-  dim=8, functions=3, iterations=2, lines=2, heads=2, ffn_dim=6, code_dim=5, type_dim=4,
+  dim=8, functions=3, iterations=2, heads=2, ffn_dim=6, code_dim=5, type_dim=4,
   type_hidden=7, scripts=2, truncation=1.2,
 )  # fmt: skip
 
@@ -30,17 +30,27 @@ TINY = InterpreterConfig(
 @pytest.fixture(scope="module")
 def model():
   """A tiny classifier of sets of 4 numbers with 3 outputs, its parameters, and inputs."""
-  module = TINY.classifier((4,), 3)
-  x = jax.random.uniform(jax.random.key(1), (5, 4))
-  return module, nn.unbox(jax.jit(module.init)(jax.random.key(0), x))["params"], x
+  module, x = TINY.classifier((4,), 3), numbers(5, 4, seed=1)
+  return module, parameters(module, x), x
 
 
 @pytest.fixture(scope="module")
 def script():
   """A script of two lines, its parameters, and a stream."""
-  module = Script(TINY)
-  x = jax.random.normal(jax.random.key(3), (2, 6, 8))
-  return module, nn.unbox(jax.jit(module.init)(jax.random.key(2), x))["params"], x
+  module, x = Script(dataclasses.replace(TINY, lines=2)), numbers(2, 6, 8, seed=3)
+  return module, parameters(module, x), x
+
+
+def numbers(*shape, seed):
+  return jax.device_put(np.float32(np.random.default_rng(seed).normal(size=shape)))
+
+
+def parameters(module, x):
+  """Random ones."""
+  shapes = jax.eval_shape(lambda: nn.unbox(module.init(jax.random.key(0), x))["params"])
+  random = np.random.default_rng(0)
+  drawn = jax.tree.map(lambda x: np.float32(random.normal(0, 0.5, x.shape)), shapes)
+  return jax.device_put(drawn)
 
 
 def outputs(module, params, *args, **more):
@@ -77,33 +87,37 @@ def test_compatibilities_are_those_of_the_equation():
 
 @pytest.mark.parametrize("functions", [1, 3])
 def test_weights_of_all_functions_sum_to_one_where_all_are_near(functions):
-  distance = jax.random.uniform(jax.random.key(0), (2, 5, functions), maxval=2.0)
-  found = compatibility(distance, jnp.float32(0.7), 2.1)
-  np.testing.assert_allclose(jnp.sum(found, axis=-1), 1, atol=1e-4)
+  distance = jnp.asarray(2 * np.random.default_rng(0).random((2, 5, functions), np.float32))
+  found = np.asarray(compatibility(distance, jnp.float32(0.7), 2.1))
+  np.testing.assert_allclose(found.sum(axis=-1), 1, atol=1e-4)
 
 
 def test_what_is_read_is_the_attention_times_the_values_with_the_same_gradients():
-  keys = jax.random.split(jax.random.key(0), 3)
-  scores = 3 * jax.random.normal(keys[0], (3, 2, 2, 5, 5))
-  weights = jax.random.uniform(keys[1], (3, 2, 5)).at[1, 0, 2].set(0).at[2].set(0)
-  value = jax.random.normal(keys[2], (3, 2, 2, 5, 4))
+  scores, value = 3 * numbers(3, 2, 2, 5, 5, seed=0), numbers(3, 2, 2, 5, 4, seed=2)
+  weights = np.random.default_rng(1).random((3, 2, 5), np.float32)
+  weights[1, 0, 2] = weights[2] = 0
 
   def explicit(scores, weights, value):
     return jnp.matmul(routed_attention(scores, weights), value)
 
-  def gradients(function):
-    slopes = jax.grad(lambda *args: jnp.sum(jnp.sin(function(*args))), (0, 1, 2))
-    return jax.jit(slopes)(scores, weights, value)
+  def value_and_gradients(function):
+    def total(*args):
+      out = function(*args)
+      return jnp.sum(jnp.sin(out)), out
 
-  np.testing.assert_allclose(
-    routed_read(scores, weights, value), explicit(scores, weights, value), rtol=1e-4, atol=1e-6
-  )
-  for mine, theirs in zip(gradients(routed_read), gradients(explicit), strict=True):
-    np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+    (_, out), slopes = jax.jit(jax.value_and_grad(total, (0, 1, 2), has_aux=True))(
+      scores, weights, value
+    )
+    return out, slopes
+
+  (found, mine), (expected, theirs) = map(value_and_gradients, (routed_read, explicit))
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+  for one, other in zip(mine, theirs, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_attention_of_a_function_sums_to_one_over_the_positions_that_it_takes():
-  scores = jax.random.normal(jax.random.key(0), (2, 1, 1, 4, 4))
+  scores = numbers(2, 1, 1, 4, 4, seed=0)
   weights = jnp.asarray([[[0.5, 0.0, 0.2, 0.9]], [[1.0, 1.0, 0.0, 1.0]]])
   found = np.asarray(routed_attention(scores, weights))
   taken = np.asarray(weights[:, 0]) > 0
@@ -176,7 +190,7 @@ def test_a_position_without_access_to_any_function_passes_unchanged(script):
 @pytest.mark.parametrize("trained", [False, True])
 def test_signatures_have_a_gradient_only_where_they_are_trained(model, trained):
   _, params, x = model
-  module = dataclasses.replace(TINY, train_signatures=trained).classifier((4,), 3)
+  module = dataclasses.replace(TINY, train_signatures=trained, iterations=1).classifier((4,), 3)
   slopes = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(module.apply({"params": p}, x)))))(params)
   for name in ("script_0", "script_1"):
     assert np.any(np.asarray(slopes[name]["router"]["signatures"]) != 0) == trained
@@ -208,30 +222,30 @@ def test_all_functions_are_in_the_same_products():
 def test_no_output_of_a_text_depends_on_padding():
   config = dataclasses.replace(TINY, scripts=1, max_length=6)
   module, tokens = config.encoder(11, 0), jnp.asarray([[3, 4, 5, 0, 0, 0]])
-  params = nn.unbox(jax.jit(module.init)(jax.random.key(0), tokens))["params"]
+  params = parameters(module, tokens)
 
-  @jax.jit
-  def told(params, tokens):
-    return module.apply({"params": params}, tokens)
+  def total(params):
+    told = module.apply({"params": params}, tokens)
+    return jnp.sum(jnp.sin(told[:, :3])), told
 
-  slopes = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(told(p, tokens)[:, :3]))))(params)
+  (_, told), slopes = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
   assert np.all(np.asarray(slopes["place"])[3:] == 0)
   assert np.all(np.any(np.asarray(slopes["place"])[:3] != 0, axis=1))
   np.testing.assert_allclose(
-    told(params, tokens)[:, :3], told(params, tokens[:, :3]), rtol=1e-4, atol=1e-5
+    told[:, :3], outputs(module, params, tokens[:, :3]), rtol=1e-4, atol=1e-5
   )
   chosen = outputs(module, params, tokens, positions=jnp.asarray([[2, 0]]))
-  np.testing.assert_allclose(chosen, told(params, tokens)[:, [2, 0]], rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(chosen, np.asarray(told)[:, [2, 0]], rtol=1e-4, atol=1e-5)
   with pytest.raises(UserError, match="has 7 tokens"):
-    told(params, jnp.ones((1, 7), jnp.int32))
+    outputs(module, params, jnp.ones((1, 7), jnp.int32))
 
 
 def test_one_cls_vector_tells_classes_and_gives_features():
   config = dataclasses.replace(TINY, scripts=1, cls="one")
   x = jnp.ones((2, 4, 3))
   for count, width in ((5, 5), (0, 8)):
-    make = jax.jit(config.classifier((4, 3), count).init_with_output)
-    made, variables = make(jax.random.key(0), x)
+    make = config.classifier((4, 3), count).init_with_output
+    made, variables = jax.eval_shape(make, jax.random.key(0), x)
     assert made.shape == (2, width)
     assert nn.unbox(variables)["params"]["cls"].shape == (1, 8)
   with pytest.raises(UserError, match="has the shape \\(28, 28, 1\\)"):
@@ -255,8 +269,8 @@ def test_sizes_that_cannot_be_are_refused_by_name(field, value, words):
 
 def test_dropout_acts_in_training_alone():
   module = Script(ScriptConfig(dim=8, heads=2, ffn_dim=6, iterations=1, dropout=0.5))
-  x = jax.random.normal(jax.random.key(0), (2, 3, 8))
-  params = nn.unbox(jax.jit(module.init)(jax.random.key(1), x))["params"]
+  x = numbers(2, 3, 8, seed=0)
+  params = parameters(module, x)
   plain = outputs(Script(dataclasses.replace(module.config, dropout=0.0)), params, x)
   np.testing.assert_array_equal(outputs(module, params, x), plain)
 

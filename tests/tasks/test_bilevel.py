@@ -73,7 +73,7 @@ def evenness(total: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def numbers(*shape: int, seed: int) -> jax.Array:
-  return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+  return jax.device_put(np.random.default_rng(seed).normal(size=shape))
 
 
 def parameters(units: tuple[int, ...] = (UNITS,)) -> Any:

@@ -48,7 +48,7 @@ def subject():
     data=GRAMMAR, tokenizer=TokenizerConfig(vocab_size=120), length=33, batch_tokens=264
   )
   task = config.build(model)
-  params = jax.tree.map(jnp.asarray, tiny_model.random_parameters(task, 0))
+  params = jax.device_put(tiny_model.random_parameters(task, 0))
   return Subject(task, _without_use(params), "test", sentences=4)
 
 

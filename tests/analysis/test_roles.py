@@ -308,9 +308,9 @@ def test_a_norm_with_a_constant_deviation_passes_all_relevance_and_a_plain_one_n
 
 def test_relevance_is_kept_from_the_logits_to_the_last_layer(subject):
   """The sum of relevance is the logits', where nothing adds a constant on the way."""
-  params = jax.tree.map(jnp.asarray, subject.params)
+  params = jax.device_put(subject.params)
   params["decoder_norm"] = {**params["decoder_norm"], "bias": jnp.zeros(16)}
-  batch, site = jax.tree.map(jnp.asarray, subject.batches[0]), "decoder/layer_0/output"
+  batch, site = jax.device_put(subject.batches[0]), "decoder/layer_0/output"
 
   def largest(factor):
     edits = {site: lambda value: value * factor}
@@ -464,7 +464,7 @@ def test_the_report_on_gpt2_from_a_folder_of_its_own(tmp_path):
   write_gpt2(tmp_path / "gpt2", Gpt2(made, params, vocab))
   given = read_gpt2(tmp_path / "gpt2")
   task = causal_task(given.config)
-  subject = Subject(task, jax.tree.map(jnp.asarray, given.params), "test", sentences=4)
+  subject = Subject(task, jax.device_put(given.params), "test", sentences=4)
   data = reported(subject)[1].data
   assert list(data["modules"]) == ["decoder/layer_0/self", "decoder/layer_1/self"]
   for module in data["modules"].values():

@@ -143,7 +143,7 @@ def test_roberta_s_head_uses_gelu_whatever_its_layers_use(written, tmp_path):
   assert found.config.activation == "relu"
   assert found.config.head_activation == ("gelu" if made.kind == "roberta" else None)
   tokens = jnp.ones((1, 3), int) * 4
-  params = {"params": jax.tree.map(jnp.asarray, found.params)}
+  params = {"params": jax.device_put(found.params)}
   logits = Encoder(found.config, VOCAB, 1).apply(params, tokens)
   uses_relu = dataclasses.replace(found.config, head_activation="relu")
   other = Encoder(uses_relu, VOCAB, 1).apply(params, tokens)

@@ -418,12 +418,14 @@ def test_deferred_weight_gradients_are_those_of_the_plain_scan():
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("signal", "through"), [("surprisal", False), ("entropy", True)])
+@pytest.mark.parametrize(
+  ("signal", "through", "layers"), [("surprisal", False, 2), ("entropy", True, 1)]
+)
 def test_second_derivatives_of_the_model_are_those_without_its_shortcuts(
-  monkeypatch, signal, through
+  monkeypatch, signal, through, layers
 ):
   """Of a step of gradient descent on the weights, as meta-learning takes them."""
-  model, traced = model_of(signal=signal, through=through, layers=1), []
+  model, traced = model_of(signal=signal, through=through, layers=layers), []
   params = fresh(model)
 
   def slopes(params):

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_model
@@ -183,7 +182,7 @@ def test_experts_are_measured_like_heads(subject):
     experts=ExpertsConfig(count=3, competition=competition),
   )
   task = subject.task.dataset.config.build(config, files=subject.task.dataset.files())
-  params = jax.tree.map(jnp.asarray, tiny_model.random_parameters(task, 2))
+  params = jax.device_put(tiny_model.random_parameters(task, 2))
   some = dataclasses.replace(subject, task=task, params=params, sentences=4)
   (module,) = [m for m in some.modules if m.routed]
   assert (module.name, module.unit, module.units) == ("encoder/layer_0/ffn", "expert", 3)
@@ -194,7 +193,7 @@ def test_experts_are_measured_like_heads(subject):
   norms, weights = [], []
   for batch in some.batches:
     sites = [module.outputs, module.weights]
-    captured = run(task.model.forward, params, jax.tree.map(jnp.asarray, batch), capture=sites)[1]
+    captured = run(task.model.forward, params, jax.device_put(batch), capture=sites)[1]
     at = batch["source"] > 0
     norms.append(np.linalg.norm(captured[module.outputs][at], axis=-1))
     weights.append(np.asarray(captured[module.weights][at]))

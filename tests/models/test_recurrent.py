@@ -59,13 +59,13 @@ def test_it_is_its_cell_between_an_embedding_and_logits(name):
   ours = jax.tree.map(np.asarray, params["params"])
 
   @jax.jit
-  def step(x, state):
+  def step(ours, x, state):
     y, state = cell.apply({"params": ours["cell"]}, x, state)
     logits = y @ ours["readout"]["kernel"] + ours["readout"]["bias"][None]
     return jax.nn.log_softmax(logits), state
 
   for t in range(TIME):
-    probabilities, state = step(ours["embedding"]["embedding"][TOKENS[:, t]], state)
+    probabilities, state = step(ours, ours["embedding"]["embedding"][TOKENS[:, t]], state)
     np.testing.assert_allclose(out.logits[:, t], probabilities, atol=1e-5)
     np.testing.assert_allclose(
       -out.nll[:, t], np.asarray(probabilities)[np.arange(BATCH), TOKENS[:, t]], atol=1e-5
@@ -109,11 +109,11 @@ def test_no_prediction_depends_on_a_later_number():
 
   @jax.jit
   @jax.grad
-  def slope(x, t):
-    return module.apply(params, x, TOKENS, states).nll[0, t]
+  def slope(x, tokens, t):
+    return module.apply(params, x, tokens, states).nll[0, t]
 
   for t in range(TIME):
-    gradient = np.asarray(slope(VECTORS, t))
+    gradient = np.asarray(slope(VECTORS, TOKENS, t))
     assert not gradient[:, t + 1 :].any()
     assert gradient[0, t] != 0
     assert not gradient[1].any()
@@ -125,10 +125,10 @@ def test_dropout_is_drawn_from_the_key_alone():
   _, params, _, states = model("modules")
 
   @jax.jit
-  def call(rng):
-    return module.apply(params, TOKENS, TOKENS, states, rng=rng).nll
+  def call(tokens, seed):
+    return module.apply(params, tokens, tokens, states, rng=jax.random.key(seed)).nll
 
-  one, same, other = (np.asarray(call(jax.random.key(seed))) for seed in (0, 0, 1))
+  one, same, other = (np.asarray(call(TOKENS, seed)) for seed in (0, 0, 1))
   np.testing.assert_array_equal(one, same)
   assert (one != other).any()
 

@@ -27,22 +27,18 @@ ACTIVATIONS = {
 }
 
 
-def make(config):
-  draw = np.random.default_rng(0)
-  images = draw.random((5, SIZE, SIZE)).astype(np.float32)
+def make(config, *shape):
+  random = np.random.default_rng(0)
+  images = random.random(shape).astype(np.float32)
   module = CompetingExperts(config)
-  params = jax.jit(module.init)(jax.random.key(0), images)["params"]
+  shapes = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
+  params = jax.tree.map(lambda s: 0.4 * random.normal(size=s.shape).astype(s.dtype), shapes)
   return module, params, images
-
-
-@pytest.fixture(scope="module")
-def made():
-  return make(CONFIG)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_stacked_experts_are_convolutional_networks_one_by_one(activation):
-  module, params, images = make(dataclasses.replace(CONFIG, activation=activation))
+  module, params, images = make(dataclasses.replace(CONFIG, activation=activation), 5, SIZE, SIZE)
   outputs = np.asarray(jax.jit(module.apply)({"params": params}, images)[0])
 
   @jax.jit
@@ -66,21 +62,20 @@ def test_stacked_experts_are_convolutional_networks_one_by_one(activation):
 
 def test_a_pixel_depends_on_none_that_is_further_away_than_there_are_layers():
   config = CompetingExpertsConfig(experts=2, layers=2, filters=4)
-  images = np.random.default_rng(1).random((2, SIZE, SIZE)).astype(np.float32)
-  module = CompetingExperts(config)
-  params = jax.jit(module.init)(jax.random.key(0), images)["params"]
+  module, params, images = make(config, 2, SIZE, SIZE)
 
-  def middle(images):
+  @jax.jit
+  @jax.grad
+  def slope(images, params):
     return module.apply({"params": params}, images, method="transform")[0, 0, 3, 3]
 
-  slope = jax.jit(jax.grad(middle))(images)
   expected = np.zeros((2, SIZE, SIZE), bool)
   expected[0, 1:6, 1:6] = True  # of its own image
-  np.testing.assert_array_equal(np.asarray(slope) != 0, expected)
+  np.testing.assert_array_equal(np.asarray(slope(images, params)) != 0, expected)
 
 
-def test_an_expert_s_output_depends_on_its_own_parameters_alone(made):
-  module, params, images = made
+def test_an_expert_s_output_depends_on_its_own_parameters_alone():
+  module, params, images = make(CONFIG, 5, SIZE, SIZE)
 
   @jax.jit
   @jax.grad

@@ -200,9 +200,10 @@ def test_fresh_logits_of_attention_are_as_large_as_those_that_are_divided():
     module = Transformer(config, 15, 15)
     return module.init_with_output(jax.random.key(0), source, target)[0]
 
+  small = dataclasses.replace(PLAIN, encoder_layers=1, decoder_layers=1)
   np.testing.assert_allclose(
-    fresh(PLAIN, SOURCE, TARGET),
-    fresh(dataclasses.replace(PLAIN, scale_logits=True), SOURCE, TARGET),
+    fresh(small, SOURCE, TARGET),
+    fresh(dataclasses.replace(small, scale_logits=True), SOURCE, TARGET),
     atol=1e-5,
   )
 

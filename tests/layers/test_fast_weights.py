@@ -182,17 +182,16 @@ def test_the_neuromodulatory_set_gates_the_plasticity_of_a_layer():
   )
   model, tokens = config.decoder(11, 0), jnp.asarray([[4, 5, 6, 7]])
   text = Text(tokens, jnp.asarray([config.auxiliary_ids("dec", "lm")]))
-  init = jax.jit(lambda key: model.init(key, text, [("lm", 1)]))
-  params = nn.unbox(init(jax.random.key(0)))
   site, read = "gates/vanilla_1/plasticity", "vanilla/layer_1/fast/read"
   sites = (site, read, "vanilla/layer_0/fast/read")
 
   @jax.jit
-  def captured(params, factor):
+  def captured(factor):
+    params = nn.unbox(model.init(jax.random.key(0), text, [("lm", 1)]))
     call = functools.partial(run, model.apply, params, text, [("lm", 1)])
     return call(capture=sites, edits={site: lambda gate: factor * gate})[1]
 
-  found, shut = (jax.tree.map(np.asarray, captured(params, factor)) for factor in (1.0, 0.0))
+  found, shut = (jax.tree.map(np.asarray, captured(factor)) for factor in (1.0, 0.0))
   np.testing.assert_array_equal(found[site], 0.5)  # before training
   assert np.abs(found[read]).max() > 0
   assert not shut[read].any()

@@ -19,10 +19,10 @@ from compmod_jax.models.text import Text
 BATCH, TIME, HEADS, WIDTH = 3, 11, 2, 4
 RANDOM = np.random.default_rng(0)
 GIVEN = Written(
-  *(jnp.asarray(RANDOM.normal(size=(BATCH, TIME, HEADS, WIDTH)), jnp.float32) for _ in range(3))
+  *(RANDOM.normal(size=(BATCH, TIME, HEADS, WIDTH)).astype(np.float32) for _ in range(3))
 )
-LOG_DECAY = jnp.log(jnp.asarray([0.6, 0.95]))
-VALID = jnp.asarray(np.arange(TIME) < np.array([[11], [7], [9]]))
+LOG_DECAY = np.log(np.float32([0.6, 0.95]))
+VALID = np.arange(TIME) < np.array([[11], [7], [9]])
 # Of one segment; of several apart; of a first one that the others go on from.
 SEGMENTS = {
   "one": np.zeros((BATCH, TIME), int),
@@ -53,12 +53,16 @@ def by_definition(segments):
   return read, last
 
 
+@functools.cache
+def in_chunks(chunk):
+  return jax.jit(functools.partial(read_in_chunks, chunk=chunk))
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 4, 32])
 @pytest.mark.parametrize("kind", SEGMENTS)
 def test_chunks_of_any_size_read_what_the_definition_says(kind, chunk):
   segments = SEGMENTS[kind]
-  call = jax.jit(functools.partial(read_in_chunks, chunk=chunk))
-  read, last = call(GIVEN, LOG_DECAY, VALID, jnp.asarray(segments))
+  read, last = in_chunks(chunk)(GIVEN, LOG_DECAY, VALID, segments)
   expected, weights = by_definition(segments)
   np.testing.assert_allclose(np.where(VALID[..., None, None], read, 0),
                              np.where(VALID[..., None, None], expected, 0), atol=1e-5)  # fmt: skip
@@ -66,25 +70,31 @@ def test_chunks_of_any_size_read_what_the_definition_says(kind, chunk):
 
 
 def test_steps_go_on_as_the_whole_sequence_does():
-  everywhere, one = jnp.ones((BATCH, TIME), bool), jnp.zeros((BATCH, TIME), jnp.int32)
-  expected, last = read_in_chunks(GIVEN, LOG_DECAY, everywhere, one, chunk=4)
-  state = jnp.zeros((BATCH, 1, HEADS, WIDTH, WIDTH))
+  found = in_chunks(4)(GIVEN, LOG_DECAY, np.ones((BATCH, TIME), bool), SEGMENTS["one"])
+  expected, last = map(np.asarray, found)
+  step = jax.jit(read_step)
+  state = np.zeros((BATCH, 1, HEADS, WIDTH, WIDTH), np.float32)
   for t in range(TIME):
     now = Written(*(part[:, t : t + 1] for part in GIVEN))
-    read, state = read_step(now, LOG_DECAY, state)
-    np.testing.assert_allclose(read[:, 0], expected[:, t], atol=1e-5)
-  np.testing.assert_allclose(state[:, 0], last, atol=1e-5)
+    read, state = step(now, LOG_DECAY, state)
+    np.testing.assert_allclose(np.asarray(read)[:, 0], expected[:, t], atol=1e-5)
+  np.testing.assert_allclose(np.asarray(state)[:, 0], last, atol=1e-5)
+
+
+def drawn(module, x):
+  """Parameters at random, without a compiled initialiser."""
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x))
+  random = np.random.default_rng(1)
+  return jax.tree.map(lambda s: random.normal(size=s.shape).astype(s.dtype), shapes)
 
 
 @functools.cache
 def layer(plasticity="modulated"):
   module = FastWeights(HEADS * WIDTH, HEADS, plasticity)
-  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), X))
-  random = np.random.default_rng(1)
-  return module, jax.tree.map(lambda s: jnp.asarray(random.normal(size=s.shape), s.dtype), shapes)
+  return module, drawn(module, X)
 
 
-X = jnp.asarray(RANDOM.normal(size=(2, 6, HEADS * WIDTH)), jnp.float32)
+X = RANDOM.normal(size=(2, 6, HEADS * WIDTH)).astype(np.float32)
 CTX = Context(mask=AttentionMask(causal=True))
 
 
@@ -93,11 +103,12 @@ def test_nothing_that_is_read_depends_on_a_later_position(plasticity):
   module, params = layer(plasticity)
 
   @jax.jit
-  def at(x, t):
+  @jax.grad
+  def slope(x, params, t):
     return jnp.sum(jnp.sin(module.apply(params, x, ctx=CTX)[0][0, t]))
 
   for t in range(6):
-    gradient = jax.grad(at)(X, t)
+    gradient = np.asarray(slope(X, params, t))
     assert not gradient[0, t + 1 :].any()
     assert not gradient[1].any()
     assert np.abs(gradient[0, : t + 1]).max(axis=-1).min() > 0
@@ -105,12 +116,14 @@ def test_nothing_that_is_read_depends_on_a_later_position(plasticity):
 
 def test_no_prediction_of_a_decoder_depends_on_a_later_token():
   model = DecoderConfig(decoder_layers=2, fast_weights="modulated", **SIZES).decoder(11, 0)
-  tokens = jnp.asarray([[4, 5, 6, 7, 8]])
-  params = nn.unbox(jax.jit(model.init)(jax.random.key(0), Text(tokens)))
-  call = jax.jit(lambda tokens: model.apply(params, Text(tokens)).logits)
-  whole = call(tokens)
+  tokens = np.array([[4, 5, 6, 7, 8]])
+  run = jax.jit(lambda params, tokens: model.apply(params, Text(tokens)).logits)
+  call = functools.partial(run, drawn(model, Text(tokens)))
+  whole = np.asarray(call(tokens))
   for t in range(1, 5):
-    other = call(tokens.at[0, t].set(9))
+    changed = tokens.copy()
+    changed[0, t] = 9
+    other = np.asarray(call(changed))
     np.testing.assert_array_equal(other[0, :t], whole[0, :t])
     assert not np.allclose(other[0, t:], whole[0, t:], atol=1e-5)
 
@@ -119,31 +132,31 @@ def test_documents_of_a_block_have_fast_weights_of_their_own():
   module, params = layer()
   segments = jnp.asarray([[1, 1, 1, 2, 2, 2]] * 2)
   ctx = Context(mask=AttentionMask(causal=True, segments=segments))
-  both, _ = module.apply(params, X, ctx=ctx)
-  alone, _ = module.apply(params, X[:, 3:], ctx=CTX)
-  np.testing.assert_allclose(both[:, 3:], alone, atol=1e-5)
+  both, _ = jax.jit(functools.partial(module.apply, ctx=ctx))(params, X)
+  alone, _ = jax.jit(functools.partial(module.apply, ctx=CTX))(params, X[:, 3:])
+  np.testing.assert_allclose(np.asarray(both)[:, 3:], alone, atol=1e-5)
 
 
 def test_a_gate_of_zero_writes_nothing_and_one_of_one_changes_nothing():
   module, params = layer()
-  plain, _ = module.apply(params, X, ctx=CTX)
-  opened, _ = module.apply(params, X, None, jnp.ones_like(X), ctx=CTX)
+  call = functools.partial(run, module.apply, ctx=CTX)
+  (plain, _), _ = jax.jit(call)(params, X)
+  gated = jax.jit(functools.partial(call, capture=("written", "read")))
+  (opened, _), _ = gated(params, X, None, np.ones_like(X))
   np.testing.assert_array_equal(opened, plain)
-  (_, _), found = run(
-    module.apply, params, X, None, jnp.zeros_like(X), ctx=CTX, capture=("written", "read")
-  )
-  assert not found["written"].any()
-  assert not found["read"].any()
-  (same, _), _ = run(module.apply, params, X, ctx=CTX, edits={"written": jnp.zeros_like})
-  expected, _ = module.apply(params, X, None, jnp.zeros_like(X), ctx=CTX)
-  np.testing.assert_array_equal(same, expected)
+  (shut, _), found = gated(params, X, None, np.zeros_like(X))
+  assert not np.any(found["written"])
+  assert not np.any(found["read"])
+  (same, _), _ = jax.jit(functools.partial(call, edits={"written": jnp.zeros_like}))(params, X)
+  np.testing.assert_array_equal(same, shut)
 
 
 def test_plasticity_is_the_rate_times_a_sigmoid_of_the_input():
   module, params = layer()
-  (_, _), found = run(module.apply, params, X, ctx=CTX, capture=("plasticity",))
-  own = jax.tree.map(np.asarray, params["params"])
-  gate = 1 / (1 + np.exp(-np.float64(np.asarray(X) @ own["gate"]["kernel"] + own["gate"]["bias"])))
+  call = functools.partial(run, module.apply, ctx=CTX, capture=("plasticity",))
+  (_, _), found = jax.jit(call)(params, X)
+  own = params["params"]
+  gate = 1 / (1 + np.exp(-np.float64(X @ own["gate"]["kernel"] + own["gate"]["bias"])))
   rate = np.log1p(np.exp(own["rate"]))
   expected = gate.reshape(2, 6, HEADS, WIDTH) * rate[:, None]
   np.testing.assert_allclose(found["plasticity"], expected, rtol=1e-5)
@@ -151,7 +164,13 @@ def test_plasticity_is_the_rate_times_a_sigmoid_of_the_input():
 
 def test_gradients_reach_every_parameter():
   module, params = layer()
-  gradient = jax.jit(jax.grad(lambda p: jnp.sum(module.apply(p, X, ctx=CTX)[0] ** 2)))(params)
+
+  @jax.jit
+  @jax.grad
+  def slope(params, x):
+    return jnp.sum(module.apply(params, x, ctx=CTX)[0] ** 2)
+
+  gradient = slope(params, X)
   for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
     assert np.abs(leaf).max() > 1e-5, path
 
@@ -163,14 +182,18 @@ def test_the_neuromodulatory_set_gates_the_plasticity_of_a_layer():
   )
   model, tokens = config.decoder(11, 0), jnp.asarray([[4, 5, 6, 7]])
   text = Text(tokens, jnp.asarray([config.auxiliary_ids("dec", "lm")]))
-  init = jax.jit(lambda key: model.init(key, text, [("lm", 1)]))
-  params = nn.unbox(init(jax.random.key(0)))
   site, read = "gates/vanilla_1/plasticity", "vanilla/layer_1/fast/read"
-  call = functools.partial(run, model.apply, params, text, [("lm", 1)])
-  _, found = call(capture=(site, read, "vanilla/layer_0/fast/read"))
+  sites = (site, read, "vanilla/layer_0/fast/read")
+
+  @jax.jit
+  def captured(factor):
+    params = nn.unbox(model.init(jax.random.key(0), text, [("lm", 1)]))
+    call = functools.partial(run, model.apply, params, text, [("lm", 1)])
+    return call(capture=sites, edits={site: lambda gate: factor * gate})[1]
+
+  found, shut = (jax.tree.map(np.asarray, captured(factor)) for factor in (1.0, 0.0))
   np.testing.assert_array_equal(found[site], 0.5)  # before training
   assert np.abs(found[read]).max() > 0
-  _, shut = call(capture=(read, "vanilla/layer_0/fast/read"), edits={site: jnp.zeros_like})
   assert not shut[read].any()
   assert shut["vanilla/layer_0/fast/read"].any()
   assert config.plain().fast_weights == "off"

@@ -1,5 +1,7 @@
 """The convolutional net: derivatives as JAX has them, twice; statistics are those of the batch."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,8 +14,15 @@ from compmod_jax.models.conv_net import ConvBlock, ConvNetConfig, convolve, larg
 from compmod_jax.models.encoder import EncoderConfig
 
 
-def numbers(*shape, seed):
-  return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+def numbers(*shape, seed, dtype=np.float32):
+  return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def drawn(module, x):
+  """Parameters at random, without a compiled initialiser."""
+  random = np.random.default_rng(2)
+  shapes = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
+  return jax.tree.map(lambda s: 0.5 * random.normal(size=s.shape).astype(s.dtype), shapes)
 
 
 def plain(x, kernel, stride):
@@ -26,7 +35,7 @@ def plain(x, kernel, stride):
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("channels", [3, 5])  # fewer than filters, and more
 def test_first_and_second_derivatives_of_the_convolution_are_those_of_jax(channels, stride, size):
-  def results(convolution):
+  def results(convolution, *given):
     def inside(x, kernel):
       return jnp.sum(jnp.tanh(convolution(x, kernel, stride)))
 
@@ -36,43 +45,48 @@ def test_first_and_second_derivatives_of_the_convolution_are_those_of_jax(channe
 
     return jax.value_and_grad(inside, (0, 1))(*given), jax.value_and_grad(outside, (0, 1))(*given)
 
+  given = (
+    numbers(2, *size, channels, seed=0, dtype=np.float64),
+    numbers(3, 3, channels, 4, seed=1, dtype=np.float64),
+  )
   with jax.enable_x64(True):
-    given = numbers(2, *size, channels, seed=0), numbers(3, 3, channels, 4, seed=1)
-    for one, two in zip(
-      jax.tree.leaves(results(convolve)), jax.tree.leaves(results(plain)), strict=True
-    ):
-      np.testing.assert_allclose(one, two, rtol=1e-10, atol=1e-10)
+    both = jax.jit(lambda *given: (results(convolve, *given), results(plain, *given)))(*given)
+  for one, two in zip(*map(jax.tree.leaves, both), strict=True):
+    assert one.dtype == np.float64
+    np.testing.assert_allclose(one, two, rtol=1e-10, atol=1e-10)
 
 
 def test_every_task_can_have_filters_of_its_own():
   x, kernels = numbers(3, 2, 4, 4, 2, seed=0), numbers(3, 3, 3, 2, 3, seed=1)
 
+  @jax.jit
   def slope(x, kernel):
     return jax.grad(lambda k: jnp.sum(jnp.sin(convolve(x, k, 1))))(kernel)
 
-  together = jax.vmap(slope)(x, kernels)
+  together = jax.jit(jax.vmap(slope))(x, kernels)
   for i in range(3):
     np.testing.assert_allclose(together[i], slope(x[i], kernels[i]), rtol=1e-4, atol=1e-5)
 
 
 def test_pooling_takes_the_largest_of_four_and_leaves_out_what_is_odd():
-  x = jnp.arange(2 * 5 * 4 * 3.0).reshape(2, 5, 4, 3)
-  found = largest(x)
+  x = np.arange(2 * 5 * 4 * 3, dtype=np.float32).reshape(2, 5, 4, 3)
+  found = jax.jit(largest)(x)
   np.testing.assert_array_equal(found, x[:, 1:4:2, 1::2])  # the last of each grows with its place
 
 
 def test_of_equal_values_the_first_has_all_of_the_gradient():
-  x = jnp.zeros((1, 2, 4, 1)).at[0, 1, 2:, 0].set(1.0)
-  found = jax.grad(lambda x: jnp.sum(largest(x)))(x)[0, :, :, 0]
-  np.testing.assert_array_equal(found, [[1, 0, 0, 0], [0, 0, 1, 0]])
+  x = np.zeros((1, 2, 4, 1), np.float32)
+  x[0, 1, 2:, 0] = 1
+  found = jax.jit(jax.grad(lambda x: jnp.sum(largest(x))))(x)
+  np.testing.assert_array_equal(np.asarray(found)[0, :, :, 0], [[1, 0, 0, 0], [0, 0, 1, 0]])
 
 
 def test_a_block_is_its_equation_also_where_a_scale_is_negative():
-  x = numbers(5, 6, 6, 2, seed=0).astype(jnp.float32)
+  x = numbers(5, 6, 6, 2, seed=0)
   block = ConvBlock(4, "pool")
-  params = block.init(jax.random.key(0), x)["params"]
-  params["scale"] = jnp.asarray([1.0, -1.0, 0.5, -2.0])
-  params["bias"] = jnp.asarray([0.0, 0.1, -0.1, 0.2])
+  params = drawn(block, x)
+  params["scale"] = np.float32([1.0, -1.0, 0.5, -2.0])
+  params["bias"] = np.float32([0.0, 0.1, -0.1, 0.2])
 
   def equation(params, x):
     x = plain(x, params["kernel"], 1)
@@ -82,7 +96,10 @@ def test_a_block_is_its_equation_also_where_a_scale_is_negative():
     return nn.max_pool(nn.relu(x), (2, 2), (2, 2))
 
   def results(function):
-    return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(function(*given))), (0, 1))(params, x)
+    def total(params, x):
+      return jnp.sum(jnp.sin(function(params, x)))
+
+    return jax.jit(jax.value_and_grad(total, (0, 1)))(params, x)
 
   jax.tree.map(
     lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5),
@@ -95,25 +112,27 @@ def test_a_block_is_its_equation_also_where_a_scale_is_negative():
 def test_statistics_are_those_of_the_batch_so_that_brightness_and_contrast_do_not_matter(halve):
   module = ConvNetConfig(blocks=2, filters=4, halve=halve).classifier((8, 8, 1), 3)
   x = numbers(5, 8, 8, 1, seed=0)
-  params = module.init(jax.random.key(0), x)["params"]
-  out = module.apply({"params": params}, x)
+  params = drawn(module, x)
+  call = functools.partial(jax.jit(module.apply), {"params": params})
+  out = np.asarray(call(x))
   assert out.shape == (5, 3)
-  np.testing.assert_allclose(module.apply({"params": params}, 7 * x), out, atol=1e-4)
-  other = module.apply({"params": params}, jnp.concatenate([x, 3 * x[:2] + 1]))[:5]
+  np.testing.assert_allclose(call(7 * x), out, atol=1e-4)
+  other = np.asarray(call(np.concatenate([x, 3 * x[:2] + 1])))[:5]
   assert np.abs(other - out).max() > 1e-3  # what else is in the batch matters
 
 
 def test_sites_are_blocks_features_and_logits():
   module = ConvNetConfig(blocks=2, filters=4).classifier((9, 8, 1), 3)
   x = numbers(2, 9, 8, 1, seed=0)
-  params = module.init(jax.random.key(0), x)["params"]
-  out, found = run(lambda p, **k: module.apply({"params": p}, x, **k), params, capture=None)
+  params = drawn(module, x)
+  call = functools.partial(run, module.apply, capture=None)
+  out, found = jax.jit(call)({"params": params}, x)
   assert {name: value.shape for name, value in found.items()} == {
     "block_0": (2, 4, 4, 4), "block_1": (2, 2, 2, 4), "features": (2, 16), "logits": (2, 3),
   }  # fmt: skip
   features = ConvNetConfig(blocks=2, filters=4).classifier((9, 8, 1), 0)
   own = {name: part for name, part in params.items() if name != "head"}
-  np.testing.assert_array_equal(features.apply({"params": own}, x), found["features"])
+  np.testing.assert_array_equal(jax.jit(features.apply)({"params": own}, x), found["features"])
   np.testing.assert_array_equal(out, found["logits"])
 
 

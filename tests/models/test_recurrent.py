@@ -20,8 +20,8 @@ CELLS = {
   "lstm": LstmCellConfig(5),
   "gru": GruCellConfig(5),
 }
-TOKENS = jnp.asarray([[1, 2, 3, 4], [5, 0, 1, 1]])
-VECTORS = TOKENS / 5
+TOKENS = np.array([[1, 2, 3, 4], [5, 0, 1, 1]], np.int32)
+VECTORS = np.float32(TOKENS / 5)
 
 
 @functools.cache
@@ -30,24 +30,47 @@ def model(name, real=False):
   tokens = VECTORS if real else TOKENS
   call = functools.partial(run, module.apply, logits=True)
   states = module.initial_states(BATCH)
-  return module, nn.unbox(module.init(jax.random.key(0), tokens, TOKENS, states)), call, states
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), tokens, TOKENS, states))
+  random = np.random.default_rng(0)
+  params = jax.tree.map(lambda s: random.normal(size=s.shape).astype(s.dtype) / 2, shapes)
+  return module, params, call, states
+
+
+@functools.cache
+def captured(name):
+  """The model's output and all of its intermediates."""
+  _, params, call, states = model(name)
+  return jax.tree.map(
+    np.asarray, jax.jit(functools.partial(call, capture=None))(params, TOKENS, TOKENS, states)
+  )
+
+
+@functools.cache
+def plain(name):
+  """The model's output where nothing is read."""
+  _, params, call, states = model(name)
+  return jax.tree.map(np.asarray, jax.jit(call)(params, TOKENS, TOKENS, states)[0])
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_it_is_its_cell_between_an_embedding_and_logits(name):
-  _module, params, call, state = model(name)
-  out, _ = call(params, TOKENS, TOKENS, state)
+  _module, params, _call, state = model(name)
+  out = plain(name)
   cell = CELLS[name].build(3)
   assert isinstance(cell, Cell)
   ours = params["params"]
-  for t in range(TIME):
-    x = ours["embedding"]["embedding"][TOKENS[:, t]]
+
+  @jax.jit
+  def step(ours, x, state):
     y, state = cell.apply({"params": ours["cell"]}, x, state)
     logits = y @ ours["readout"]["kernel"] + ours["readout"]["bias"][None]
-    probabilities = jax.nn.log_softmax(logits)
+    return jax.nn.log_softmax(logits), state
+
+  for t in range(TIME):
+    probabilities, state = step(ours, ours["embedding"]["embedding"][TOKENS[:, t]], state)
     np.testing.assert_allclose(out.logits[:, t], probabilities, atol=1e-5)
     np.testing.assert_allclose(
-      -out.nll[:, t], probabilities[jnp.arange(BATCH), TOKENS[:, t]], atol=1e-5
+      -out.nll[:, t], np.asarray(probabilities)[np.arange(BATCH), TOKENS[:, t]], atol=1e-5
     )
   for mine, theirs in zip(jax.tree.leaves(out.states), jax.tree.leaves(state), strict=True):
     np.testing.assert_allclose(mine, theirs, atol=1e-5)
@@ -55,10 +78,9 @@ def test_it_is_its_cell_between_an_embedding_and_logits(name):
 
 @pytest.mark.parametrize("name", CELLS)
 def test_intermediates_have_a_time_axis_and_edits_act_step_by_step(name):
-  module, params, call, states = model(name)
-  out, found = call(params, TOKENS, TOKENS, states, capture=None)
-  plain, _ = call(params, TOKENS, TOKENS, states)
-  np.testing.assert_allclose(out.logits, plain.logits, atol=1e-6)
+  module, params, _call, states = model(name)
+  out, found = captured(name)
+  np.testing.assert_allclose(out.logits, plain(name).logits, atol=1e-6)
   assert found["cell/output"].shape[:2] == (BATCH, TIME)
   np.testing.assert_allclose(found["cell/output"].reshape(BATCH, TIME, -1), out.hidden, atol=1e-6)
 
@@ -69,13 +91,12 @@ def test_intermediates_have_a_time_axis_and_edits_act_step_by_step(name):
   edits = Intermediates(edits={"cell/output": silent}).knowing(
     lambda site: jnp.ones((BATCH, TIME), bool)
   )
-  edited = module.apply(params, TOKENS, TOKENS, states, intermediates=edits)
-  assert not edited.hidden.any()
+  edited = jax.jit(functools.partial(module.apply, intermediates=edits))
+  assert not np.any(edited(params, TOKENS, TOKENS, states).hidden)
 
 
 def test_the_names_of_the_sites_of_modules_are_stable():
-  _, params, call, states = model("modules")
-  _, found = call(params, TOKENS, TOKENS, states, capture=None)
+  _, found = captured("modules")
   names = ["attention", "null", "active", "router/weights", "router/signatures", "stepped"]
   names += ["cell", "communication", "output"]
   assert found.keys() == {*(f"cell/{name}" for name in names), "logits"}
@@ -88,11 +109,13 @@ def test_the_names_of_the_sites_of_modules_are_stable():
 def test_no_prediction_depends_on_a_later_number():
   module, params, _, states = model("modules", real=True)
 
-  def at(x, t):
-    return module.apply(params, x, TOKENS, states).nll[0, t]
+  @jax.jit
+  @jax.grad
+  def slope(x, params, tokens, t):
+    return module.apply(params, x, tokens, states).nll[0, t]
 
   for t in range(TIME):
-    gradient = jax.grad(at)(VECTORS, t)
+    gradient = np.asarray(slope(VECTORS, params, TOKENS, t))
     assert not gradient[:, t + 1 :].any()
     assert gradient[0, t] != 0
     assert not gradient[1].any()
@@ -102,9 +125,12 @@ def test_dropout_is_drawn_from_the_key_alone():
   config = RecurrentConfig(cell=CELLS["modules"], embedding_dim=3, dropout=0.5)
   module = config.recurrent(VOCAB)
   _, params, _, states = model("modules")
-  one, same, other = (
-    module.apply(params, TOKENS, TOKENS, states, rng=jax.random.key(seed)).nll for seed in (0, 0, 1)
-  )
+
+  @jax.jit
+  def call(params, tokens, seed):
+    return module.apply(params, tokens, tokens, states, rng=jax.random.key(seed)).nll
+
+  one, same, other = (np.asarray(call(params, TOKENS, seed)) for seed in (0, 0, 1))
   np.testing.assert_array_equal(one, same)
   assert (one != other).any()
 

@@ -24,8 +24,25 @@ from compmod_jax.models.t5 import t5, t5_v1_1
 from compmod_jax.models.transformer import ATTENTION_KINDS, Transformer, TransformerConfig
 
 SIZES = {"encoder_layers": 2, "decoder_layers": 2, "dim": 12, "heads": 2, "ffn_dim": 10}
-SOURCE = jnp.asarray([[4, 5, 6, 7, 8, 9, 4], [10, 11, 12, 0, 0, 0, 0]])
-TARGET = jnp.asarray([[2, 4, 5, 6, 7], [8, 9, 10, 11, 0]])
+SOURCE = np.array([[4, 5, 6, 7, 8, 9, 4], [10, 11, 12, 0, 0, 0, 0]])
+TARGET = np.array([[2, 4, 5, 6, 7], [8, 9, 10, 11, 0]])
+
+
+@functools.cache
+def _buckets(buckets: int, most: int, bidirectional: bool) -> Any:
+  how = {"buckets": buckets, "most": most, "bidirectional": bidirectional}
+  return jax.jit(functools.partial(distance_buckets, **how))
+
+
+def bucket_of(distances: Any, buckets: int, most: int, bidirectional: bool = True) -> np.ndarray:
+  return np.asarray(_buckets(buckets, most, bidirectional)(distances))
+
+
+def drawn(module: nn.Module, *args: Any) -> Any:
+  """Parameters at random, without a compiled initialiser."""
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), *args))["params"]
+  random = np.random.default_rng(4)
+  return jax.tree.map(lambda s: 0.4 * random.normal(size=s.shape).astype(s.dtype), shapes)
 
 
 def edges(buckets: int, most: int) -> list[int]:
@@ -48,9 +65,7 @@ def edges(buckets: int, most: int) -> list[int]:
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_buckets_grow_as_the_powers_of_the_equation(buckets, most, bidirectional):
   distances = np.arange(-2 * most, 2 * most)
-  found = distance_buckets(
-    jnp.asarray(distances), buckets=buckets, most=most, bidirectional=bidirectional
-  )
+  found = bucket_of(distances, buckets, most, bidirectional)
   one_way = buckets // 2 if bidirectional else buckets
   starts = np.asarray(edges(one_way, most))
   past = np.searchsorted(starts, np.abs(distances), side="right") - 1
@@ -60,8 +75,8 @@ def test_buckets_grow_as_the_powers_of_the_equation(buckets, most, bidirectional
   tie = np.isin(
     np.abs(distances), [s for s in starts[one_way // 2 + 1 :] if _is_tie(s, one_way, most)]
   )
-  np.testing.assert_array_equal(np.asarray(found)[~tie], wanted[~tie])
-  assert np.abs(np.asarray(found) - wanted)[tie].max(initial=0) <= 1
+  np.testing.assert_array_equal(found[~tie], wanted[~tie])
+  assert np.abs(found - wanted)[tie].max(initial=0) <= 1
   assert (found.min(), found.max()) == (0, buckets - 1)
 
 
@@ -72,7 +87,7 @@ def _is_tie(start: int, buckets: int, most: int) -> bool:
 
 def test_the_last_bucket_begins_at_the_greatest_distance_times_a_root():
   """Of 16 buckets one way and distance 128: 8 exact ones, then 8 * 16^(k / 8)."""
-  far = np.asarray(distance_buckets(jnp.arange(200), buckets=32, most=128, bidirectional=True))
+  far = bucket_of(np.arange(200), 32, 128)
   start = 8 * 16 ** (7 / 8)
   assert (far[math.floor(start)], far[math.ceil(start)]) == (14, 15)
   assert set(far[128:]) == {15}
@@ -80,21 +95,26 @@ def test_the_last_bucket_begins_at_the_greatest_distance_times_a_root():
 
 def test_a_relative_bias_is_the_table_s_number_for_the_distance():
   module = RelativeBias(heads=3, buckets=8, most=20, bidirectional=True)
-  ids = PositionIds(jnp.asarray([[0, 4, 9]]), jnp.asarray([[0, 1, 5, 30]]), 31)
+  queries, keys = np.array([0, 4, 9]), np.array([0, 1, 5, 30])
   table = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
-  found = module.apply({"params": {"table": jnp.asarray(table)}}, ids)
+
+  @jax.jit
+  def call(params, queries, keys):
+    return module.apply({"params": params}, PositionIds(queries, keys, 31))
+
+  found = np.asarray(call({"table": table}, queries[None], keys[None]))
   assert found.shape == (1, 3, 3, 4)
-  for t, query in enumerate((0, 4, 9)):
-    for s, key in enumerate((0, 1, 5, 30)):
-      bucket = distance_buckets(jnp.asarray(query - key), buckets=8, most=20, bidirectional=True)
-      np.testing.assert_array_equal(found[0, :, t, s], table[int(bucket)])
+  buckets = bucket_of(queries[:, None] - keys[None], 8, 20)
+  for t in range(3):
+    for s in range(4):
+      np.testing.assert_array_equal(found[0, :, t, s], table[buckets[t, s]])
 
 
 def test_the_norm_divides_by_the_root_mean_square_alone():
   x = np.random.default_rng(1).normal(3.0, 2.0, size=(2, 3, 7)).astype(np.float32)
   scale = np.linspace(0.5, 2, 7, dtype=np.float32)
   module = layer_norm(jnp.float32, 1e-3, kind="rms")
-  found = module.apply({"params": {"scale": jnp.asarray(scale)}}, jnp.asarray(x))
+  found = jax.jit(module.apply)({"params": {"scale": scale}}, x)
   wide = x.astype(np.float64)
   expected = scale * wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-3)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -103,23 +123,33 @@ def test_the_norm_divides_by_the_root_mean_square_alone():
 def test_a_gated_layer_is_a_product_of_two():
   x = np.random.default_rng(2).normal(size=(2, 3, 4)).astype(np.float32)
   module = FeedForward(4, 5, "relu", gated=True, biases=False)
-  params = nn.unbox(module.init(jax.random.key(0), jnp.asarray(x)))["params"]
+  params = drawn(module, x)
   assert set(flatten_dict(params, sep="/")) == {"up/kernel", "gate/kernel", "down/kernel"}
-  up, gate, down = (np.asarray(params[name]["kernel"]) for name in ("up", "gate", "down"))
+  up, gate, down = (params[name]["kernel"] for name in ("up", "gate", "down"))
   expected = (np.maximum(x @ gate, 0) * (x @ up)) @ down
-  np.testing.assert_allclose(module.apply({"params": params}, jnp.asarray(x)), expected, atol=1e-5)
+  np.testing.assert_allclose(jax.jit(module.apply)({"params": params}, x), expected, atol=1e-5)
 
 
 @functools.cache
 def made(config: TransformerConfig) -> tuple[Transformer, Any]:
   module = Transformer(config, 15, 15)
-  params = nn.unbox(jax.jit(module.init)(jax.random.key(0), SOURCE, TARGET))["params"]
-  return module, params
+  return module, drawn(module, SOURCE, TARGET)
 
 
 @functools.cache
 def applied(module: Transformer) -> Any:
   return jax.jit(module.apply)
+
+
+def slopes(module: Transformer, params: Any) -> Any:
+  """Of a loss on all logits."""
+
+  @jax.jit
+  @jax.grad
+  def slope(params, source, target):
+    return jnp.sum(jnp.sin(module.apply({"params": params}, source, target)))
+
+  return slope(params, SOURCE, TARGET)
 
 
 PLAIN = t5(**SIZES, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0)
@@ -142,36 +172,38 @@ def test_there_is_no_bias_and_one_table_of_distances_for_all_layers_of_a_side():
 def test_attention_is_the_softmax_of_products_that_are_not_divided():
   """The whole first sub-layer of the encoder, written out in NumPy."""
   module, params = made(PLAIN)
-  x = np.asarray(params["decoder_embedding"]["table"])[np.asarray(SOURCE[:1])] * math.sqrt(12)
+  x = params["decoder_embedding"]["table"][SOURCE[:1]] * math.sqrt(12)
   layer = params["encoder_0"]
-  norm = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6)
-  kernel = np.asarray(layer["self_attention"]["query_key_value"]["kernel"])
+  scale = layer["self_residual"]["scale"]["scale"]
+  norm = scale * x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6)
+  kernel = layer["self_attention"]["query_key_value"]["kernel"]
   query, key, value = (np.einsum("btm,mhd->bthd", norm, kernel[:, :, i]) for i in range(3))
   distance = np.arange(7)[:, None] - np.arange(7)[None]
-  bucket = distance_buckets(jnp.asarray(distance), buckets=32, most=128, bidirectional=True)
-  bias = np.asarray(params["encoder_bias"]["table"])[np.asarray(bucket)]
+  bias = params["encoder_bias"]["table"][bucket_of(distance, 32, 128)]
   logits = np.einsum("bthd,bshd->bhts", query, key) + np.moveaxis(bias, -1, 0)
   weights = np.exp(logits - logits.max(-1, keepdims=True))
   weights /= weights.sum(-1, keepdims=True)
   heads = np.einsum("bhts,bshd->bthd", weights, value)
 
-  call = functools.partial(module.apply, method="encode")
   sites = ("encoder/layer_0/self/heads", "encoder/layer_0/self/attention")
-  _, found = jax.jit(lambda params: run(call, {"params": params}, SOURCE[:1], capture=sites))(
-    params
-  )
+  call = functools.partial(run, module.apply, method="encode", capture=sites)
+  _, found = jax.jit(call)({"params": params}, SOURCE[:1])
   np.testing.assert_allclose(found["encoder/layer_0/self/attention"], weights, atol=1e-5)
   np.testing.assert_allclose(found["encoder/layer_0/self/heads"], heads, atol=1e-5)
 
 
 def test_fresh_logits_of_attention_are_as_large_as_those_that_are_divided():
   """T5 leaves the division out and starts queries smaller by as much."""
-  module, params = made(PLAIN)
-  scaled = dataclasses.replace(PLAIN, scale_logits=True)
-  other, theirs = made(scaled)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def fresh(config, source, target):
+    module = Transformer(config, 15, 15)
+    return module.init_with_output(jax.random.key(0), source, target)[0]
+
+  small = dataclasses.replace(PLAIN, encoder_layers=1, decoder_layers=1)
   np.testing.assert_allclose(
-    applied(module)({"params": params}, SOURCE, TARGET),
-    applied(other)({"params": theirs}, SOURCE, TARGET),
+    fresh(small, SOURCE, TARGET),
+    fresh(dataclasses.replace(small, scale_logits=True), SOURCE, TARGET),
     atol=1e-5,
   )
 
@@ -179,46 +211,40 @@ def test_fresh_logits_of_attention_are_as_large_as_those_that_are_divided():
 @pytest.mark.parametrize("config", [PLAIN, COMPETING], ids=["plain", "competing"])
 def test_decoding_with_a_cache_equals_the_whole_pass(config):
   module, params = made(config)
-  whole = applied(module)({"params": params}, SOURCE, TARGET)
+  whole = np.asarray(applied(module)({"params": params}, SOURCE, TARGET))
   fill = jax.jit(functools.partial(module.apply, beams=2, length=5, method="prefill"))
   cache = fill({"params": params}, SOURCE)
   step = jax.jit(functools.partial(module.apply, method="step"))
   for t in range(TARGET.shape[1]):
-    tokens = jnp.broadcast_to(TARGET[:, t : t + 1], (2, 2))
+    tokens = np.broadcast_to(TARGET[:, t : t + 1], (2, 2))
     logits, cache = step({"params": params}, cache, tokens)
+    logits = np.asarray(logits)
     np.testing.assert_allclose(logits[:, 0], whole[:, t], atol=1e-5)
     np.testing.assert_allclose(logits[:, 1], whole[:, t], atol=1e-5)
 
 
 def test_rematerialisation_changes_neither_loss_nor_gradients_nor_those_of_the_bias():
-  def slopes(config: TransformerConfig) -> Any:
-    module, params = made(PLAIN)[0].clone(config=config), made(PLAIN)[1]
-
-    def loss(params):
-      return jnp.sum(jnp.sin(module.apply({"params": params}, SOURCE, TARGET)))
-
-    return jax.jit(jax.grad(loss))(params)
-
-  plain, again = slopes(PLAIN), slopes(dataclasses.replace(PLAIN, remat=True))
+  module, params = made(PLAIN)
+  plain, again = (
+    slopes(module.clone(config=dataclasses.replace(PLAIN, remat=remat)), params)
+    for remat in (False, True)
+  )
   assert np.abs(plain["encoder_bias"]["table"]).max() > 1e-4
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, again)
 
 
 def test_every_parameter_of_a_competing_t5_has_a_gradient():
-  module, params = made(COMPETING)
-
-  def loss(params):
-    return jnp.sum(jnp.sin(module.apply({"params": params}, SOURCE, TARGET)))
-
-  for path, slope in flatten_dict(jax.jit(jax.grad(loss))(params), sep="/").items():
+  for path, slope in flatten_dict(slopes(*made(COMPETING)), sep="/").items():
     assert np.abs(slope).max() > 0, path
 
 
 def test_no_prediction_depends_on_a_later_token():
   module, params = made(COMPETING)
-  changed = TARGET.at[:, 3].set(14)
-  first = applied(module)({"params": params}, SOURCE, TARGET)
-  second = applied(module)({"params": params}, SOURCE, changed)
+  changed = TARGET.copy()
+  changed[:, 3] = 14
+  first, second = (
+    np.asarray(applied(module)({"params": params}, SOURCE, target)) for target in (TARGET, changed)
+  )
   np.testing.assert_array_equal(first[:, :3], second[:, :3])
   assert np.abs(first[:, 3:] - second[:, 3:]).max() > 1e-4
 

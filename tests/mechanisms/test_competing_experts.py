@@ -30,8 +30,12 @@ def inputs():
   draw = np.random.default_rng(0)
   params = draw.normal(size=(EXPERTS, DIM, DIM)), draw.normal(size=DIM)
   transformed, originals = draw.normal(size=(BATCH, DIM)), draw.normal(size=(5, DIM))
-  as_arrays = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (params, transformed, originals))
-  return as_arrays
+  return jax.tree.map(lambda x: jnp.asarray(x.astype(np.float32)), (params, transformed, originals))
+
+
+@jax.jit
+def competed(params, transformed, originals):
+  return compete(experts, discriminator, params, transformed, originals)
 
 
 def losses(params, transformed, originals):
@@ -41,15 +45,22 @@ def losses(params, transformed, originals):
   return jnp.mean(found.expert_loss), against
 
 
+@jax.jit
+def slopes(params, transformed, originals):
+  """Gradients of L_E, of L_D and of their sum."""
+  of_one = [jax.grad(lambda p, n=n: losses(p, transformed, originals)[n])(params) for n in (0, 1)]
+  return *of_one, jax.grad(lambda p: sum(losses(p, transformed, originals)))(params)
+
+
 def test_winners_and_losses_are_those_of_a_loop_over_images_and_experts(inputs):
-  (of_experts, of_discriminator), transformed, originals = inputs
-  found = compete(experts, discriminator, inputs[0], transformed, originals)
+  (of_experts, of_discriminator), transformed, originals = jax.device_get(inputs)
+  found = jax.device_get(competed(*inputs))
 
   def probability(x):
-    return 1 / (1 + np.exp(-np.asarray(discriminator(of_discriminator, x), np.float64)))
+    return 1 / (1 + np.exp(-np.asarray(np.sin(3 * x) @ of_discriminator, np.float64)))
 
   for place, x in enumerate(transformed):
-    made = [probability(jnp.tanh(matrix @ x)) for matrix in of_experts]
+    made = [probability(np.tanh(matrix @ x)) for matrix in of_experts]
     winner = int(np.argmax(made))
     assert found.winner[place] == winner
     np.testing.assert_allclose(found.expert_loss[place], -np.log(made[winner]), rtol=1e-5)
@@ -61,15 +72,15 @@ def test_winners_and_losses_are_those_of_a_loop_over_images_and_experts(inputs):
 
 def test_an_image_teaches_the_expert_that_wins_it_and_no_other(inputs):
   params, transformed, originals = inputs
-  found = compete(experts, discriminator, params, transformed, originals)
-  assert len(set(found.winner.tolist())) > 1
+  winner_of = competed(*inputs).winner.tolist()
+  assert len(set(winner_of)) > 1
 
-  def one(params, place):
-    made = compete(experts, discriminator, params, transformed, originals)
-    return made.expert_loss[place]
+  def each(params):
+    return compete(experts, discriminator, params, transformed, originals).expert_loss
 
-  for place, winner in enumerate(found.winner.tolist()):
-    of_experts, of_discriminator = jax.grad(one)(params, place)
+  by_place = jax.device_get(jax.jit(jax.jacrev(each))(params))
+  for place, winner in enumerate(winner_of):
+    of_experts, of_discriminator = (leaf[place] for leaf in by_place)
     reached = np.abs(of_experts).sum(axis=(1, 2)) > 0
     assert np.flatnonzero(reached).tolist() == [winner]
     assert not np.any(of_discriminator)
@@ -77,37 +88,33 @@ def test_an_image_teaches_the_expert_that_wins_it_and_no_other(inputs):
 
 def test_the_discriminator_s_loss_reaches_the_discriminator_alone_and_through_every_expert(inputs):
   params, transformed, originals = inputs
-  of_experts, of_discriminator = jax.grad(lambda p: losses(p, transformed, originals)[1])(params)
+  of_experts, of_discriminator = slopes(*inputs)[1]
   assert not np.any(of_experts)
 
   # Its slope is one over all experts, by finite differences of the definition.
+  @jax.jit
   def definition(of_discriminator):
     made = jnp.tanh(jnp.einsum("eij,bj->ebi", params[0], transformed))
     fake = jnp.mean(jax.nn.softplus(discriminator(of_discriminator, made)))
     return jnp.mean(jax.nn.softplus(-discriminator(of_discriminator, originals))) + fake
 
   for axis in range(DIM):
-    step = 1e-2 * jnp.eye(DIM)[axis]
-    slope = (definition(params[1] + step) - definition(params[1] - step)) / 2e-2
-    np.testing.assert_allclose(of_discriminator[axis], slope, rtol=1e-2, atol=1e-3)
+    step, at = np.float32(1e-2) * np.eye(DIM, dtype=np.float32)[axis], np.asarray(params[1])
+    slope = np.subtract(definition(at + step), definition(at - step)) / 2e-2
+    np.testing.assert_allclose(np.asarray(of_discriminator)[axis], slope, rtol=1e-2, atol=1e-3)
 
 
 def test_one_gradient_of_both_losses_is_the_gradient_of_each(inputs):
-  params, transformed, originals = inputs
-  both = jax.grad(lambda p: sum(losses(p, transformed, originals)))(params)
-  first = jax.grad(lambda p: losses(p, transformed, originals)[0])(params)
-  second = jax.grad(lambda p: losses(p, transformed, originals)[1])(params)
+  first, second, both = slopes(*inputs)
   np.testing.assert_allclose(both[0], first[0], rtol=1e-6)
   np.testing.assert_allclose(both[1], second[1], rtol=1e-6)
 
 
 def test_a_step_on_the_winner_s_loss_raises_its_score(inputs):
   params, transformed, originals = inputs
-  before = compete(experts, discriminator, params, transformed, originals)
-  slope = jax.grad(lambda p: losses(p, transformed, originals)[0])(params)[0]
-  after = compete(
-    experts, discriminator, (params[0] - 1e-2 * slope, params[1]), transformed, originals
-  )
+  before, slope = competed(*inputs), np.asarray(slopes(*inputs)[0][0])
+  moved = np.asarray(params[0]) - np.float32(1e-2) * slope
+  after = competed((moved, params[1]), transformed, originals)
   scores = (
     np.take_along_axis(np.asarray(found.scores), np.asarray(before.winner)[None], axis=0)[0]
     for found in (before, after)
@@ -118,24 +125,30 @@ def test_a_step_on_the_winner_s_loss_raises_its_score(inputs):
 
 
 def test_of_equal_scores_the_first_expert_wins():
-  assert winners(jnp.array([[1.0, 0.0], [1.0, 2.0], [0.0, 2.0]])).tolist() == [0, 1]
-  outputs = jnp.arange(6.0).reshape(3, 2, 1)
-  assert of_winners(outputs, jnp.array([2, 0])).tolist() == [[4.0], [1.0]]
+  scores = np.float32([[1.0, 0.0], [1.0, 2.0], [0.0, 2.0]])
+  assert jax.jit(winners)(scores).tolist() == [0, 1]
+  outputs = np.arange(6, dtype=np.float32).reshape(3, 2, 1)
+  assert jax.jit(of_winners)(outputs, np.int32([2, 0])).tolist() == [[4.0], [1.0]]
 
 
 def test_pretraining_pulls_every_expert_to_the_identity_as_if_it_were_alone(inputs):
   (of_experts, _), transformed, _ = inputs
 
-  def wrong(params):
+  error = jax.jit(identity_error)
+
+  @jax.jit
+  @jax.grad
+  def slope(params):
     return jnp.sum(jnp.mean(identity_error(experts(params, transformed), transformed), axis=1))
 
-  whole = jax.grad(wrong)(of_experts)
+  of_experts = np.asarray(of_experts)
+  whole = np.asarray(slope(of_experts))
   for number in range(EXPERTS):
-    alone = jax.grad(wrong)(of_experts[number : number + 1])
+    alone = np.asarray(slope(of_experts[number : number + 1]))
     np.testing.assert_allclose(whole[number], alone[0], rtol=1e-5, atol=1e-6)
-  perfect = jnp.broadcast_to(transformed, (EXPERTS, *transformed.shape))
-  assert not np.any(identity_error(perfect, transformed))
-  np.testing.assert_allclose(identity_error(perfect + 2, transformed), 4, rtol=1e-5)
+  perfect = np.broadcast_to(transformed, (EXPERTS, *transformed.shape))
+  assert not np.any(error(perfect, transformed))
+  np.testing.assert_allclose(error(perfect + 2, transformed), 4, rtol=1e-5)
 
 
 def test_assignment_counts_wins():
@@ -145,7 +158,7 @@ def test_assignment_counts_wins():
   expected = np.zeros((3, 4))
   for w, k, one in zip(winner, kind, weight, strict=True):
     expected[k, w] += one
-  found = assignment(jnp.asarray(winner), jnp.asarray(kind), (3, 4), jnp.asarray(weight))
+  found = jax.jit(assignment, static_argnums=2)(winner, kind, (3, 4), weight)
   np.testing.assert_array_equal(found, expected)
 
 

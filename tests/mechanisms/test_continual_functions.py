@@ -52,16 +52,20 @@ def parameters():
 def test_a_trajectory_is_a_step_on_each_example_in_turn():
   params, examples = parameters(), rows(5, 0)
   found = jax.jit(functools.partial(online_trajectory, network, rate=0.1))(params, examples)
+
+  @jax.jit
+  def step(params, one):
+    return jax.tree.map(lambda x, g: x - 0.1 * g, params, jax.grad(network)(params, one))
+
   for place in range(5):
-    one = {name: x[place : place + 1] for name, x in examples.items()}
-    slopes = jax.grad(network)(params, one)
-    params = jax.tree.map(lambda x, g: x - 0.1 * g, params, slopes)
+    params = step(params, {name: np.asarray(x)[place : place + 1] for name, x in examples.items()})
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, params)
 
 
 def test_only_named_parameters_learn_on_a_trajectory():
   params = parameters()
-  found = online_trajectory(network, params, rows(4, 0), rate=0.1, parameters=("head",))
+  how = {"rate": 0.1, "parameters": ("head",)}
+  found = jax.jit(functools.partial(online_trajectory, network, **how))(params, rows(4, 0))
   np.testing.assert_array_equal(found["body"]["kernel"], params["body"]["kernel"])
   assert not np.allclose(found["head"]["w"], params["head"]["w"])
   with pytest.raises(UserError, match="'hed', which stands for no parameter"):
@@ -74,9 +78,8 @@ def test_for_a_quadratic_loss_the_outer_gradient_is_its_closed_form(first_order)
   with jax.enable_x64(True):
     trajectory, remember, start = rows(4, 0), rows(3, 2), numbers(3, seed=8)
     how = {"rate": 0.1, "first_order": first_order}
-    found = jax.grad(functools.partial(outer_loss, quadratic, **how))(
-      {"head": {"w": start}}, trajectory, remember
-    )
+    slopes = jax.jit(jax.grad(functools.partial(outer_loss, quadratic, **how)))
+    found = slopes({"head": {"w": start}}, trajectory, remember)
   w, ahead = np.asarray(start), np.eye(3)
   for x, y in zip(np.asarray(trajectory["x"]), np.asarray(trajectory["y"]), strict=True):
     w = w - 0.1 * x * (x @ w - y)
@@ -93,19 +96,21 @@ def test_the_outer_gradient_also_of_examples_and_rate_is_that_of_finite_differen
     whole = {"params": parameters(), "trajectory": rows(4, 0), "rate": jnp.asarray(0.2)}
 
     @jax.jit
+    @jax.value_and_grad
     def value(whole):
       return outer_loss(
         network, whole["params"], whole["trajectory"], rows(3, 2), rate=whole["rate"], remat=remat
       )
 
-    slopes = jax.grad(value)(whole)
+    slopes = jax.device_get(value(whole)[1])
+    whole = jax.device_get(whole)
     for seed in range(3):
-      way = jax.tree.map(lambda x, seed=seed: numbers(*x.shape, seed=seed), whole)
+      way = jax.tree.map(lambda x, seed=seed: np.asarray(numbers(*x.shape, seed=seed)), whole)
       ends = [
-        value(jax.tree.map(lambda x, w, size=size: x + size * w, whole, way))
+        float(value(jax.tree.map(lambda x, w, size=size: x + size * w, whole, way))[0])
         for size in (1e-5, -1e-5)
       ]
-      products = jax.tree.map(lambda g, w: jnp.sum(g * w), slopes, way)
+      products = jax.tree.map(lambda g, w: np.sum(g * w), slopes, way)
       expected = (ends[0] - ends[1]) / 2e-5
       np.testing.assert_allclose(sum(jax.tree.leaves(products)), expected, rtol=1e-6)
 
@@ -120,21 +125,23 @@ def logistic(params, rows):
 
 def test_the_fisher_diagonal_of_a_logistic_regression_is_its_closed_form():
   examples = {"x": numbers(6, 3, seed=0), "y": jnp.asarray([0.0, 1, 1, 0, 1, 0])}
-  params = {"w": numbers(3, seed=1), "other": jnp.ones(2)}
-  found = fisher_diagonal(logistic, params, examples, ("w",))
+  params = {"w": numbers(3, seed=1), "other": numbers(2, seed=2)}
+  fisher = functools.partial(fisher_diagonal, logistic, parameters=("w",))
+  found = jax.jit(fisher)(params, examples)
   assert set(found) == {"w"}
-  p = 1 / (1 + np.exp(-np.asarray(examples["x"] @ params["w"])))
+  p = 1 / (1 + np.exp(-np.asarray(examples["x"]) @ np.asarray(params["w"])))
   slopes = (p - np.asarray(examples["y"]))[:, None] * np.asarray(examples["x"])
   np.testing.assert_allclose(found["w"], np.mean(slopes**2, axis=0), rtol=1e-5)
 
 
 def test_the_penalty_pulls_by_importance_to_the_anchor_and_is_nothing_there():
-  params = parameters()
+  params = jax.device_get(parameters())
   anchor = selected(params, ("head",))
-  importance = {"head/w": jnp.asarray([0.0, 1.0, 4.0])}
-  assert quadratic_penalty(params, anchor, importance) == 0
-  moved = replaced(params, {"head/w": anchor["head/w"] + 0.5})
-  value, slope = jax.value_and_grad(quadratic_penalty)(moved, anchor, importance)
+  importance = {"head/w": np.float32([0.0, 1.0, 4.0])}
+  penalty = jax.jit(jax.value_and_grad(quadratic_penalty))
+  assert penalty(params, anchor, importance)[0] == 0
+  moved = replaced(params, {"head/w": anchor["head/w"] + np.float32(0.5)})
+  value, slope = penalty(moved, anchor, importance)
   np.testing.assert_allclose(value, 0.5 * 0.25 * 5, rtol=1e-6)
   np.testing.assert_allclose(slope["head"]["w"], 0.5 * importance["head/w"], rtol=1e-6)
   assert not np.any(slope["body"]["kernel"])
@@ -146,7 +153,7 @@ def test_the_penalty_pulls_by_importance_to_the_anchor_and_is_nothing_there():
 def test_distillation_is_the_cross_entropy_of_known_classes_with_the_model_before():
   logits, teacher = np.array(numbers(4, 5, seed=0)), np.array(numbers(4, 5, seed=1))
   known, heat = np.array([True, False, True, True, False]), 2.0
-  found = distillation_loss(jnp.asarray(logits), jnp.asarray(teacher), jnp.asarray(known), heat)
+  found = jax.jit(distillation_loss, static_argnums=3)(logits, teacher, known, heat)
 
   def softmax(z):
     raised = np.exp(z[:, known] / heat)
@@ -158,18 +165,21 @@ def test_distillation_is_the_cross_entropy_of_known_classes_with_the_model_befor
 
 
 def test_distillation_has_no_gradient_where_nothing_changed_or_nothing_is_known():
-  logits = numbers(4, 5, seed=0)
+  logits, change = (np.asarray(numbers(4, 5, seed=seed)) for seed in (0, 1))
+
+  @jax.jit
+  def slopes(logits, teacher, known):
+    return jax.grad(lambda z: jnp.sum(distillation_loss(z, teacher, known)))(logits)
 
   def slope(known, teacher):
-    value = functools.partial(distillation_loss, teacher=teacher, known=jnp.asarray(known))
-    return jax.grad(lambda z: jnp.sum(value(z)))(logits)
+    return np.asarray(slopes(logits, teacher, np.array(known)))
 
   some = [True, False, True, True, False]
   np.testing.assert_allclose(slope(some, logits), 0, atol=1e-6)
-  changed = slope(some, logits + numbers(4, 5, seed=1))
+  changed = slope(some, logits + change)
   assert np.any(np.abs(changed[:, np.array(some)]) > 1e-3)
   assert not np.any(changed[:, ~np.array(some)])
-  assert not np.any(slope([False] * 5, numbers(4, 5, seed=1)))
+  assert not np.any(slope([False] * 5, change))
 
 
 # Rehearsal.
@@ -190,7 +200,7 @@ def fill(add, labels, capacity, seed):
 def test_a_reservoir_keeps_every_example_with_the_same_probability():
   labels = np.arange(12) % 4
   run = jax.jit(jax.vmap(lambda seed: fill(add_to_reservoir, labels, 4, seed)))
-  buffer = run(jnp.arange(3000))
+  buffer = jax.device_get(run(np.arange(3000)))
   kept = np.bincount(np.asarray(buffer.items["number"]).ravel(), minlength=12) / 3000
   np.testing.assert_allclose(kept, 4 / 12, atol=0.04)  # four standard deviations
   np.testing.assert_array_equal(buffer.labels, labels[np.asarray(buffer.items["number"])])
@@ -199,8 +209,9 @@ def test_a_reservoir_keeps_every_example_with_the_same_probability():
 
 def test_a_balanced_buffer_keeps_rare_classes_whole_and_shares_the_rest():
   labels = np.array([0] * 40 + [1] * 2 + [2] * 30 + [3] * 5)
+  run = jax.jit(lambda seed: fill(add_balanced, labels, 12, seed))
   for seed in range(5):
-    buffer = jax.jit(lambda seed: fill(add_balanced, labels, 12, seed))(seed)
+    buffer = run(seed)
     held = np.bincount(np.asarray(buffer.labels), minlength=4)
     assert held[1] == 2
     assert sorted(held) in ([2, 3, 3, 4],)
@@ -211,14 +222,18 @@ def test_a_balanced_buffer_keeps_rare_classes_whole_and_shares_the_rest():
 
 def test_within_a_class_a_balanced_buffer_is_a_reservoir():
   run = jax.jit(jax.vmap(lambda seed: fill(add_balanced, np.zeros(10, int), 3, seed)))
-  kept = np.bincount(np.asarray(run(jnp.arange(3000)).items["number"]).ravel(), minlength=10)
+  kept = np.bincount(np.asarray(run(np.arange(3000)).items["number"]).ravel(), minlength=10)
   np.testing.assert_allclose(kept / 3000, 3 / 10, atol=0.04)
 
 
 def test_an_empty_buffer_gives_nothing_and_one_with_examples_only_those():
-  empty = empty_buffer(5, 4, {"number": jnp.int32(0)})
-  assert not np.any(drawn(empty, 3, jax.random.key(0))[2])
-  items, labels, there = drawn(fill(add_balanced, [3, 1], 5, 0), 40, jax.random.key(0))
+  @jax.jit
+  def draws(rng):
+    empty = empty_buffer(5, 4, {"number": jnp.int32(0)})
+    return drawn(empty, 3, rng), drawn(fill(add_balanced, [3, 1], 5, 0), 40, rng)
+
+  nothing, (items, labels, there) = jax.device_get(draws(jax.random.key(0)))
+  assert not np.any(nothing[2])
   assert np.all(there)
   assert set(zip(items["number"].tolist(), labels.tolist(), strict=True)) == {(0, 3), (1, 1)}
 

@@ -22,6 +22,8 @@ from compmod_jax.tasks.base import StepContext
 from compmod_jax.training.step import gradients
 
 draw = jax.jit(drophead.draw, static_argnums=(2, 3))
+factors = jax.jit(drophead.factors)
+drop_heads = jax.jit(drophead.drop_heads)
 
 
 # Masks.
@@ -43,10 +45,10 @@ def mask_probabilities(heads: int, p: float) -> dict[tuple[bool, ...], float]:
 @pytest.mark.parametrize("heads", [1, 2, 4, 5])
 def test_the_mean_factor_of_every_head_is_exactly_one(heads, p):
   masks, weights = zip(*mask_probabilities(heads, p).items(), strict=True)
-  factors = np.asarray(drophead.factors(jnp.asarray(masks)), np.float64)
-  np.testing.assert_allclose(np.asarray(weights) @ factors, 1, rtol=1e-6)
-  np.testing.assert_allclose(factors.sum(axis=-1), heads, rtol=1e-6)  # scales match in every draw
-  np.testing.assert_array_equal(factors > 0, masks)
+  found = np.asarray(factors(np.asarray(masks)), np.float64)
+  np.testing.assert_allclose(np.asarray(weights) @ found, 1, rtol=1e-6)
+  np.testing.assert_allclose(found.sum(axis=-1), heads, rtol=1e-6)  # scales match in every draw
+  np.testing.assert_array_equal(found > 0, masks)
 
 
 @pytest.mark.parametrize("p", [0.2, 0.85])
@@ -58,23 +60,24 @@ def test_every_mask_is_drawn_as_often_as_the_rule_says(p):
   assert sum(counts) == draws  # none without any head
   test = scipy.stats.chisquare(counts, draws * np.array(list(expected.values())))
   assert test.pvalue > 0.001
-  means = np.asarray(drophead.factors(jnp.asarray(drawn)))
+  means = np.asarray(factors(drawn))
   error = means.std(axis=0) / np.sqrt(draws)
   assert np.all(np.abs(means.mean(axis=0) - 1) < 4 * error)
 
 
 def test_a_lone_head_is_never_dropped():
-  assert np.all(draw(jax.random.key(1), 0.9, 100, 1))
+  assert np.asarray(draw(jax.random.key(1), 0.9, 100, 1)).all()
 
 
 def test_no_head_is_dropped_at_probability_zero_and_all_but_one_at_one():
-  assert np.all(draw(jax.random.key(2), 0.0, 1000, 4))
-  np.testing.assert_array_equal(np.sum(draw(jax.random.key(2), 1.0, 1000, 4), axis=-1), 1)
+  none, most = (np.asarray(draw(jax.random.key(2), p, 1000, 4)) for p in (0.0, 1.0))
+  assert none.all()
+  np.testing.assert_array_equal(most.sum(axis=-1), 1)
 
 
 def test_a_sequence_loses_the_same_heads_at_all_positions_and_others_lose_other_heads():
-  ones = jnp.ones((64, 3, 4, 2))
-  dropped = np.asarray(drophead.drop_heads(ones, rng=jax.random.key(3), p=jnp.float32(0.5)))
+  ones = np.ones((64, 3, 4, 2), np.float32)
+  dropped = np.asarray(drop_heads(ones, rng=jax.random.key(3), p=0.5))
   np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[:, :1, :, :1], dropped.shape))
   masks = dropped[:, 0, :, 0] > 0
   assert len(np.unique(masks, axis=0)) > 10
@@ -83,8 +86,8 @@ def test_a_sequence_loses_the_same_heads_at_all_positions_and_others_lose_other_
 
 
 def test_the_type_of_the_activation_stays():
-  ones = jnp.ones((2, 1, 3, 1), jnp.bfloat16)
-  found = drophead.drop_heads(ones, rng=jax.random.key(4), p=jnp.float32(0.5))
+  ones = jax.ShapeDtypeStruct((2, 1, 3, 1), jnp.bfloat16)
+  found = jax.eval_shape(drop_heads, ones, rng=jax.random.key(4), p=0.5)
   assert found.dtype == jnp.bfloat16
 
 
@@ -106,7 +109,8 @@ def test_the_type_of_the_activation_stays():
   ids=lambda value: value.schedule if isinstance(value, DropHeadConfig) else "",
 )
 def test_the_probability_follows_its_schedule(config, expected):
-  found = jax.vmap(lambda x: probability(config, x))(jnp.linspace(0, 1, 5))
+  points = np.linspace(0, 1, 5, dtype=np.float32)
+  found = np.asarray(jax.jit(jax.vmap(lambda x: probability(config, x)))(points))
   np.testing.assert_allclose(found, expected, atol=1e-7)
   assert config.active == bool(np.any(found > 0))
 
@@ -141,9 +145,15 @@ def model(config: TransformerConfig) -> Transformer:
   return Transformer(config, 9, 7)
 
 
+def drawn(init, *inputs):
+  """Parameters with a spread of 0.3."""
+  rng, shapes = np.random.default_rng(0), nn.unbox(jax.eval_shape(init, jax.random.key(0), *inputs))
+  return jax.tree.map(lambda leaf: np.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
+
+
 @pytest.fixture(scope="module")
 def variables():
-  return nn.unbox(jax.jit(model(CONFIG).init)(jax.random.key(0), SOURCE, TARGET))
+  return drawn(model(CONFIG).init, SOURCE, TARGET)
 
 
 def edits(config: DropHeadConfig, progress: float = 0.0, seed: int = 0):
@@ -181,11 +191,18 @@ def test_values_of_heads_that_lost_are_dropped_with_them():
   config = dataclasses.replace(CONFIG, compete=("encoder_self",), competition=lose)
   site = config.dropped_sites()[0]
   assert site == "encoder/layer_0/self/heads_scaled"
-  (edit,) = drophead.edits(V, [site], rng=jax.random.key(0), progress=0.0).values()
-  variables = nn.unbox(jax.jit(model(config).init)(jax.random.key(0), SOURCE, TARGET))
-  _, sites = run(model(config).apply, variables, SOURCE, TARGET, capture=[site], edits={site: edit})
-  zero = np.all(np.asarray(sites[site]) == 0, axis=(1, 3))
-  np.testing.assert_array_equal(zero, np.asarray(edit(jnp.ones((8, 1, 2, 1)))[:, 0, :, 0]) == 0)
+
+  @jax.jit
+  def found(variables, rng):
+    edits = drophead.edits(V, [site], rng=rng, progress=0.0)
+    _, sites = run(model(config).apply, variables, SOURCE, TARGET, capture=[site], edits=edits)
+    return sites[site], edits[site](jnp.ones((8, 1, 2, 1)))[:, 0, :, 0]
+
+  outputs, factors = jax.device_get(
+    found(drawn(model(config).init, SOURCE, TARGET), jax.random.key(0))
+  )
+  zero = np.all(outputs == 0, axis=(1, 3))
+  np.testing.assert_array_equal(zero, factors == 0)
   assert 0 < zero.sum() < zero.size
 
 
@@ -218,9 +235,9 @@ def test_without_a_probability_the_program_is_the_one_without_drophead(variables
 def test_masks_do_not_depend_on_how_the_batch_is_shared_out():
   mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
   place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-  ones = jnp.ones((16, 2, 4, 3))
-  drop = jax.jit(lambda x: drophead.drop_heads(x, rng=jax.random.key(5), p=jnp.float32(0.5)))
-  np.testing.assert_array_equal(drop(jax.device_put(ones, place)), drop(ones))
+  ones, how = np.ones((16, 2, 4, 3), np.float32), {"rng": jax.random.key(5), "p": 0.5}
+  shared = drop_heads(jax.device_put(ones, place), **how)
+  np.testing.assert_array_equal(shared, drop_heads(ones, **how))
 
 
 def test_a_task_drops_heads_in_training_alone_by_the_progress_of_the_run(tmp_path):
@@ -228,7 +245,7 @@ def test_a_task_drops_heads_in_training_alone_by_the_progress_of_the_run(tmp_pat
   config = dataclasses.replace(experiment.model, dropout=0.0, drophead=V)
   task = experiment.task.build(config)
   batch = jax.tree.map(jnp.asarray, next(iter(task.dataset.eval_batches("valid"))))
-  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
+  params = jax.tree.map(jnp.asarray, drawn(task.model.init))
 
   @functools.partial(jax.jit, static_argnums=2)
   def objective(progress, seed, train=True):

@@ -22,7 +22,7 @@ from compmod_jax.mechanisms.plasticity import (
 )
 
 BATCH, TIME, EMBED, DIM = 3, 6, 4, 5
-X = jax.random.normal(jax.random.key(0), (BATCH, TIME, EMBED))
+X = np.random.default_rng(0).normal(size=(BATCH, TIME, EMBED)).astype(np.float32)
 CELLS = {"network": PlasticCell, "lstm": PlasticLSTMCell}
 
 
@@ -31,11 +31,23 @@ def made(kind, rule, per_unit=True):
   """A cell, and parameters so large that traces reach the bounds of their values."""
   cell = PlasticConfig(kind, DIM, rule, per_unit=per_unit).build(EMBED)
   assert isinstance(cell, CELLS[kind])
-  fresh = nn.unbox(cell.init(jax.random.key(0), X[:, 0], cell.initial_state(BATCH)))
+  fresh = nn.unbox(jax.eval_shape(cell.init, jax.random.key(0), X[:, 0], start(cell)))
   rng = np.random.default_rng(1)
-  params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 1.6, jnp.shape(leaf))), fresh)
-  params["params"]["recurrent"]["rate"] = jnp.float32(0.9)
+  params = jax.tree.map(lambda leaf: np.float32(rng.normal(0, 1.6, leaf.shape)), fresh)
+  params["params"]["recurrent"]["rate"] = np.float32(0.9)
   return cell, params
+
+
+@functools.cache
+def start(cell, batch=BATCH):
+  """The state before the first step."""
+  return jax.device_get(jax.jit(lambda: cell.initial_state(batch))())
+
+
+@functools.cache
+def compiled(kind, rule, per_unit=True, **options):
+  """The cell's step or, by its method, whole sequences."""
+  return jax.jit(functools.partial(made(kind, rule, per_unit)[0].apply, **options))
 
 
 def sigmoid(x):
@@ -87,9 +99,9 @@ def test_steps_are_those_of_the_equations(kind, rule):
   cell, params = made(kind, rule)
   outputs, traces = by_hand(kind, rule, params)
   assert np.max(np.abs(traces)) == 1, "no trace was ever clipped"
-  state = cell.initial_state(BATCH)
+  step, state = compiled(kind, rule), start(cell)
   for t in range(TIME):
-    y, state = cell.apply(params, X[:, t], state)
+    y, state = step(params, X[:, t], state)
     np.testing.assert_allclose(y, outputs[t], atol=5e-5)
     np.testing.assert_allclose(state.traces.hebbian, traces[t], atol=5e-5)
 
@@ -98,19 +110,19 @@ def test_the_modulation_of_all_units_may_be_one_number():
   cell, params = made("network", "simple", per_unit=False)
   assert "per_unit" not in params["params"]["recurrent"]
   outputs, _ = by_hand("network", "simple", params, per_unit=False)
-  found, _ = cell.apply(params, X, cell.initial_state(BATCH), method="unroll")
-  np.testing.assert_allclose(found.swapaxes(0, 1), outputs, atol=5e-5)
+  unroll = compiled("network", "simple", per_unit=False, method="unroll")
+  found, _ = unroll(params, X, start(cell))
+  np.testing.assert_allclose(np.swapaxes(found, 0, 1), outputs, atol=5e-5)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_whole_sequence_is_its_steps(kind, rule):
   cell, params = made(kind, rule)
-  state = cell.initial_state(BATCH)
-  unroll = jax.jit(functools.partial(cell.apply, method="unroll"))
-  found, last = unroll(params, X, state)
+  step, state = compiled(kind, rule), start(cell)
+  found, last = jax.device_get(compiled(kind, rule, method="unroll")(params, X, state))
   for t in range(TIME):
-    y, state = cell.apply(params, X[:, t], state)
+    y, state = step(params, X[:, t], state)
     np.testing.assert_allclose(y, found[:, t], atol=1e-5)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state, last)
   assert isinstance(cell, Cell)
@@ -122,55 +134,59 @@ def test_gradients_pass_through_the_traces(kind, rule):
   """Finite differences in float64, in a direction of all parameters."""
   cell, params = made(kind, rule)
   with jax.enable_x64(True):
-    wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64) / 3, params)
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) / 3, params)
     rng = np.random.default_rng(2)
-    way = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), wide)
-    state = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), cell.initial_state(BATCH))
-    weights, x = jnp.asarray(rng.normal(size=(BATCH, TIME, DIM))), jnp.asarray(X, jnp.float64)
+    way = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), wide)
+    state = jax.tree.map(lambda leaf: leaf.astype(np.float64), start(cell))
+    weights, x = rng.normal(size=(BATCH, TIME, DIM)), X.astype(np.float64)
 
     @jax.jit
-    def loss(step):
+    @jax.value_and_grad
+    def loss(step, x, state):
       at = jax.tree.map(lambda leaf, one: leaf + step * one, wide, way)
       return jnp.sum(weights * cell.apply(at, x, state, method="unroll")[0])
 
-    slope = jax.grad(loss)(0.0)
     size = 1e-6
-    np.testing.assert_allclose((loss(size) - loss(-size)) / (2 * size), slope, rtol=1e-6)
+    slope = loss(0.0, x, state)[1]
+    ahead, behind = (float(loss(step, x, state)[0]) for step in (size, -size))
+    np.testing.assert_allclose((ahead - behind) / (2 * size), slope, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_without_plasticity_coefficients_traces_change_nothing(kind):
   cell, params = made(kind, "retroactive")
-  inner = dict(params["params"]["recurrent"], alpha=jnp.zeros((DIM, DIM)))
+  inner = dict(params["params"]["recurrent"], alpha=np.zeros((DIM, DIM), np.float32))
   still = {"params": dict(params["params"], recurrent=inner)}
-  state = cell.initial_state(BATCH)
-  full = state._replace(traces=jax.tree.map(jnp.ones_like, state.traces))
-  one, _ = cell.apply(still, X, state, method="unroll")
-  two, _ = cell.apply(still, X, full, method="unroll")
+  unroll, state = compiled(kind, "retroactive", method="unroll"), start(cell)
+  full = state._replace(traces=jax.tree.map(np.ones_like, state.traces))
+  one, _ = unroll(still, X, state)
+  two, _ = unroll(still, X, full)
   np.testing.assert_array_equal(one, two)
 
 
 def test_modulation_and_traces_are_read_and_edited_by_name():
   cell, params = made("network", "simple")
-  state = cell.initial_state(BATCH)
   names = ("output", "recurrent/hebbian", "recurrent/modulation")
-  (y, after), found = intermediates.run(
-    cell.apply, params, X[:, 0], state, ctx=Context(), capture=names
-  )
+
+  def called(x, state, **asked):
+    step = functools.partial(intermediates.run, cell.apply, ctx=Context(), **asked)
+    return jax.jit(step)(params, x, state)
+
+  (y, after), found = called(X[:, 0], start(cell), capture=names)
   assert set(found) == set(names)
   np.testing.assert_array_equal(found["output"], y)
   np.testing.assert_array_equal(found["recurrent/hebbian"], after.traces.hebbian)
   after = after._replace(h=y)
   edits = {"recurrent/modulation": jnp.zeros_like}
-  (_, off), _ = intermediates.run(cell.apply, params, X[:, 1], after, ctx=Context(), edits=edits)
+  (_, off), _ = called(X[:, 1], after, edits=edits)
   np.testing.assert_array_equal(off.traces.hebbian, after.traces.hebbian)
 
 
 def test_sequences_of_a_batch_have_traces_of_their_own():
   cell, params = made("lstm", "retroactive")
-  whole, _ = cell.apply(params, X, cell.initial_state(BATCH), method="unroll")
-  alone, _ = cell.apply(params, X[1:2], cell.initial_state(1), method="unroll")
-  np.testing.assert_allclose(alone[0], whole[1], atol=1e-5)
+  unroll = compiled("lstm", "retroactive", method="unroll")
+  whole, alone = (unroll(params, x, start(cell, len(x)))[0] for x in (X, X[1:2]))
+  np.testing.assert_allclose(np.asarray(alone)[0], np.asarray(whole)[1], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +202,8 @@ def test_what_cannot_be_is_refused(options, words):
 
 
 def test_a_rule_with_modulation_needs_one():
-  traces = Traces(jnp.zeros((1, 2, 2)), jnp.zeros((1, 2, 2)))
-  ones, rate = jnp.ones((1, 2)), jnp.float32(0.1)
+  zeros, ones = jnp.asarray(np.zeros((1, 2, 2), np.float32)), jnp.asarray([[1.0, 1.0]])
+  traces, rate = Traces(zeros, zeros), jnp.asarray(np.float32(0.1))
   with pytest.raises(UserError, match="needs a modulation"):
     changed_traces(traces, ones, ones, rule="simple", rate=rate)
   with pytest.raises(UserError, match="takes no modulation"):

@@ -1,6 +1,7 @@
 """Recurrent independent mechanisms, against a loop over modules, written from the equations."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -79,13 +80,21 @@ def reference(c, p, rows, h, c_state):
 
 
 def make(config, rows=()):
-  cell = config.build(EMBED)
-  x = jax.random.normal(jax.random.key(0), (BATCH, TIME, *rows, EMBED))
-  state = jax.tree.map(
-    lambda leaf: jax.random.normal(jax.random.key(1), leaf.shape), cell.initial_state(BATCH)
-  )
-  params = nn.unbox(cell.init(jax.random.key(2), x[:, 0], state))
-  return cell, jax.tree.map(lambda leaf: 2 * leaf, params), x, state
+  cell, rng = config.build(EMBED), np.random.default_rng(0)
+
+  def drawn(shapes, spread=1.0):
+    draw = lambda leaf: jnp.asarray(np.float32(rng.normal(0, spread, leaf.shape)))  # noqa: E731
+    return jax.tree.map(draw, nn.unbox(shapes))
+
+  state = drawn(jax.eval_shape(lambda: cell.initial_state(BATCH)))
+  x = drawn(jax.ShapeDtypeStruct((BATCH, TIME, *rows, EMBED), jnp.float32))
+  shapes = jax.eval_shape(lambda x: cell.init(jax.random.key(2), x[:, 0], state), x)
+  return cell, drawn(shapes, 0.5), x, state
+
+
+def called(cell, **how):
+  """What `run` gives of a cell, compiled; `ctx` is a plain context unless one is given."""
+  return jax.jit(functools.partial(run, cell.apply, **{"ctx": Context()} | how))
 
 
 @pytest.mark.parametrize("rows", [(), (3,)])
@@ -93,10 +102,8 @@ def make(config, rows=()):
 def test_a_sequence_is_that_of_a_loop_over_modules(name, rows):
   config = VARIANTS[name]
   cell, params, x, state = make(config, rows)
-  sites = ["active", "null"]
-  (out, last), found = run(
-    cell.apply, params, x, state, capture=sites, method="unroll", ctx=Context()
-  )
+  unroll = called(cell, capture=["active", "null"], method="unroll")
+  (out, last), found = jax.device_get(unroll(params, x, state))
   p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["params"])
   for row in range(BATCH):
     h = np.asarray(state.h[row], np.float64)
@@ -113,15 +120,16 @@ def test_a_sequence_is_that_of_a_loop_over_modules(name, rows):
 
 
 CELL, PARAMS, X, STATE = make(TINY)
-STEP = jax.jit(lambda state: run(CELL.apply, PARAMS, X[:, 0], state, ctx=Context(), capture=None))
+FIRST = np.asarray(X[:, 0])
+STEP = functools.partial(called(CELL, capture=None), PARAMS, FIRST)
 
 
 def test_it_meets_the_contract_of_cells():
   assert isinstance(CELL, Cell)
-  state = CELL.initial_state(BATCH)
+  state = jax.device_get(CELL.initial_state(BATCH))
   assert not any(leaf.any() for leaf in state)
   assert state.h.shape == state.c.shape == (BATCH, TINY.modules, TINY.dim)
-  (y, after), _ = STEP(state)
+  (y, after), _ = jax.device_get(STEP(state))
   assert y.shape == (BATCH, TINY.units)
   assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
   np.testing.assert_array_equal(y, after.h.reshape(BATCH, -1))
@@ -139,35 +147,35 @@ def test_inactive_modules_keep_their_states_bit_for_bit():
 def test_gradients_pass_through_kept_states_unchanged_and_from_readers():
   """Of the states of inactive modules after a step: 1 by themselves, 0 by all others."""
   (_, _), found = STEP(STATE)
-  off = (1 - found["active"])[..., None]
+  off = (1 - np.asarray(found["active"]))[..., None]
 
   def kept(h, mine):
-    _, after = CELL.apply(PARAMS, X[:, 0], RIMState(h, STATE.c))
+    _, after = CELL.apply(PARAMS, jnp.asarray(FIRST), RIMState(h, STATE.c))
     return jnp.sum(after.h * (off if mine else 1 - off))
 
   own, of_readers = jax.jit(lambda h: (jax.grad(kept)(h, True), jax.grad(kept)(h, False)))(STATE.h)
-  np.testing.assert_array_equal(own, jnp.broadcast_to(off, own.shape))
+  np.testing.assert_array_equal(own, np.broadcast_to(off, own.shape))
   # Active modules read the kept states as keys and values.
-  assert (np.asarray(of_readers)[np.asarray(off[..., 0]) > 0] != 0).all()
+  assert (np.asarray(of_readers)[off[..., 0] > 0] != 0).all()
 
 
 def test_where_all_are_active_the_attention_to_zeros_decides_nothing():
   dense = dataclasses.replace(TINY, active=TINY.modules).build(EMBED)
-  out, found = run(dense.apply, PARAMS, X[:, 0], STATE, ctx=Context(), capture=["active"])
+  out, found = called(dense, capture=["active"])(PARAMS, FIRST, STATE)
   edits = {"null": lambda null: jnp.flip(null, axis=1) + 3}
-  other, _ = run(dense.apply, PARAMS, X[:, 0], STATE, ctx=Context(), edits=edits)
-  assert found["active"].all()
+  other, _ = called(dense, edits=edits)(PARAMS, FIRST, STATE)
+  assert np.asarray(found["active"]).all()
   jax.tree.map(np.testing.assert_array_equal, out, other)
   # One that lets all be active by an edit is the same.
   edits = {"active": jnp.ones_like}
-  other, _ = run(CELL.apply, PARAMS, X[:, 0], STATE, ctx=Context(), edits=edits)
+  other, _ = called(CELL, edits=edits)(PARAMS, FIRST, STATE)
   jax.tree.map(np.testing.assert_array_equal, out, other)
 
 
 def test_steps_give_what_a_whole_sequence_gives_forward_and_backward():
   def steps(params, x, state):
     ys = []
-    for t in range(TIME):
+    for t in range(x.shape[1]):
       y, state = CELL.apply(params, x[:, t], state)
       ys.append(y)
     return jnp.stack(ys, axis=1), state
@@ -182,17 +190,14 @@ def test_steps_give_what_a_whole_sequence_gives_forward_and_backward():
 
     return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True))
 
-  one, other = (jax.tree.leaves(loss(f)(PARAMS, X, STATE)) for f in (steps, whole))
+  one, other = (jax.tree.leaves(loss(f)(PARAMS, X[:, :3], STATE)) for f in (steps, whole))
   for mine, theirs in zip(one, other, strict=True):
     np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-5)
 
 
 def test_the_intermediates_of_a_sequence_are_those_of_its_steps():
-  def whole(params, x, state):
-    return run(CELL.apply, params, x, state, method="unroll", ctx=Context(), capture=None)
-
-  _, found = jax.jit(whole)(PARAMS, X, STATE)
-  _, first = STEP(STATE)
+  _, found = jax.device_get(called(CELL, method="unroll", capture=None)(PARAMS, X, STATE))
+  _, first = jax.device_get(STEP(STATE))
   names = {"attention", "null", "active", "router/weights", "router/signatures", "stepped", "cell"}
   assert found.keys() == first.keys() == names | {"communication", "output"}
   for name in names | {"communication", "output"}:
@@ -200,36 +205,43 @@ def test_the_intermediates_of_a_sequence_are_those_of_its_steps():
     np.testing.assert_allclose(one, first[name], atol=1e-6, err_msg=name)
   np.testing.assert_allclose(found["attention"].sum(-1), 1, atol=1e-6)
   np.testing.assert_allclose(found["communication"].sum(-1), 1, atol=1e-6)
-  weights = np.asarray(found["router/weights"])
+  weights = found["router/weights"]
   np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
-  np.testing.assert_array_equal(weights > 0, np.asarray(found["active"]) > 0)
+  np.testing.assert_array_equal(weights > 0, found["active"] > 0)
 
 
 def test_a_module_that_an_edit_silences_keeps_its_state_through_a_sequence():
-  edits = {"active": zero_units(1)}
-  call = {"method": "unroll", "ctx": Context(), "edits": edits}
-  (_, last), _ = run(CELL.apply, PARAMS, X, STATE, **call)
-  np.testing.assert_array_equal(last.h[:, 1], STATE.h[:, 1])
-  np.testing.assert_array_equal(last.c[:, 1], STATE.c[:, 1])
+  silenced = called(CELL, method="unroll", edits={"active": zero_units(1)})
+  (_, last), _ = silenced(PARAMS, X, STATE)
+  for mine, before in zip(last, STATE, strict=True):
+    np.testing.assert_array_equal(np.asarray(mine)[:, 1], np.asarray(before)[:, 1])
 
 
 def test_ties_go_to_the_lower_module():
   null = jnp.asarray([[0.5, 0.2], [0.5, 0.2], [0.1, 0.2]])
-  assert least_null(null, 2).T.tolist() == [[True, False, True], [True, True, False]]
+  found = np.asarray(jax.jit(least_null, static_argnums=1)(null, 2))
+  assert found.T.tolist() == [[True, False, True], [True, True, False]]
 
 
 def test_dropout_is_of_training_alone_and_of_what_is_read_alone():
   cell = dataclasses.replace(TINY, dropout=0.5).build(EMBED)
-  plain, _ = CELL.apply(PARAMS, X, STATE, method="unroll")
-  same, _ = cell.apply(PARAMS, X, STATE, method="unroll")
+  given = {"method": "unroll", "capture": ["stepped", "output", "active"]}
+  random = given | {"ctx": Context(deterministic=False)}
+  key = jax.random.key(5)
+
+  @jax.jit
+  def outputs(*args):
+    (plain, _), _ = run(CELL.apply, *args, ctx=Context(), **given)
+    (same, _), _ = run(cell.apply, *args, ctx=Context(), **given)
+    (out, _), found = run(cell.apply, *args, rng=key, **random)
+    (named, _), _ = run(cell.apply, *args, rngs={"dropout": key}, **random)
+    return plain, same, out, found, named
+
+  plain, same, out, found, named = jax.device_get(outputs(PARAMS, X, STATE))
   np.testing.assert_array_equal(plain, same)
-  ctx, key = Context(deterministic=False), jax.random.key(5)
-  call = {"method": "unroll", "rng": key, "capture": ["stepped", "output", "active"]}
-  (out, _), found = run(cell.apply, PARAMS, X, STATE, ctx=ctx, **call)
   assert (out != plain).any()
-  read = np.asarray(found["output"] - found["stepped"])[np.asarray(found["active"]) > 0]
+  read = (found["output"] - found["stepped"])[found["active"] > 0]
   assert 0.3 < np.mean(read == 0) < 0.7
-  named, _ = cell.apply(PARAMS, X, STATE, ctx, method="unroll", rngs={"dropout": key})
   assert (named != plain).any()
 
 

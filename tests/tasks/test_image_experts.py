@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -32,30 +31,45 @@ def task(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def params(task):
-  return task.model.init(jax.random.key(0))
+  return jax.jit(task.model.init)(jax.random.key(0))
 
 
 def batch_of(task, rows=None):
   iterator, _ = task.dataset.train_batches(seed=3, multiple=1)
-  return {name: jnp.asarray(column[:rows]) for name, column in next(iterator).items()}
+  return {name: column[:rows] for name, column in next(iterator).items()}
 
 
-def slopes(task, params, batch, step):
-  def value(params):
-    context = StepContext(rng=jax.random.key(0), step=jnp.int32(step), train=True)
+@pytest.fixture(scope="module")
+def slopes(task):
+  """Terms of the loss, metrics and slopes at a step, compiled."""
+
+  def value(params, batch, step):
+    context = StepContext(rng=jax.random.key(0), step=step, train=True)
     terms, _, metrics = task.loss(params, (), batch, context)
     return objective(terms), (terms, metrics)
 
-  (_, (terms, metrics)), slope = jax.jit(jax.value_and_grad(value, has_aux=True))(params)
-  return terms, metrics, slope
+  compiled = jax.jit(jax.value_and_grad(value, has_aux=True))
+
+  def found(params, batch, step):
+    (_, aux), slope = jax.device_get(compiled(params, batch, np.int32(step)))
+    return *aux, slope
+
+  return found
 
 
-def test_experts_learn_the_identity_first_and_the_discriminator_nothing(task, params):
+@pytest.fixture(scope="module")
+def outputs_and_scores(task):
+  return jax.jit(lambda params, images: task.model.module.apply({"params": params}, images))
+
+
+def test_experts_learn_the_identity_first_and_the_discriminator_nothing(
+  task, params, slopes, outputs_and_scores
+):
   batch = batch_of(task)
   assert "untransformed" not in batch  # nobody could learn from it
   for step in (0, 4):
-    terms, _, slope = slopes(task, params, batch, step)
-    outputs, _ = task.model.module.apply({"params": params}, batch["transformed"])
+    terms, _, slope = slopes(params, batch, step)
+    outputs, _ = outputs_and_scores(params, batch["transformed"])
     wrong = np.mean(np.square(outputs - batch["transformed"][None]), axis=(1, 2, 3)).sum()
     np.testing.assert_allclose(terms["identity"].value(), wrong, rtol=1e-5)
     assert terms["experts"].value() == terms["discriminator"].value() == 0
@@ -63,14 +77,19 @@ def test_experts_learn_the_identity_first_and_the_discriminator_nothing(task, pa
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(slope["discriminator"]))
 
 
-def test_then_experts_compete_and_only_winners_learn(task, params):
+def test_then_experts_compete_and_only_winners_learn(task, params, slopes):
   batch = batch_of(task)
-  terms, metrics, slope = slopes(task, params, batch, 5)
+  terms, metrics, slope = slopes(params, batch, 5)
   assert terms["identity"].value() == 0
-  scores = np.asarray(task.model.forward(params, batch))[:, 0]  # [rows, experts]
+
+  @jax.jit
+  def logits(params, batch):
+    real = task.model.discriminator(params["discriminator"], batch["originals"])
+    return task.model.forward(params, batch)[:, 0], real
+
+  scores, real = map(np.asarray, logits(params, batch))  # [rows, experts], [rows]
   best = scores.max(axis=1)
   np.testing.assert_allclose(terms["experts"].value(), np.log1p(np.exp(-best)).mean(), rtol=1e-5)
-  real = np.asarray(task.model.discriminator(params["discriminator"], batch["originals"]))
   against = np.log1p(np.exp(-real)).mean() + np.log1p(np.exp(scores)).mean()
   np.testing.assert_allclose(terms["discriminator"].value(), against, rtol=1e-5)
   won = [float(metrics[f"experts/won_{i}"][0]) for i in range(3)]
@@ -81,10 +100,10 @@ def test_then_experts_compete_and_only_winners_learn(task, params):
   assert all(np.any(leaf) for leaf in jax.tree.leaves(slope["discriminator"]))
 
 
-def test_rows_that_only_fill_up_a_batch_count_for_nothing(task, params):
+def test_rows_that_only_fill_up_a_batch_count_for_nothing(task, params, slopes):
   batch = batch_of(task, 4)
   filled = {
-    name: jnp.pad(
+    name: np.pad(
       column,
       [(0, 2), *[(0, 0)] * (column.ndim - 1)],
       constant_values=-1 if name == "index" else 0.7,
@@ -92,8 +111,8 @@ def test_rows_that_only_fill_up_a_batch_count_for_nothing(task, params):
     for name, column in batch.items()
   }
   for step in (0, 9):
-    terms, metrics, slope = slopes(task, params, batch, step)
-    with_filler = slopes(task, params, filled, step)
+    terms, metrics, slope = slopes(params, batch, step)
+    with_filler = slopes(params, filled, step)
     for one, other in zip(
       jax.tree.leaves((terms, metrics, slope)), jax.tree.leaves(with_filler), strict=True
     ):
@@ -127,13 +146,14 @@ def test_processes_read_their_rows_of_the_same_batch(task):
     np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), column)
 
 
-def test_scores_are_those_of_a_loop_over_every_image_and_transformation(task, params):
+def test_scores_are_those_of_a_loop_over_every_image_and_transformation(
+  task, params, outputs_and_scores
+):
   found = task.evaluate(params, "valid").values
   hidden = task.dataset.halves("valid").hidden
   counts, wrong, before, seen = np.zeros((10, 3)), [], [], []
   for batch in task.dataset.eval_batches("valid"):
-    images = jnp.asarray(batch["transformed"])
-    outputs, scores = task.model.module.apply({"params": params}, images)
+    outputs, scores = jax.device_get(outputs_and_scores(params, batch["transformed"]))
     for row, index in enumerate(batch["index"]):
       if index < 0:
         continue

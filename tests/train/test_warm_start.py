@@ -60,21 +60,33 @@ def test_a_model_of_which_nothing_fits_is_told():
     merge({"a": {"x": np.zeros(2)}}, {"b": {"x": np.zeros(2)}}, where="there")
 
 
+def drawn(init, seed):
+  """Random parameters of the shapes that `init` makes."""
+  rng, shapes = np.random.default_rng(seed), nn.unbox(jax.eval_shape(init))
+  return jax.tree.map(lambda leaf: rng.normal(0, 0.1, leaf.shape).astype(leaf.dtype), shapes)
+
+
 @pytest.fixture
 def gpt2(tmp_path):
   """A checkpoint in Hugging Face's layout, and its model."""
   config = DecoderConfig(decoder_layers=1, **SIZES)
-  text = Text(jnp.ones((1, 2), jnp.int32))
-  params = nn.unbox(DecoderLM(config, 20).init(jax.random.key(0), text))["params"]
-  model = Gpt2(config, params, 20)
+
+  def init():
+    return DecoderLM(config, 20).init(jax.random.key(0), Text(jnp.ones((1, 2), jnp.int32)))
+
+  model = Gpt2(config, drawn(init, 0)["params"], 20)
   write_gpt2(tmp_path / "gpt2", model)
   return tmp_path / "gpt2", model
 
 
 def fresh_parameters(config, vocab):
-  text = Text(jnp.ones((1, 2), jnp.int32), jnp.zeros((1, 3), jnp.int32))
   module = config.decoder(vocab, 0)
-  return nn.unbox(module.init(jax.random.key(1), text, [("lm", 1)], vanilla_logits=True))["params"]
+
+  def init():
+    text = Text(jnp.ones((1, 2), jnp.int32), jnp.zeros((1, 3), jnp.int32))
+    return module.init(jax.random.key(1), text, [("lm", 1)], vanilla_logits=True)
+
+  return drawn(init, 1)["params"]
 
 
 def test_a_gpt2_becomes_the_vanilla_set_or_the_decoder(gpt2):
@@ -98,7 +110,7 @@ def test_questions_are_learnt_from_a_language_model(tmp_path, monkeypatch):
   model = NemotConfig(**SIZES, **LAYERS)
   language = CausalLMConfig(data=grammar, tokenizer=TOKENIZER, length=33, batch_tokens=33 * 4)
   first = language.build(model)
-  params = jax.tree.map(np.asarray, nn.unbox(jax.jit(first.model.init)(jax.random.key(3))))
+  params = drawn(lambda: first.model.init(jax.random.key(3)), 3)
   meta = {"model": to_json(model, ModelConfig)}
   save_model_folder(tmp_path / "first", params=params, files=first.dataset.files(), meta=meta)
   worlds = WorldsData(train=24, valid=12, test=12, shifted=12)

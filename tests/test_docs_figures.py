@@ -320,10 +320,17 @@ def copying():
 
 
 def longer_copying():
-  short, long = (
-    interval(seeds("copying/cpu", "RIM", name, "loss"), 4) for name in ("blanks_50", "blanks_200")
+  def listed(values, digits):
+    *others, last = (f"{value:.{digits}f}" for value in values)
+    return f"{', '.join(others)} and {last}"
+
+  short, long = (seeds("copying/cpu", "RIM", name, "loss") for name in ("blanks_50", "blanks_200"))
+  exact = seeds("copying/cpu", "RIM", "blanks_200", "exact_match")
+  yield (
+    f"Modules have {listed(short, 4)} nats after 50 blanks and {listed(long, 4)} after 200,"
+    f" {statistics.mean(long):.4f} on average, where {listed(exact, 1)} % of the sequences are"
+    " right"
   )
-  yield f"modules have {short} nats after 50 blanks and {long} after 200"
   lstm = seeds("copying/cpu", "LSTM-300", "blanks_200", "loss")
   yield f"guesses after as many steps, at {interval(lstm, 3)} nats after 200 blanks"
 

@@ -1,7 +1,8 @@
-"""What tasks ask of models: five kinds of modules, and what every configuration of one answers.
+"""What tasks ask of models: kinds of modules, and what every configuration of one answers.
 
 A configuration declares the kinds of which it can build a module by the methods that it overrides:
-`seq2seq`, `decoder`, `encoder`, `recurrent`, `classifier`. A task calls the method of the kind that
+`seq2seq`, `decoder`, `encoder`, `recurrent`, `classifier`, and three that one task each needs,
+`continual`, `image_experts` and `causal_direction`. A task calls the method of the kind that
 it needs and takes every model that has it. Masked and causal language modelling are objectives, not
 kinds.
 """
@@ -214,6 +215,39 @@ class ModelConfig:
       UserError: it is none.
     """
     self._is_no("a classifier of single examples, such as pictures")
+
+  def continual(self, shape: tuple[int, ...], outputs: int) -> Any:
+    """The network that learns class after class; see `NeuromodulatedNet`.
+
+    Args:
+      shape: of an example.
+      outputs: rows of the last layer.
+
+    Raises:
+      UserError: it is none, or does not fit the examples.
+    """
+    self._is_no(
+      "a network with a prediction network and a last layer without bias, such as a"
+      " NeuromodulatedConfig"
+    )
+
+  def image_experts(self) -> Any:
+    """The experts and the discriminator of this configuration; see `CompetingExperts`.
+
+    Raises:
+      UserError: it has none.
+    """
+    self._is_no(
+      "experts that turn images into images, and a discriminator, such as a CompetingExpertsConfig"
+    )
+
+  def causal_direction(self) -> Any:
+    """The two directions of this configuration; see `CausalDirection`.
+
+    Raises:
+      UserError: it has none.
+    """
+    self._is_no("a model of two directions, such as a CausalDirectionConfig")
 
   def _is_no(self, kind: str) -> NoReturn:
     raise UserError(

@@ -70,6 +70,10 @@ class CompetingExpertsConfig(ModelConfig):
       f" discriminator with {self.discriminator_layers}"
     )
 
+  def image_experts(self) -> "CompetingExperts":
+    """See `ModelConfig`."""
+    return CompetingExperts(self)
+
 
 class CompetingExperts(nn.Module):
   """All experts and the discriminator; pictures are [height, width], between 0 and 1.

@@ -128,6 +128,10 @@ class NeuromodulatedConfig(ModelConfig):
     )
     return NeuromodulatedNet(self, shape, outputs)
 
+  def continual(self, shape: tuple[int, ...], outputs: int) -> "NeuromodulatedNet":
+    """See `ModelConfig`: its classifier."""
+    return self.classifier(shape, outputs)
+
 
 def _convolutions(channels: int, filters: tuple[int, ...]) -> int:
   """Parameters of convolutions with a scale and a bias each."""

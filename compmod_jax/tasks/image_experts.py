@@ -33,7 +33,7 @@ from compmod_jax.mechanisms.competing_experts import (
   winners,
 )
 from compmod_jax.models.base import ModelConfig
-from compmod_jax.models.competing_experts import CompetingExperts, CompetingExpertsConfig
+from compmod_jax.models.competing_experts import CompetingExperts
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
@@ -88,21 +88,16 @@ class ImageExpertsConfig:
     """The task.
 
     Args:
-      model: a `CompetingExpertsConfig`.
+      model: one with experts of images, such as a `CompetingExpertsConfig`.
       files: nothing is in them.
       cache: not used.
 
     Raises:
       UserError: the model is another one.
     """
-    if not isinstance(model, CompetingExpertsConfig):
-      raise errors.UserError(
-        f"model is a {type(model).__name__}, but the task needs experts that turn images into"
-        " images, and a discriminator. Set a CompetingExpertsConfig."
-      )
     return ImageExperts(
       dataset=TransformedImages(self),
-      model=ImageExpertsModel(CompetingExperts(model), self.data.size),
+      model=ImageExpertsModel(model.image_experts(), self.data.size),
       objective=CompetitionLoss(self.pretraining_steps),
       evaluators=(ExpertScores(),),
       generator=NoSearch(),

@@ -293,6 +293,10 @@ class CausalDirectionConfig(ModelConfig):
     encoder = " behind a rotation" if self.encoder == "rotation" else ""
     return f"two models, A to B and B to A{encoder}"
 
+  def causal_direction(self) -> "CausalDirection":
+    """See `ModelConfig`."""
+    return CausalDirection(self)
+
 
 class CausalDirection(nn.Module):
   """Online log likelihoods of episodes in both directions.
@@ -416,28 +420,24 @@ class MetaTransferConfig:
     """The task, its models fitted to the training distribution.
 
     Args:
-      model: a `CausalDirectionConfig`.
+      model: one of two directions, such as a `CausalDirectionConfig`.
       files: nothing is in them.
       cache: not used.
 
     Raises:
       UserError: the model is another one, or its encoder does not fit the data.
     """
-    if not isinstance(model, CausalDirectionConfig):
-      raise errors.UserError(
-        f"model is a {type(model).__name__}, but the task compares two directions. Set a"
-        " CausalDirectionConfig."
-      )
+    module: CausalDirection = model.causal_direction()
     discrete = isinstance(self.data, DiscretePairs)
     errors.check(
-      not (discrete and model.encoder == "rotation"),
+      not (discrete and module.config.encoder == "rotation"),
       "model.encoder is 'rotation', but task.data has values that are numbered and cannot be"
       " turned. Set model.encoder to 'none', or task.data to RotatedPairs.",
     )
     dataset = Episodes(self)
     return MetaTransfer(
       dataset=dataset,
-      model=DirectionModel(CausalDirection(model), _fitted(dataset.training, self.data, model)),
+      model=DirectionModel(module, _fitted(dataset.training, self.data, module.config)),
       objective=Regret(),
       evaluators=(DirectionScores(),),
       generator=NoSearch(),

@@ -185,20 +185,14 @@ class ContinualModel(TaskModel[NeuromodulatedNet]):
     """The network of a configuration.
 
     Args:
-      model: a `NeuromodulatedConfig`.
+      model: one that learns class after class, such as a `NeuromodulatedConfig`.
       shape: of an example.
       classes: rows of the last layer.
 
     Raises:
       UserError: the model is another one, or does not fit the examples.
     """
-    module = model.classifier(shape, classes)
-    if not isinstance(module, NeuromodulatedNet):
-      raise errors.UserError(
-        f"model is a {type(model).__name__}, but the task needs a network with a prediction network"
-        " and a last layer without bias. Set a NeuromodulatedConfig."
-      )
-    return cls(module, shape)
+    return cls(model.continual(shape, classes), shape)
 
   def init(self, rng: jax.Array) -> Params:
     """Fresh parameters."""

@@ -160,7 +160,9 @@ MISTAKES = {
   r"model\.cause_rate is -1; it must not be negative": lambda: CausalDirectionConfig(cause_rate=-1),
   r"model\.pseudocount is 0; it must be positive": lambda: CausalDirectionConfig(pseudocount=0),
   r"model\.centres is 1; it must be from 2 to 1000": lambda: CausalDirectionConfig(centres=1),
-  r"model is a EncoderConfig, but the task compares two": lambda: DISCRETE.build(EncoderConfig()),
+  r"model is a EncoderConfig, but the task needs a model of two directions": lambda: DISCRETE.build(
+    EncoderConfig()
+  ),
   r"model\.encoder is 'rotation', but .* cannot be turned": lambda: DISCRETE.build(
     CausalDirectionConfig("rotation")
   ),

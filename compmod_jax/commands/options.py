@@ -104,7 +104,7 @@ def _check_finite(model: "TrainedModel") -> None:
   from compmod_jax.core import errors
 
   leaves, _ = jax.tree_util.tree_flatten_with_path(model.params)
-  # One program, where one for each shape would take seconds to compile.
+  # One program, in place of two for each shape.
   finite = jax.jit(lambda leaves: [jnp.isfinite(leaf).all() for leaf in leaves])
   broken = {
     jax.tree_util.keystr(path, simple=True, separator="/"): leaf

@@ -2,9 +2,9 @@
 
 A configuration declares the kinds of which it can build a module by the methods that it overrides:
 `seq2seq`, `decoder`, `encoder`, `recurrent`, `classifier`, and three that one task each needs,
-`continual`, `image_experts` and `causal_direction`. A task calls the method of the kind that
-it needs and takes every model that has it. Masked and causal language modelling are objectives, not
-kinds.
+`continual_learner`, `image_experts` and `causal_direction`. A task calls the method of the kind
+that it needs and takes every model that has it. Masked and causal language modelling are
+objectives, not kinds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -216,7 +216,7 @@ class ModelConfig:
     """
     self._is_no("a classifier of single examples, such as pictures")
 
-  def continual(self, shape: tuple[int, ...], outputs: int) -> Any:
+  def continual_learner(self, shape: tuple[int, ...], outputs: int) -> Any:
     """The network that learns class after class; see `NeuromodulatedNet`.
 
     Args:

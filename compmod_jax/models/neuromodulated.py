@@ -128,7 +128,7 @@ class NeuromodulatedConfig(ModelConfig):
     )
     return NeuromodulatedNet(self, shape, outputs)
 
-  def continual(self, shape: tuple[int, ...], outputs: int) -> "NeuromodulatedNet":
+  def continual_learner(self, shape: tuple[int, ...], outputs: int) -> "NeuromodulatedNet":
     """See `ModelConfig`: its classifier."""
     return self.classifier(shape, outputs)
 

@@ -192,7 +192,7 @@ class ContinualModel(TaskModel[NeuromodulatedNet]):
     Raises:
       UserError: the model is another one, or does not fit the examples.
     """
-    return cls(model.continual(shape, classes), shape)
+    return cls(model.continual_learner(shape, classes), shape)
 
   def init(self, rng: jax.Array) -> Params:
     """Fresh parameters."""

@@ -83,8 +83,9 @@ def make(config, rows=()):
   cell, rng = config.build(EMBED), np.random.default_rng(0)
 
   def drawn(shapes, spread=1.0):
-    draw = lambda leaf: jnp.asarray(np.float32(rng.normal(0, spread, leaf.shape)))  # noqa: E731
-    return jax.tree.map(draw, nn.unbox(shapes))
+    return jax.tree.map(
+      lambda leaf: jnp.asarray(np.float32(rng.normal(0, spread, leaf.shape))), nn.unbox(shapes)
+    )
 
   state = drawn(jax.eval_shape(lambda: cell.initial_state(BATCH)))
   x = drawn(jax.ShapeDtypeStruct((BATCH, TIME, *rows, EMBED), jnp.float32))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import drawn
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
@@ -81,17 +82,10 @@ def test_steps_go_on_as_the_whole_sequence_does():
   np.testing.assert_allclose(np.asarray(state)[:, 0], last, atol=1e-5)
 
 
-def drawn(module, x):
-  """Parameters at random, without a compiled initialiser."""
-  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x))
-  random = np.random.default_rng(1)
-  return jax.tree.map(lambda s: random.normal(size=s.shape).astype(s.dtype), shapes)
-
-
 @functools.cache
 def layer(plasticity="modulated"):
   module = FastWeights(HEADS * WIDTH, HEADS, plasticity)
-  return module, drawn(module, X)
+  return module, drawn(module.init, X, seed=1)
 
 
 X = RANDOM.normal(size=(2, 6, HEADS * WIDTH)).astype(np.float32)
@@ -118,7 +112,7 @@ def test_no_prediction_of_a_decoder_depends_on_a_later_token():
   model = DecoderConfig(decoder_layers=2, fast_weights="modulated", **SIZES).decoder(11, 0)
   tokens = np.array([[4, 5, 6, 7, 8]])
   run = jax.jit(lambda params, tokens: model.apply(params, Text(tokens)).logits)
-  call = functools.partial(run, drawn(model, Text(tokens)))
+  call = functools.partial(run, drawn(model.init, Text(tokens), seed=1))
   whole = np.asarray(call(tokens))
   for t in range(1, 5):
     changed = tokens.copy()

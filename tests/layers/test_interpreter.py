@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import drawn
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
@@ -47,10 +48,7 @@ def numbers(*shape, seed):
 
 def parameters(module, x):
   """Random ones."""
-  shapes = jax.eval_shape(lambda: nn.unbox(module.init(jax.random.key(0), x))["params"])
-  random = np.random.default_rng(0)
-  drawn = jax.tree.map(lambda x: np.float32(random.normal(0, 0.5, x.shape)), shapes)
-  return jax.device_put(drawn)
+  return jax.device_put(drawn(module.init, x, spread=0.5)["params"])
 
 
 def outputs(module, params, *args, **more):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from random_parameters import drawn
 from tiny_model import make_experiment, write_data
 
 from compmod_jax.core.errors import UserError
@@ -145,15 +146,9 @@ def model(config: TransformerConfig) -> Transformer:
   return Transformer(config, 9, 7)
 
 
-def drawn(init, *inputs):
-  """Parameters with a spread of 0.3."""
-  rng, shapes = np.random.default_rng(0), nn.unbox(jax.eval_shape(init, jax.random.key(0), *inputs))
-  return jax.tree.map(lambda leaf: np.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
-
-
 @pytest.fixture(scope="module")
 def variables():
-  return drawn(model(CONFIG).init, SOURCE, TARGET)
+  return drawn(model(CONFIG).init, SOURCE, TARGET, spread=0.3)
 
 
 def edits(config: DropHeadConfig, progress: float = 0.0, seed: int = 0):
@@ -199,7 +194,7 @@ def test_values_of_heads_that_lost_are_dropped_with_them():
     return sites[site], edits[site](jnp.ones((8, 1, 2, 1)))[:, 0, :, 0]
 
   outputs, factors = jax.device_get(
-    found(drawn(model(config).init, SOURCE, TARGET), jax.random.key(0))
+    found(drawn(model(config).init, SOURCE, TARGET, spread=0.3), jax.random.key(0))
   )
   zero = np.all(outputs == 0, axis=(1, 3))
   np.testing.assert_array_equal(zero, factors == 0)
@@ -245,7 +240,7 @@ def test_a_task_drops_heads_in_training_alone_by_the_progress_of_the_run(tmp_pat
   config = dataclasses.replace(experiment.model, dropout=0.0, drophead=V)
   task = experiment.task.build(config)
   batch = jax.tree.map(jnp.asarray, next(iter(task.dataset.eval_batches("valid"))))
-  params = jax.tree.map(jnp.asarray, drawn(task.model.init))
+  params = jax.tree.map(jnp.asarray, drawn(task.model.init, spread=0.3))
 
   @functools.partial(jax.jit, static_argnums=2)
   def objective(progress, seed, train=True):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import drawn
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
@@ -18,11 +19,8 @@ def numbers(*shape, seed, dtype=np.float32):
   return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
-def drawn(module, x):
-  """Parameters at random, without a compiled initialiser."""
-  random = np.random.default_rng(2)
-  shapes = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
-  return jax.tree.map(lambda s: 0.5 * random.normal(size=s.shape).astype(s.dtype), shapes)
+def parameters(module, x):
+  return drawn(module.init, x, seed=2, spread=0.5)["params"]
 
 
 def plain(x, kernel, stride):
@@ -84,7 +82,7 @@ def test_of_equal_values_the_first_has_all_of_the_gradient():
 def test_a_block_is_its_equation_also_where_a_scale_is_negative():
   x = numbers(5, 6, 6, 2, seed=0)
   block = ConvBlock(4, "pool")
-  params = drawn(block, x)
+  params = parameters(block, x)
   params["scale"] = np.float32([1.0, -1.0, 0.5, -2.0])
   params["bias"] = np.float32([0.0, 0.1, -0.1, 0.2])
 
@@ -112,7 +110,7 @@ def test_a_block_is_its_equation_also_where_a_scale_is_negative():
 def test_statistics_are_those_of_the_batch_so_that_brightness_and_contrast_do_not_matter(halve):
   module = ConvNetConfig(blocks=2, filters=4, halve=halve).classifier((8, 8, 1), 3)
   x = numbers(5, 8, 8, 1, seed=0)
-  params = drawn(module, x)
+  params = parameters(module, x)
   call = functools.partial(jax.jit(module.apply), {"params": params})
   out = np.asarray(call(x))
   assert out.shape == (5, 3)
@@ -124,7 +122,7 @@ def test_statistics_are_those_of_the_batch_so_that_brightness_and_contrast_do_no
 def test_sites_are_blocks_features_and_logits():
   module = ConvNetConfig(blocks=2, filters=4).classifier((9, 8, 1), 3)
   x = numbers(2, 9, 8, 1, seed=0)
-  params = drawn(module, x)
+  params = parameters(module, x)
   call = functools.partial(run, module.apply, capture=None)
   out, found = jax.jit(call)({"params": params}, x)
   assert {name: value.shape for name, value in found.items()} == {

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from random_parameters import drawn
 
 from compmod_jax.core.config import from_json
 from compmod_jax.core.errors import UserError
@@ -38,11 +39,8 @@ def bucket_of(distances: Any, buckets: int, most: int, bidirectional: bool = Tru
   return np.asarray(_buckets(buckets, most, bidirectional)(distances))
 
 
-def drawn(module: nn.Module, *args: Any) -> Any:
-  """Parameters at random, without a compiled initialiser."""
-  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), *args))["params"]
-  random = np.random.default_rng(4)
-  return jax.tree.map(lambda s: 0.4 * random.normal(size=s.shape).astype(s.dtype), shapes)
+def random_parameters(module: nn.Module, *args: Any) -> Any:
+  return drawn(module.init, *args, seed=4, spread=0.4)["params"]
 
 
 def edges(buckets: int, most: int) -> list[int]:
@@ -123,7 +121,7 @@ def test_the_norm_divides_by_the_root_mean_square_alone():
 def test_a_gated_layer_is_a_product_of_two():
   x = np.random.default_rng(2).normal(size=(2, 3, 4)).astype(np.float32)
   module = FeedForward(4, 5, "relu", gated=True, biases=False)
-  params = drawn(module, x)
+  params = random_parameters(module, x)
   assert set(flatten_dict(params, sep="/")) == {"up/kernel", "gate/kernel", "down/kernel"}
   up, gate, down = (params[name]["kernel"] for name in ("up", "gate", "down"))
   expected = (np.maximum(x @ gate, 0) * (x @ up)) @ down
@@ -133,7 +131,7 @@ def test_a_gated_layer_is_a_product_of_two():
 @functools.cache
 def made(config: TransformerConfig) -> tuple[Transformer, Any]:
   module = Transformer(config, 15, 15)
-  return module, drawn(module, SOURCE, TARGET)
+  return module, random_parameters(module, SOURCE, TARGET)
 
 
 @functools.cache

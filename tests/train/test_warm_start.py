@@ -2,11 +2,11 @@
 
 import dataclasses
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import drawn
 
 from compmod_jax.checkpoints.gpt2 import Gpt2, vanilla_sizes, write_gpt2
 from compmod_jax.checkpoints.model_folder import save_model_folder
@@ -60,21 +60,15 @@ def test_a_model_of_which_nothing_fits_is_told():
     merge({"a": {"x": np.zeros(2)}}, {"b": {"x": np.zeros(2)}}, where="there")
 
 
-def drawn(init, seed):
-  """Random parameters of the shapes that `init` makes."""
-  rng, shapes = np.random.default_rng(seed), nn.unbox(jax.eval_shape(init))
-  return jax.tree.map(lambda leaf: rng.normal(0, 0.1, leaf.shape).astype(leaf.dtype), shapes)
-
-
 @pytest.fixture
 def gpt2(tmp_path):
   """A checkpoint in Hugging Face's layout, and its model."""
   config = DecoderConfig(decoder_layers=1, **SIZES)
 
-  def init():
-    return DecoderLM(config, 20).init(jax.random.key(0), Text(jnp.ones((1, 2), jnp.int32)))
+  def init(key):
+    return DecoderLM(config, 20).init(key, Text(jnp.ones((1, 2), jnp.int32)))
 
-  model = Gpt2(config, drawn(init, 0)["params"], 20)
+  model = Gpt2(config, drawn(init, spread=0.1)["params"], 20)
   write_gpt2(tmp_path / "gpt2", model)
   return tmp_path / "gpt2", model
 
@@ -82,11 +76,11 @@ def gpt2(tmp_path):
 def fresh_parameters(config, vocab):
   module = config.decoder(vocab, 0)
 
-  def init():
+  def init(key):
     text = Text(jnp.ones((1, 2), jnp.int32), jnp.zeros((1, 3), jnp.int32))
-    return module.init(jax.random.key(1), text, [("lm", 1)], vanilla_logits=True)
+    return module.init(key, text, [("lm", 1)], vanilla_logits=True)
 
-  return drawn(init, 1)["params"]
+  return drawn(init, seed=1, spread=0.1)["params"]
 
 
 def test_a_gpt2_becomes_the_vanilla_set_or_the_decoder(gpt2):
@@ -110,7 +104,7 @@ def test_questions_are_learnt_from_a_language_model(tmp_path, monkeypatch):
   model = NemotConfig(**SIZES, **LAYERS)
   language = CausalLMConfig(data=grammar, tokenizer=TOKENIZER, length=33, batch_tokens=33 * 4)
   first = language.build(model)
-  params = drawn(lambda: first.model.init(jax.random.key(3)), 3)
+  params = drawn(first.model.init, seed=3, spread=0.1)
   meta = {"model": to_json(model, ModelConfig)}
   save_model_folder(tmp_path / "first", params=params, files=first.dataset.files(), meta=meta)
   worlds = WorldsData(train=24, valid=12, test=12, shifted=12)

@@ -217,7 +217,9 @@ class ModelConfig:
     self._is_no("a classifier of single examples, such as pictures")
 
   def continual_learner(self, shape: tuple[int, ...], outputs: int) -> Any:
-    """The network that learns class after class; see `NeuromodulatedNet`.
+    """The network that learns class after class.
+
+    It has the methods `context` and `features`, and the last layer `prediction/head`.
 
     Args:
       shape: of an example.

@@ -1,6 +1,7 @@
 """What a run is, in words: the log's first lines, and an experiment's model as a diagram."""
 
 import dataclasses
+import functools
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,12 @@ def _words(config: TokenizerConfig) -> bytes:
   if config.kind == "gpt2":
     size = GPT2 + len(config.special_tokens) + len(CONTROLS) - 1
   count = size - len(CONTROLS) - len(config.special_tokens)
-  return Words(list(map(str, range(count))), special_tokens=config.special_tokens).to_bytes()
+  return _numbered(count, config.special_tokens)
+
+
+@functools.lru_cache(maxsize=8)
+def _numbered(count: int, special_tokens: tuple[str, ...]) -> bytes:
+  return Words(list(map(str, range(count))), special_tokens=special_tokens).to_bytes()
 
 
 def _offline(value: object) -> Any:

@@ -5,6 +5,7 @@ learn from the images which they win under a discriminator (Kolios 2023, section
 
 Run:      python -m train.main --config configs/competing_experts.py --workdir runs/experts
 Variants: (none)   10 experts on images of 12 x 12 pixels; $COMPMOD_DATA/digits
+          balanced with a bias of every expert that rises while it wins less than its share
           debug    experts so small, on images so small, that a run ends within a minute
 Report:   python -m train.analyse image-experts --workdir runs/experts
 """
@@ -20,8 +21,8 @@ from compmod_jax.training.optimizer import OptimizerConfig, ParamGroup
 
 
 def get_config(variant: str) -> Experiment:
-  errors.check_choice("variant", variant, ("", "debug"))
-  return debug() if variant == "debug" else digits()
+  errors.check_choice("variant", variant, ("", "balanced", "debug"))
+  return {"": digits, "balanced": balanced, "debug": debug}[variant]()
 
 
 def phases(pretraining: int, competition: int) -> tuple[Phase, ...]:
@@ -52,6 +53,18 @@ def digits() -> Experiment:
     log_every=10,
     watch_sentences=0,
     keep_models=0,
+  )
+
+
+def balanced() -> Experiment:
+  base = digits()
+  # An expert that wins nothing gains a tenth of a logit a step.
+  rate = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", warmup_steps=0)
+  return dataclasses.replace(
+    base,
+    name=f"{base.name}, with a bias for those that win little",
+    task=dataclasses.replace(base.task, balance=True),
+    groups=(*base.groups, ParamGroup("bias", ("bias",), rate)),
   )
 
 

@@ -14,8 +14,11 @@ Experts and discriminator are functions of their parameters and examples:
     experts(params, transformed) -> [experts, batch, *shape]
     discriminator(params, examples) -> logits [n]
 
+An expert that wins nothing learns nothing and wins nothing later either. A `bias` of every expert
+in the competition, which rises while it wins less than its share, brings it back (`balance_loss`).
+
 Source: Parascandolo et al. 2018, section 3 and Algorithm 1; Kolios 2023, section 4.6.7,
-equation 4.9.
+equation 4.9; DeSieno 1988 and Wang et al. 2024 for the bias.
 """
 
 from collections.abc import Callable
@@ -24,6 +27,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PyTree
 
 Experts = Callable[[PyTree, jax.Array], jax.Array]
@@ -36,7 +40,7 @@ class Competition(NamedTuple):
   Attributes:
     outputs: what every expert makes of every example; no gradient, [experts, batch, *shape].
     scores: logit of the discriminator for each of them, [experts, batch].
-    winner: expert with the highest score of every example, [batch].
+    winner: expert with the highest score of every example, its bias added, [batch].
     expert_loss: the winner's loss; its gradient reaches parameters of winners alone, [batch].
     discriminator_loss_original: the loss on untransformed examples, [originals].
     discriminator_loss_output: the loss on the outputs, the mean over all experts, [batch]. The
@@ -69,6 +73,7 @@ def compete(
   params: tuple[PyTree, PyTree],
   transformed: Float[Array, "batch *shape"],
   originals: Float[Array, "originals *shape"],
+  bias: Float[ArrayLike, " experts"] | None = None,
 ) -> Competition:
   r"""Winners and both losses, with their gradients kept apart.
 
@@ -87,6 +92,7 @@ def compete(
     params: those of the experts and those of the discriminator.
     transformed: x'.
     originals: x, other examples.
+    bias: added to the logits of every expert where winners are found, and nowhere else.
 
   Source: Parascandolo et al. 2018, equations 3 and 4; Kolios 2023, equation 4.9.
   """
@@ -98,7 +104,8 @@ def compete(
   together = jnp.concatenate([outputs.reshape(-1, *outputs.shape[2:]), originals])
   logits = discriminator(of_discriminator, together)
   scores = logits[: count * batch].reshape(count, batch)
-  winner = winners(jax.lax.stop_gradient(scores))
+  handicapped = scores if bias is None else scores + jnp.asarray(bias)[:, None]
+  winner = winners(jax.lax.stop_gradient(handicapped))
   still = jax.lax.stop_gradient(of_discriminator)
   return Competition(
     outputs=outputs,
@@ -108,6 +115,27 @@ def compete(
     discriminator_loss_original=jax.nn.softplus(-logits[count * batch :]),
     discriminator_loss_output=jnp.mean(jax.nn.softplus(scores), axis=0),
   )
+
+
+def balance_loss(
+  bias: Float[Array, " experts"],
+  winner: Int[Array, " batch"],
+  weight: Float[Array, " batch"] | float = 1.0,
+) -> Float[Array, " batch"]:
+  r"""A loss whose gradient in the bias is how much more every expert wins than its share.
+
+  .. math:: L_b = \sum_i b_i ([j = i] - 1 / N)
+
+  Descent lowers the bias of experts that win more than one example in N, and raises the others'.
+
+  Args:
+    bias: b, as `compete` takes it.
+    winner: j, as `winners` gives it.
+    weight: what every example counts.
+
+  Source: DeSieno 1988 (a competition with conscience); Wang et al. 2024, the same for routers.
+  """
+  return weight * (bias[winner] - jnp.mean(bias))
 
 
 def identity_error(

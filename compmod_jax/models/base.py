@@ -229,8 +229,8 @@ class ModelConfig:
       UserError: it is none, or does not fit the examples.
     """
     self._is_no(
-      "a network with a prediction network and a last layer without bias, such as a"
-      " NeuromodulatedConfig"
+      "a network with a prediction network and a last layer without bias, such as that of"
+      " configs/continual_anml.py"
     )
 
   def image_experts(self) -> Any:

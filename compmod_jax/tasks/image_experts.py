@@ -26,6 +26,7 @@ from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.transformed_digits import TRANSFORMATIONS, Halves, TransformedDigits
 from compmod_jax.mechanisms.competing_experts import (
   assignment,
+  balance_loss,
   compete,
   identity_error,
   of_winners,
@@ -64,6 +65,8 @@ class ImageExpertsConfig:
   """Images and their transformations."""
   pretraining_steps: int = 300
   """Batches, from the first, in which experts learn the identity and do not compete."""
+  balance: bool = False
+  """Whether every expert has a bias in the competition, which moves until all win as often."""
   rows: int = 32
   """Transformed images of a global batch, and as many untransformed ones."""
 
@@ -97,8 +100,8 @@ class ImageExpertsConfig:
     """
     return ImageExperts(
       dataset=TransformedImages(self),
-      model=ImageExpertsModel(model.image_experts(), self.data.size),
-      objective=CompetitionLoss(self.pretraining_steps),
+      model=ImageExpertsModel(model.image_experts(), self.data.size, self.balance),
+      objective=CompetitionLoss(self.pretraining_steps, self.balance),
       evaluators=(ExpertScores(),),
       generator=NoSearch(),
     )
@@ -231,13 +234,18 @@ class ImageExpertsModel(TaskModel[CompetingExperts]):
 
   Attributes:
     size: pixels of a side of an image.
+    balance: whether experts have biases in the competition, the parameter `bias` [experts].
   """
 
   size: int
+  balance: bool = False
 
   def init(self, rng: jax.Array) -> Params:
     """Fresh parameters."""
-    return self.module.init(rng, jnp.zeros((1, self.size, self.size)))["params"]
+    params = self.module.init(rng, jnp.zeros((1, self.size, self.size)))["params"]
+    if self.balance:
+      return {**params, "bias": jnp.zeros(self.module.config.experts)}
+    return params
 
   def experts(self, params: Params, images: jax.Array) -> jax.Array:
     """See `CompetingExperts.transform`; the parameters are those of the experts alone."""
@@ -271,13 +279,16 @@ class CompetitionLoss:
 
   Attributes:
     pretraining_steps: batches of the first.
+    balance: whether biases learn from wins.
   """
 
   pretraining_steps: int
+  balance: bool = False
 
   def weights(self, config: ModelConfig) -> dict[str, float]:
-    """Three terms, of which the first or the others count at a step."""
-    return dict.fromkeys(("identity", "experts", "discriminator"), 1.0)
+    """Terms, of which the first or the others count at a step."""
+    terms = ("identity", "experts", "discriminator", *(("balance",) if self.balance else ()))
+    return dict.fromkeys(terms, 1.0)
 
   def __call__(
     self,
@@ -301,6 +312,8 @@ class CompetitionLoss:
       "experts": Term(found.experts, count),
       "discriminator": Term(found.discriminator, count),
     }
+    if self.balance:
+      terms["balance"] = Term(found.balance, count)
     metrics = {
       "experts/score_originals": (found.score_originals, count),
       "experts/score_winners": (found.score_winners, count),
@@ -315,6 +328,7 @@ class _Sums(NamedTuple):
   identity: jax.Array
   experts: jax.Array
   discriminator: jax.Array
+  balance: jax.Array
   score_originals: jax.Array
   score_winners: jax.Array
   won: jax.Array
@@ -327,16 +341,18 @@ def _identity(
   # The sum over experts: each has the gradient that it would have alone.
   wrong = jnp.sum(identity_error(model.experts(params["experts"], images), images), axis=0)
   nobody = jnp.zeros(model.module.config.experts)
-  return _Sums(jnp.sum(real * wrong), none, none, none, none, nobody)
+  return _Sums(jnp.sum(real * wrong), none, none, none, none, none, nobody)
 
 
 def _competition(model: ImageExpertsModel, params: Params, batch: Batch, real: jax.Array) -> _Sums:
+  bias = params.get("bias", jnp.zeros(model.module.config.experts))
   found = compete(
     model.experts,
     model.discriminator,
     (params["experts"], params["discriminator"]),
     batch["transformed"],
     batch["originals"],
+    bias,
   )
   against = found.discriminator_loss_original + found.discriminator_loss_output
   won = jax.nn.one_hot(found.winner, len(found.scores), axis=0) @ real
@@ -344,6 +360,7 @@ def _competition(model: ImageExpertsModel, params: Params, batch: Batch, real: j
     identity=jnp.zeros(()),
     experts=jnp.sum(real * found.expert_loss),
     discriminator=jnp.sum(real * against),
+    balance=jnp.sum(balance_loss(bias, found.winner, real)),
     # The loss is -ln D.
     score_originals=jnp.sum(real * jnp.exp(-found.discriminator_loss_original)),
     score_winners=jnp.sum(real * jax.nn.sigmoid(jnp.max(found.scores, axis=0))),

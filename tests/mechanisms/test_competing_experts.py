@@ -7,6 +7,7 @@ import pytest
 
 from compmod_jax.mechanisms.competing_experts import (
   assignment,
+  balance_loss,
   compete,
   identity_error,
   of_winners,
@@ -122,6 +123,32 @@ def test_a_step_on_the_winner_s_loss_raises_its_score(inputs):
   before, after = scores
   loss = [np.mean(np.log1p(np.exp(-one))) for one in (before, after)]
   assert loss[1] < loss[0]
+
+
+def test_a_bias_decides_who_wins_and_changes_no_loss_otherwise(inputs):
+  bias = np.float32([0, 1e3, -1e3])
+  plain = competed(*inputs)
+  found = jax.device_get(
+    jax.jit(lambda *args: compete(experts, discriminator, *args))(*inputs, bias)
+  )
+  assert len(set(np.asarray(plain.winner).tolist())) > 1
+  assert found.winner.tolist() == [1] * BATCH
+  np.testing.assert_array_equal(found.scores, plain.scores)
+  np.testing.assert_allclose(found.expert_loss, np.log1p(np.exp(-found.scores[1])), rtol=1e-5)
+  np.testing.assert_array_equal(found.discriminator_loss_output, plain.discriminator_loss_output)
+
+
+def test_the_slope_of_a_bias_is_how_much_more_its_expert_wins_than_its_share():
+  winner, weight = np.int32([0, 0, 2, 0, 2, 1]), np.float32([1, 1, 1, 1, 1, 0])
+  bias = np.float32([0.3, -0.2, 0.5])
+
+  @jax.jit
+  def total(bias, winner, weight):
+    return jnp.sum(balance_loss(bias, winner, weight))
+
+  slope = jax.jit(jax.grad(total))(bias, winner, weight)
+  np.testing.assert_allclose(slope, np.array([3, 0, 2]) - 5 / 3, rtol=1e-5)
+  np.testing.assert_allclose(total(bias, winner, weight), np.dot(slope, bias), rtol=1e-5)
 
 
 def test_of_equal_scores_the_first_expert_wins():

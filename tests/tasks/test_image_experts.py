@@ -1,6 +1,7 @@
 """The two phases of the objective, batches, and scores against their definition."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -98,6 +99,29 @@ def test_then_experts_compete_and_only_winners_learn(task, params, slopes):
     moved = [bool(np.any(one)) for one in leaf]
     assert [not one for one in moved] == [one == 0 for one in won]
   assert all(np.any(leaf) for leaf in jax.tree.leaves(slope["discriminator"]))
+
+
+def test_a_bias_learns_from_wins_alone(task, params):
+  balanced = dataclasses.replace(task.dataset.config, balance=True).build(MODEL)
+  fresh = jax.eval_shape(balanced.model.init, jax.random.key(0))
+  assert fresh["bias"].shape == (3,)
+  assert "balance" in balanced.objective.weights(MODEL)
+  batch = batch_of(task)
+
+  @jax.jit
+  @functools.partial(jax.value_and_grad, has_aux=True)
+  def slopes(params, batch, bias):
+    context = StepContext(rng=jax.random.key(0), step=np.int32(5), train=True)
+    terms, _, metrics = balanced.loss({**params, "bias": bias}, (), batch, context)
+    return terms["balance"].value(), metrics
+
+  # Whoever has a large bias wins everything; the slope of the parameters is zero.
+  bias = np.float32([0, 1e3, 0])
+  (_, metrics), slope = slopes(params, batch, bias)
+  assert [float(metrics[f"experts/won_{i}"][0]) for i in range(3)] == [0, 6, 0]
+  assert not any(np.any(leaf) for leaf in jax.tree.leaves(slope))
+  of_bias = jax.jit(jax.grad(lambda bias: slopes(params, batch, bias)[0][0]))(bias)
+  np.testing.assert_allclose(of_bias, np.array([0, 1, 0]) - 1 / 3, rtol=1e-5)
 
 
 def test_rows_that_only_fill_up_a_batch_count_for_nothing(task, params, slopes):

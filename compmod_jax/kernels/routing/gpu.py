@@ -81,21 +81,24 @@ def route(
   keep_hidden: bool,
   blocks: Blocks,
   interpret: bool,
+  column: int = 0,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """See `reference.route`."""
+  """See `reference.route`; without `first`, rows may have other columns, too, before `column`."""
   tokens, (inner, units) = rows.shape[0], readout.shape
   shifts = [] if first is None else [first[0], first[1][None]]
   outputs = [jax.ShapeDtypeStruct((tokens, units), jnp.float32)]
   keep_hidden = keep_hidden and first is not None
   if keep_hidden:
     outputs.append(jax.ShapeDtypeStruct((tokens, inner), rows.dtype))
-  kernel = functools.partial(_route, choice=choice, first=first is not None, blocks=blocks)
+  kernel = functools.partial(
+    _route, choice=choice, first=first is not None, blocks=blocks, column=column
+  )
   grid = (pl.cdiv(tokens, blocks.gpu_route),)
   made = call(kernel, grid, [rows, *shifts, readout, bias[None]], outputs, interpret)
   return made[0], made[1] if keep_hidden else None
 
 
-def _route(*refs: jax.Ref, choice: Choice, first: bool, blocks: Blocks) -> None:
+def _route(*refs: jax.Ref, choice: Choice, first: bool, blocks: Blocks, column: int) -> None:
   rows, *layer = refs[: 3 if first else 1]
   readout, bias, weights, *kept = refs[3 if first else 1 :]
   tokens, start = blocks.gpu_route, pl.program_id(0) * blocks.gpu_route
@@ -111,7 +114,7 @@ def _route(*refs: jax.Ref, choice: Choice, first: bool, blocks: Blocks) -> None:
     hidden = lax.fori_loop(0, turns, add, jnp.zeros((tokens, inner), jnp.float32))
     hidden += load(shift, (0, 0), (1, inner)).astype(jnp.float32)
   else:
-    hidden = load(rows, (start, 0), (tokens, inner))
+    hidden = load(rows, (start, column), (tokens, inner), columns=readout.shape[0])
   hidden = jnp.maximum(hidden, 0).astype(readout.dtype)
   for ref in kept:
     store(ref, (start, 0), hidden)
@@ -131,8 +134,12 @@ def route_backward(
   choice: Choice,
   blocks: Blocks,
   interpret: bool,
+  column: int = 0,
+  into: jax.Array | None = None,
 ) -> tuple[jax.Array, First | None, jax.Array, jax.Array]:
-  """See `reference.route_backward`.
+  """See `reference.route_backward`, and `route` for `column`.
+
+  With `into`, the gradient of the rows is written into this array, which keeps its other columns.
 
   With a first layer in two kernels: the gradient of its matrix is a sum over all tokens, and
   programs share no memory. The second forms the hidden errors again: to write and read them would
@@ -142,12 +149,17 @@ def route_backward(
   programs, (width, units) = pl.cdiv(rows.shape[0], blocks.gpu_route), readout.shape
   shared = [hidden, readout, weights, gradient]
   kernel = functools.partial(
-    _route_backward, temperature=choice.temperature, first=first is not None, blocks=blocks
+    _route_backward,
+    temperature=choice.temperature,
+    first=first is not None,
+    blocks=blocks,
+    column=column,
   )
+  given = [*shared, *(() if first is None else first[:1]), *(() if into is None else (into,))]
   d_rows, d_readout, d_bias, d_shift = call(
     kernel,
     (programs,),
-    shared if first is None else [*shared, first[0]],
+    given,
     [
       jax.ShapeDtypeStruct(rows.shape, rows.dtype),
       jax.ShapeDtypeStruct((programs * width, units), jnp.float32),
@@ -155,6 +167,7 @@ def route_backward(
       jax.ShapeDtypeStruct((programs, width), jnp.float32),
     ],
     interpret,
+    aliases=None if into is None else {len(given) - 1: 0},
   )
   d_readout, d_bias = join(d_readout, programs, readout.dtype), jnp.sum(d_bias, axis=0)
   if first is None:
@@ -170,19 +183,21 @@ def route_backward(
   return d_rows, d_first, d_readout, d_bias
 
 
-def _route_backward(*refs: jax.Ref, temperature: float, first: bool, blocks: Blocks) -> None:
-  *shared, d_rows, d_readout, d_bias, d_shift = refs
-  kernel = shared.pop() if first else None
+def _route_backward(
+  *refs: jax.Ref, temperature: float, first: bool, blocks: Blocks, column: int
+) -> None:
+  *given, d_rows, d_readout, d_bias, d_shift = refs
+  shared, kernel = given[:4], given[4] if first else None
   program, tokens, chunk = pl.program_id(0), blocks.gpu_route, blocks.gpu_inner
   start, width = program * tokens, shared[1].shape[0]
   columns = (0, padded(width))
-  active, errors, below = _errors(shared, start, tokens, columns, temperature)
+  active, errors, below = _errors(shared, start, tokens, columns, temperature, column)
   exact = errors.astype(active.dtype)
   store(d_readout, (program * width, 0), exact_dot(active, exact, (0, 0)), rows=width)
   store(d_bias, (program, 0), jnp.sum(errors, axis=0)[None])
   store(d_shift, (program, 0), jnp.sum(below.astype(jnp.float32), axis=0)[None])
   if kernel is None:
-    store(d_rows, (start, 0), below)
+    store(d_rows, (start, column), below, columns=width)
     return
 
   @pl.loop(0, pl.cdiv(d_rows.shape[1], chunk))
@@ -210,14 +225,17 @@ def _errors(
   tokens: int,
   columns: tuple[jax.Array | int, int],
   temperature: float,
+  column: int = 0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Hidden activations, errors of scores, and errors before the relu, at some tokens.
 
-  Of the hidden units, those from `columns[0]` on, `columns[1]` of them.
+  Of the hidden units, those from `columns[0]` on, `columns[1]` of them; the first of all is in
+  column `column`.
   """
   hidden, readout, weights, gradient = shared
   units = padded(readout.shape[1])
-  active = jnp.maximum(load(hidden, (start, columns[0]), (tokens, columns[1])), 0)
+  left, place = readout.shape[0] - columns[0], (start, column + columns[0])
+  active = jnp.maximum(load(hidden, place, (tokens, columns[1]), columns=left), 0)
   block, slope = (load(ref, (start, 0), (tokens, units)) for ref in (weights, gradient))
   errors = slopes(block, slope, temperature, 1)
   matrix = load(readout, (columns[0], 0), (columns[1], units))

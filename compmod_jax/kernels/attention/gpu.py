@@ -1,0 +1,353 @@
+"""Flash attention whose heads have weights, for NVIDIA GPUs.
+
+Queries, keys and values are columns of matrices [batch * time, columns], all of one matrix where
+one product made them, so that nothing is sliced or copied. Heads leave side by side, each times its
+weight: one factor where flash attention divides by the sum of a row anyway.
+
+Blocks have sides that are powers of two and at least 16; what they hold beyond an array is masked
+in every load and store.
+
+Source: Dao 2023 (FlashAttention-2) for blocks and the saved normaliser; the weights are Kolios 2023,
+equation 5.3.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from compmod_jax.kernels.attention.definition import FAR
+from compmod_jax.kernels.attention.layout import KEY, QUERY, VALUE, Layout
+from compmod_jax.kernels.attention.visibility import HIDDEN, Visibility, same_number
+from compmod_jax.kernels.routing.blocks import dot
+from compmod_jax.kernels.routing.triton import (
+  call,
+  load,
+  load_column,
+  load_line,
+  padded,
+  store,
+  store_line,
+)
+
+_LOG2E = math.log2(math.e)
+_Pair = tuple[jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+  """What a kernel is made for.
+
+  Attributes:
+    layout: sizes, and where columns begin.
+    block: queries and keys of a block.
+    order: the visibility, of which the numbers are operands.
+  """
+
+  layout: Layout
+  block: tuple[int, int]
+  order: Visibility
+
+  @property
+  def scale(self) -> float:
+    """What logits are multiplied by, for an exponential to base 2."""
+    return _LOG2E / math.sqrt(self.layout.head_dim)
+
+  def size(self, which: int) -> int:
+    """Rows of a block of queries, keys or values."""
+    return self.block[min(which, KEY)]
+
+  def blocks(self, which: int) -> int:
+    """How many there are of an example."""
+    return pl.cdiv(self.layout.times(which), self.size(which))
+
+
+class Operands(NamedTuple):
+  """What kernels read.
+
+  Attributes:
+    matrices: those that hold queries, keys and values [batch * time, columns].
+    weights: of heads [batch * queries, heads], float32; none for 1.
+    query_ids: numbers of queries [batch, queries], where there are any.
+    key_ids: numbers of keys [batch, keys], where there are any.
+    key_spans: blocks of keys that a block of queries visits [batch, blocks, 2].
+    query_spans: blocks of queries that a block of keys visits; backward.
+    outputs: the heads as they left; backward.
+    slopes: the gradient with respect to them; backward.
+    normaliser: logarithm to base 2 of the sum of a row [batch * heads, queries]; backward.
+  """
+
+  matrices: tuple[jax.Array, ...]
+  weights: jax.Array | None
+  query_ids: jax.Array | None
+  key_ids: jax.Array | None
+  key_spans: jax.Array
+  query_spans: jax.Array | None = None
+  outputs: jax.Array | None = None
+  slopes: jax.Array | None = None
+  normaliser: jax.Array | None = None
+
+
+def forward(
+  matrices: tuple[jax.Array, ...],
+  weights: jax.Array | None,
+  visibility: Visibility,
+  *,
+  layout: Layout,
+  block: tuple[int, int],
+  interpret: bool,
+  save: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Heads side by side [batch * queries, heads * head_dim] and, to `save`, the normaliser.
+
+  Args:
+    matrices: see `Operands`.
+    weights: see `Operands`.
+    visibility: which keys a query may read.
+    layout: sizes, and where columns begin.
+    block: queries and keys of a block.
+    interpret: run without the hardware.
+    save: whether a reverse pass follows.
+  """
+  static, given = _prepare(matrices, weights, visibility, layout, block)
+  rows, lines = layout.batch * layout.queries, layout.batch * layout.heads
+  dtype = matrices[layout.columns[QUERY][0]].dtype
+  outputs = [jax.ShapeDtypeStruct((rows, layout.heads * layout.head_dim), dtype)]
+  outputs += [jax.ShapeDtypeStruct((lines, layout.queries), jnp.float32)] * save
+  grid = (layout.heads, static.blocks(QUERY), layout.batch)
+  kernel = functools.partial(_forward, static=static)
+  heads, *normaliser = call(kernel, grid, [given._replace(query_spans=None)], outputs, interpret)
+  return heads, normaliser[0] if save else None
+
+
+def backward(
+  matrices: tuple[jax.Array, ...],
+  weights: jax.Array | None,
+  visibility: Visibility,
+  outputs: jax.Array,
+  normaliser: jax.Array,
+  slopes: jax.Array,
+  *,
+  layout: Layout,
+  block: tuple[int, int],
+  interpret: bool,
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+  """Gradients of the matrices; and [batch * queries, heads], that of a weight times the weight.
+
+  Columns of a matrix that hold neither queries nor keys nor values are not written.
+
+  With the gradient ds of a head s = C o, and P its probabilities:
+
+      dV = P^T (C ds)     a = <ds, s> = C dC     d(QK) = P (C ds V^T - a)
+
+  so that a, which any reverse pass of flash attention forms, is all that the competition needs, and
+  nothing is divided by C.
+
+  Args:
+    matrices: as in `forward`, and so the next two.
+    weights: as in `forward`.
+    visibility: as in `forward`.
+    outputs: what `forward` returned.
+    normaliser: what it saved.
+    slopes: the gradient with respect to the heads.
+    layout: as in `forward`.
+    block: queries and keys of a block.
+    interpret: run without the hardware.
+  """
+  static, given = _prepare(matrices, weights, visibility, layout, block)
+  given = given._replace(outputs=outputs, slopes=slopes, normaliser=normaliser)
+  made = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in matrices]
+  made.append(jax.ShapeDtypeStruct(normaliser.shape, jnp.float32))
+  grid = (layout.key_heads, given.key_spans.shape[1], layout.batch)
+  *gradients, agreement = call(
+    functools.partial(_backward, static=static), grid, [given], made, interpret
+  )
+  by_head = agreement.reshape(layout.batch, layout.heads, layout.queries)
+  return tuple(gradients), by_head.swapaxes(1, 2).reshape(-1, layout.heads)
+
+
+def _prepare(
+  matrices: tuple[jax.Array, ...],
+  weights: jax.Array | None,
+  visibility: Visibility,
+  layout: Layout,
+  block: tuple[int, int],
+) -> tuple[Static, Operands]:
+  """Numbers and spans for every example; spans for as many blocks of queries as of keys."""
+  static = Static(layout, block, visibility.order)
+  most = max(static.blocks(QUERY), static.blocks(KEY))
+
+  def spread(array: jax.Array | None) -> jax.Array | None:
+    return None if array is None else jnp.broadcast_to(array, (layout.batch, *array.shape[1:]))
+
+  ids = map(spread, visibility.numbers(layout.queries))
+  spans = (
+    spread(jnp.pad(one, ((0, 0), (0, most - one.shape[1]), (0, 0))))
+    for one in visibility.spans(layout.queries, layout.keys, block)
+  )
+  return static, Operands(matrices, weights, *ids, *spans)
+
+
+class _Example:
+  """What a kernel reads of one example, block by block."""
+
+  def __init__(self, given: Operands, static: Static, number: jax.Array):
+    self.given, self.static, self.number = given, static, number
+    self.layout = static.layout
+
+  def rows(self, which: int, head: jax.Array, start: jax.Array) -> jax.Array:
+    """Queries, keys or values of a head; zeros beyond the example or the head."""
+    layout = self.layout
+    matrix = self.given.matrices[layout.columns[which][0]]
+    block = (self.static.size(which), padded(layout.head_dim))
+    place, left = layout.place(which, self.number, start, head), layout.times(which) - start
+    return load(matrix, place, block, rows=left, columns=layout.head_dim)
+
+  def keys_and_values(self, head: jax.Array, start: jax.Array) -> _Pair:
+    """Keys and values of a head."""
+    return self.rows(KEY, head, start), self.rows(VALUE, head, start)
+
+  def span(self, spans: jax.Ref, block: jax.Array) -> _Pair:
+    """The first block to visit, and one past the last."""
+    return spans[self.number, block, 0], spans[self.number, block, 1]
+
+  def weights(self, head: jax.Array, start: jax.Array) -> jax.Array:
+    """Weight of a head at every query of a block."""
+    size = self.static.size(QUERY)
+    if self.given.weights is None:
+      return jnp.ones((size,), jnp.float32)
+    place, left = self.number * self.layout.queries + start, self.layout.queries - start
+    return load_column(self.given.weights, place, head, size, rows=left)
+
+  def normaliser(self, head: jax.Array, start: jax.Array) -> jax.Array:
+    """Logarithm of the sum of a row; beyond the example so large that nothing is left."""
+    line = self.number * self.layout.heads + head
+    return load_line(self.given.normaliser, line, start, self.static.size(QUERY), other=-FAR)
+
+  def slope(self, head: jax.Array, start: jax.Array) -> _Pair:
+    """The gradient of a head times its weight; and the gradient of the weight times the weight."""
+    layout = self.layout
+    place = (self.number * layout.queries + start, head * layout.head_dim)
+    block = (self.static.size(QUERY), padded(layout.head_dim))
+    slope, output = (
+      load(one, place, block, rows=layout.queries - start, columns=layout.head_dim)
+      for one in (self.given.slopes, self.given.outputs)
+    )
+    agreed = jnp.sum(slope.astype(jnp.float32) * output.astype(jnp.float32), axis=1)
+    if self.given.weights is None:
+      return slope, agreed
+    return (slope * self.weights(head, start)[:, None]).astype(slope.dtype), agreed
+
+  def allowed(self, query_start: jax.Array, key_start: jax.Array) -> jax.Array:
+    """Which keys of a block every query of a block reads."""
+    given, size = self.given, self.static.block
+    queries = query_start + lax.broadcasted_iota(jnp.int32, size, 0)
+    keys = key_start + lax.broadcasted_iota(jnp.int32, size, 1)
+    allowed = keys < self.layout.keys
+    in_order = self.static.order.in_order(queries, keys)
+    if in_order is not None:
+      allowed = allowed & in_order
+    if given.query_ids is not None:
+      mine = load_line(given.query_ids, self.number, query_start, size[0])
+      others = load_line(given.key_ids, self.number, key_start, size[1], other=HIDDEN)
+      allowed = allowed & same_number(mine[:, None], others[None])
+    return allowed
+
+
+def _forward(given: Operands, heads: jax.Ref, *normaliser: jax.Ref, static: Static) -> None:
+  """Of a block of queries in one head."""
+  head, block, number = (pl.program_id(axis) for axis in range(3))
+  layout, example = static.layout, _Example(given, static, number)
+  start = block * static.size(QUERY)
+  query, key_head = example.rows(QUERY, head, start), lax.div(head, layout.group)
+
+  def visit(key_block: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    total, largest, mass = carry
+    key_start = key_block * static.size(KEY)
+    key, value = example.keys_and_values(key_head, key_start)
+    allowed = example.allowed(start, key_start)
+    logits = jnp.where(allowed, dot(query, key, (1, 1)) * static.scale, FAR)
+    new = jnp.maximum(largest, jnp.max(logits, axis=1))
+    share = jnp.where(allowed, jnp.exp2(logits - new[:, None]), 0.0)
+    shrunk = jnp.exp2(largest - new)
+    total = total * shrunk[:, None] + dot(share.astype(value.dtype), value)
+    return total, new, mass * shrunk + jnp.sum(share, axis=1)
+
+  zeros = jnp.zeros(query.shape[:1], jnp.float32)
+  begin = (jnp.zeros(query.shape, jnp.float32), zeros + FAR, zeros)
+  total, largest, mass = lax.fori_loop(*example.span(given.key_spans, block), visit, begin)
+  mass = jnp.where(mass > 0, mass, 1.0)
+  scaled = total * (example.weights(head, start) / mass)[:, None]
+  place = (number * layout.queries + start, head * layout.head_dim)
+  store(heads, place, scaled, rows=layout.queries - start, columns=layout.head_dim)
+  for ref in normaliser:
+    # A row that read nothing has one so large that it has no probabilities later, either.
+    line = jnp.where(largest > FAR, largest + jnp.log2(mass), -FAR)
+    store_line(ref, number * layout.heads + head, start, line)
+
+
+def _backward(given: Operands, *outputs: jax.Ref, static: Static) -> None:
+  """Of a block of keys, and of the queries with its number, in all heads of a group."""
+  *gradients, agreement = outputs
+  key_head, block, number = (pl.program_id(axis) for axis in range(3))
+  layout, example = static.layout, _Example(given, static, number)
+  heads = [key_head * layout.group + one for one in range(layout.group)]
+  factor = 1 / math.sqrt(layout.head_dim)
+
+  def put(which: int, head: jax.Array, start: jax.Array, values: jax.Array) -> None:
+    ref, left = gradients[layout.columns[which][0]], layout.times(which) - start
+    place = layout.place(which, number, start, head)
+    store(ref, place, values, rows=left, columns=layout.head_dim)
+
+  def errors(
+    head: jax.Array, slope: _Pair, query: jax.Array, key_value: _Pair, starts: _Pair
+  ) -> _Pair:
+    """Probabilities of a block, and the gradient of its logits."""
+    logits = dot(query, key_value[0], (1, 1)) * static.scale
+    share = jnp.exp2(logits - example.normaliser(head, starts[0])[:, None])
+    share = jnp.where(example.allowed(*starts), share, 0.0)
+    return share, share * (dot(slope[0], key_value[1], (1, 1)) - slope[1][:, None])
+
+  key_start = block * static.size(KEY)
+  key_value = example.keys_and_values(key_head, key_start)
+
+  def over_queries(head: jax.Array, sums: _Pair) -> _Pair:
+    def visit(query_block: jax.Array, sums: _Pair) -> _Pair:
+      start = query_block * static.size(QUERY)
+      query, slope = example.rows(QUERY, head, start), example.slope(head, start)
+      share, error = errors(head, slope, query, key_value, (start, key_start))
+      d_value = sums[1] + dot(share.astype(slope[0].dtype), slope[0], (0, 0))
+      return sums[0] + dot(error.astype(query.dtype), query, (0, 0)), d_value
+
+    return lax.fori_loop(*example.span(given.query_spans, block), visit, sums)
+
+  zeros = jnp.zeros(key_value[0].shape, jnp.float32)
+  sums = (zeros, zeros)
+  for head in heads:
+    sums = over_queries(head, sums)
+  put(KEY, key_head, key_start, sums[0] * factor)
+  put(VALUE, key_head, key_start, sums[1])
+
+  start = block * static.size(QUERY)
+
+  def over_keys(head: jax.Array) -> None:
+    query, slope = example.rows(QUERY, head, start), example.slope(head, start)
+    store_line(agreement, number * layout.heads + head, start, slope[1])
+
+    def visit(key_block: jax.Array, total: jax.Array) -> jax.Array:
+      first = key_block * static.size(KEY)
+      pair = example.keys_and_values(key_head, first)
+      _, error = errors(head, slope, query, pair, (start, first))
+      return total + dot(error.astype(query.dtype), pair[0])
+
+    span = example.span(given.key_spans, block)
+    total = lax.fori_loop(*span, visit, jnp.zeros(query.shape, jnp.float32))
+    put(QUERY, head, start, total * factor)
+
+  for head in heads:
+    over_keys(head)

@@ -286,6 +286,10 @@ def specialisation():
   yield f"{interval(own, 1)} of the ten transformations have one"
   before, after = runs("experts/transformed_loss"), runs("experts/restored_loss")
   yield f"falls from {statistics.mean(before):.4f} to {interval(after, 4)}"
+  runs = functools.partial(seeds, "competing_experts/tiny", "balanced", "test")
+  whole, own = runs("experts/all_specialised"), runs("experts/specialised")
+  yield f"{sum(whole):.0f} of {len(whole)} runs do: {interval(own, 1)} transformations have an expert"
+  yield f"the difference falls to {interval(runs('experts/restored_loss'), 4)}"
 
 
 def expressions():

@@ -288,7 +288,7 @@ def specialisation():
   yield f"falls from {statistics.mean(before):.4f} to {interval(after, 4)}"
   runs = functools.partial(seeds, "competing_experts/tiny", "balanced", "test")
   whole, own = runs("experts/all_specialised"), runs("experts/specialised")
-  yield f"{sum(whole):.0f} of {len(whole)} runs do: {interval(own, 1)} transformations have an expert"
+  yield f"{sum(whole):.0f} of {len(whole)} runs do: {interval(own, 1)} transformations have an"
   yield f"the difference falls to {interval(runs('experts/restored_loss'), 4)}"
 
 

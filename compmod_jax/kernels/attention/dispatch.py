@@ -1,21 +1,29 @@
-"""The public functions, and the choice of how each is computed."""
+"""The public functions, and the choice of how each is computed.
+
+Both halves of a derivative rule run on the same implementation, and each half can be differentiated
+again, in reverse mode, as the definition.
+"""
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
 from compmod_jax.core import errors
-from compmod_jax.kernels.attention import definition, gpu
-from compmod_jax.kernels.attention.gpu import Plan
+from compmod_jax.kernels.attention import definition
+from compmod_jax.kernels.attention.layout import Layout
 from compmod_jax.kernels.attention.visibility import Visibility
-from compmod_jax.kernels.routing import reference
+from compmod_jax.kernels.routing import reference as routing_reference
+from compmod_jax.kernels.routing import shapes as routing_shapes
 from compmod_jax.kernels.routing.blocks import Blocks
-from compmod_jax.kernels.routing.dispatch import Implementation, Readout, make_plan
+from compmod_jax.kernels.routing.dispatch import Implementation, Plan, Readout, make_plan
 from compmod_jax.kernels.routing.reference import Choice
 
 WIDEST = 128
@@ -24,11 +32,26 @@ WIDEST = 128
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-  """Queries and keys of a block, powers of two and at least 16."""
+  """Sizes of blocks, powers of two and at least 16."""
 
   forward: tuple[int, int] = (128, 64)
-  backward: int = 64
-  """Of queries and keys alike."""
+  """Queries and keys of the forward pass."""
+  backward: tuple[int, int] = (64, 64)
+  """Those of the reverse pass."""
+  routing: Blocks = Blocks()
+  """Those of the inference network."""
+
+  def within(self, layout: Layout) -> "Tiles":
+    """No larger than sequences need."""
+    times = (layout.queries, layout.keys)
+
+    def fit(block: tuple[int, int]) -> tuple[int, int]:
+      queries, keys = (
+        min(b, max(16, 1 << (t - 1).bit_length())) for b, t in zip(block, times, strict=True)
+      )
+      return queries, keys
+
+    return dataclasses.replace(self, forward=fit(self.forward), backward=fit(self.backward))
 
 
 def flash_attention(
@@ -48,7 +71,7 @@ def flash_attention(
      s_{ij} = C_{ij} \sum_k \mathrm{softmax}_{k \in V_j}(q_{ij} \cdot k_{ik} / \sqrt{D})\, v_{ik}
 
   The gradient with respect to a weight of 0 is given as 0, which is right where a softmax or a
-  selection made the weight: their own derivative is 0 there.
+  selection made it: their own derivative is 0 there.
 
   Args:
     query: Q.
@@ -63,40 +86,350 @@ def flash_attention(
   Raises:
     UserError: a named implementation cannot do it, or heads are no multiple of key heads.
   """
-  (batch, queries, heads, head_dim), (keys, key_heads) = query.shape, key.shape[1:3]
+  heads, key_heads = query.shape[2], key.shape[2]
   if heads % key_heads:
     raise errors.UserError(
-      f"flash_attention got {heads} heads of queries and {key_heads} of keys; they must be a multiple."
+      f"flash_attention got {heads} heads of queries and {key_heads} of keys; they must be a"
+      " multiple."
     )
-  rows = [one.reshape(one.shape[0] * one.shape[1], -1) for one in (query, key, value)]
-  columns = tuple((number, 0, head_dim) for number in range(3))
-  plan = Plan(batch, queries, keys, heads, key_heads, head_dim, columns, order=_order(visibility))
+  query, key, value = map(jnp.asarray, (query, key, value))
+  layout = Layout.apart(query, key)
+  rows = tuple(one.reshape(one.shape[0] * one.shape[1], -1) for one in (query, key, value))
   own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
-  way = _way(plan, implementation, interpret, rows[0])
-  args = (tuple(rows), own, visibility)
-  if way is None:
-    made = _attention_by_definition(args, plan=plan)
-  else:
-    made = _flash(way, plan, tiles)(args)
-  return made.reshape(query.shape)
+  plan = _plan(layout, implementation, interpret, tiles, rows[0])
+  run = _rule(_Attention(layout), plan, tiles.within(layout))
+  return run(rows, own, visibility).reshape(query.shape)
 
 
-def _order(visibility: Visibility) -> Visibility:
-  """What is static of it."""
-  return dataclasses.replace(visibility, query_ids=None, key_ids=None)
+def packed_attention(
+  packed: Float[Array, "batch time heads three_head_dims"],
+  *,
+  weights: Float[Array, "batch time heads"] | None = None,
+  visibility: Visibility = Visibility(),
+  implementation: Implementation | None = None,
+  interpret: Hashable = False,
+  tiles: Tiles = Tiles(),
+) -> Float[Array, "batch time heads head_dim"]:
+  """The same from one product that made queries, keys and values, which nobody takes apart.
+
+  Args:
+    packed: query, key and value of every head, side by side.
+    weights: as in `flash_attention`, and so the others.
+    visibility: which keys a query may read.
+    implementation: how.
+    interpret: run a named kernel without its hardware.
+    tiles: sizes of blocks.
+
+  Raises:
+    UserError: a named implementation cannot do it.
+  """
+  batch, time, heads, width = packed.shape
+  layout = Layout.packed(batch, time, heads, width // 3)
+  rows = packed.reshape(batch * time, -1)
+  own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
+  plan = _plan(layout, implementation, interpret, tiles, rows)
+  run = _rule(_Attention(layout), plan, tiles.within(layout))
+  return run((rows,), own, visibility).reshape(batch, time, heads, -1)
 
 
-def _way(plan, implementation, interpret, array):
+def routed_attention(
+  packed: Float[Array, "batch time columns"],
+  readout: Readout,
+  *,
+  heads: int,
+  head_dim: int,
+  choice: Choice = Choice(),
+  factor: Float[Array, "#batch #time #heads"] | float = 1.0,
+  visibility: Visibility = Visibility(),
+  implementation: Implementation | None = None,
+  interpret: Hashable = False,
+  tiles: Tiles = Tiles(),
+) -> tuple[Float[Array, "batch time features"], Float[Array, "batch time heads"]]:
+  r"""Attention of heads that compete, from the one product that made all that it needs.
+
+  Args:
+    packed: queries, keys and values of the first head, of the second, and so on, `head_dim` columns
+      each; behind them the first layer of the inference network before its relu.
+    readout: from there to scores.
+    heads: how many.
+    head_dim: columns of each.
+    choice: which heads stay.
+    factor: what heads are multiplied by besides their weights.
+    visibility: the keys that a query may read.
+    implementation: how; `None` for the best way that platform and shapes allow.
+    interpret: run a named kernel without its hardware.
+    tiles: sizes of blocks.
+
+  Returns:
+    Heads side by side, each times its weight and the factor; and the weights, float32.
+
+  Raises:
+    UserError: a named implementation cannot do it, or the columns do not fit.
+  """
+  (batch, time, columns), hidden = packed.shape, readout.kernel.shape[0]
+  if columns != 3 * heads * head_dim + hidden:
+    raise errors.UserError(
+      f"routed_attention got {columns} columns for {heads} heads of {head_dim} and {hidden} hidden"
+      f" units; they must be {3 * heads * head_dim + hidden}."
+    )
+  layout = Layout.packed(batch, time, heads, head_dim)
+  choice = dataclasses.replace(choice, keep=choice.kept(heads))
+  rows = packed.reshape(-1, columns)
+  plan = _plan(layout, implementation, interpret, tiles, rows, hidden)
+  run = _rule(_Routed(layout, choice), plan, tiles.within(layout))
+  factor = jnp.broadcast_to(jnp.asarray(factor, jnp.float32), (batch, time, heads))
+  kernel = readout.kernel.astype(packed.dtype)
+  made, weights = run(rows, kernel, readout.bias, factor.reshape(-1, heads), visibility)
+  return made.reshape(batch, time, -1), weights.reshape(batch, time, heads)
+
+
+def has_kernel(array: jax.Array, head_dim: int, dtype: DTypeLike) -> bool:
+  """Whether attention runs in a kernel on the platform that is traced for.
+
+  Args:
+    array: whose mesh may say what the program is for.
+    head_dim: columns of a head.
+    dtype: of queries, keys and values.
+  """
+  refusals = functools.partial(_refusals, Layout.packed(1, 1, 1, head_dim), dtype)
+  return make_plan(None, False, Blocks(), refusals, array) is not None
+
+
+def _plan(
+  layout: Layout,
+  implementation: Implementation | None,
+  interpret: Hashable,
+  tiles: Tiles,
+  rows: jax.Array,
+  hidden: int = 0,
+) -> Plan | None:
   """The kernels that may run; None for the definition."""
+  refusals = functools.partial(_refusals, layout, rows.dtype, hidden, tiles.routing)
+  return make_plan(implementation, interpret, tiles.routing, refusals, rows)
 
-  def refusals() -> dict[str, str | None]:
-    refusal = None
-    if plan.head_dim > WIDEST:
-      refusal = f"heads of {plan.head_dim} are wider than {WIDEST}"
-    elif array.dtype not in (jnp.float32, jnp.bfloat16):
-      refusal = f"{array.dtype} is neither float32 nor bfloat16"
-    elif 0 in (plan.batch, plan.queries, plan.keys):
-      refusal = "there are no queries or no keys"
-    return {"gpu": refusal, "tpu": "there is no such kernel yet"}
 
-  return make_plan(implementation, interpret, Blocks(), refusals, array)
+def _refusals(
+  layout: Layout, dtype: DTypeLike, hidden: int = 0, blocks: Blocks = Blocks()
+) -> dict[str, str | None]:
+  """What each kernel cannot do, in words; None where it can."""
+  refusal = None
+  if 0 in (layout.batch, layout.queries, layout.keys):
+    refusal = "there are no queries or no keys"
+  elif layout.head_dim > WIDEST:
+    refusal = f"heads of {layout.head_dim} are wider than {WIDEST}"
+  elif jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
+    refusal = f"{jnp.dtype(dtype)} is neither float32 nor bfloat16"
+  elif hidden:
+    rows = (layout.batch * layout.queries, hidden)
+    refusal = routing_shapes.route(rows, (hidden, layout.heads), False, dtype, blocks)["gpu"]
+  return {"gpu": refusal, "tpu": "there is no kernel for it yet"}
+
+
+# The derivative rules.
+
+
+@functools.cache
+def _gpu() -> tuple[Any, Any]:
+  """The kernels of attention and of routing; their compiler is imported when first needed."""
+  folder = "compmod_jax.kernels"
+  attention, routing = (
+    importlib.import_module(f"{folder}.{n}.gpu") for n in ("attention", "routing")
+  )
+  return attention, routing
+
+
+class _Attention(NamedTuple):
+  """Heads [batch * queries, heads * head_dim] of matrices and weights, under a visibility."""
+
+  layout: Layout
+
+  def define(self, *args: PyTree) -> jax.Array:
+    """The definition."""
+    matrices, weights, visibility = args
+    layout = self.layout
+    if weights is not None:
+      weights = weights.reshape(layout.batch, layout.queries, layout.heads)
+    heads = definition.attention(*layout.split(matrices), weights, visibility)
+    return heads.reshape(layout.batch * layout.queries, -1)
+
+  def forward(
+    self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """The heads, and the normaliser of every row."""
+    return _gpu()[0].forward(
+      *args, layout=self.layout, block=tiles.forward, interpret=interpret, save=save
+    )
+
+  def backward(
+    self,
+    args: PyTree,
+    made: jax.Array,
+    saved: jax.Array,
+    slope: jax.Array,
+    tiles: Tiles,
+    *,
+    interpret: bool,
+  ) -> PyTree:
+    """Gradients of matrices and weights."""
+    gradients, agreement = _gpu()[0].backward(
+      *args, made, saved, slope, layout=self.layout, block=tiles.backward, interpret=interpret
+    )
+    weights = args[1]
+    return gradients, None if weights is None else _over(agreement, weights)
+
+  def saved(self) -> jax.ShapeDtypeStruct:
+    """The normaliser."""
+    lines = self.layout.batch * self.layout.heads
+    return jax.ShapeDtypeStruct((lines, self.layout.queries), jnp.float32)
+
+
+class _Routed(NamedTuple):
+  """Heads and weights of a packed matrix, readout and factors, under a visibility."""
+
+  layout: Layout
+  choice: Choice
+
+  @property
+  def column(self) -> int:
+    """Where the inference network's first layer begins."""
+    return 3 * self.layout.heads * self.layout.head_dim
+
+  def define(self, *args: PyTree) -> tuple[jax.Array, jax.Array]:
+    """The definition."""
+    packed, kernel, bias, factor, visibility = args
+    hidden = packed[:, self.column :]
+    weights, _ = routing_reference.route(hidden, None, kernel, bias, choice=self.choice)
+    heads = _Attention(self.layout).define((packed,), weights * factor, visibility)
+    return heads, weights
+
+  def forward(
+    self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
+  ) -> tuple[tuple[jax.Array, jax.Array], jax.Array | None]:
+    """Heads and weights, and the normaliser of every row."""
+    packed, kernel, bias, factor, visibility = args
+    weights, _ = _gpu()[1].route(
+      packed,
+      None,
+      kernel,
+      bias,
+      choice=self.choice,
+      keep_hidden=False,
+      blocks=tiles.routing,
+      interpret=interpret,
+      column=self.column,
+    )
+    attention = _Attention(self.layout)
+    args = ((packed,), weights * factor, visibility)
+    heads, saved = attention.forward(args, tiles, interpret=interpret, save=save)
+    return (heads, weights), saved
+
+  def backward(
+    self,
+    args: PyTree,
+    made: PyTree,
+    saved: jax.Array,
+    slope: PyTree,
+    tiles: Tiles,
+    *,
+    interpret: bool,
+  ) -> PyTree:
+    """Gradients of packed matrix, readout and factors: the last columns are written in place."""
+    packed, kernel, _, factor, visibility = args
+    (heads, weights), (d_heads, d_weights) = made, slope
+    attention, routing = _gpu()
+    (gradient,), agreement = attention.backward(
+      (packed,),
+      weights * factor,
+      visibility,
+      heads,
+      saved,
+      d_heads,
+      layout=self.layout,
+      block=tiles.backward,
+      interpret=interpret,
+    )
+    d_packed, _, d_kernel, d_bias = routing.route_backward(
+      packed,
+      None,
+      None,
+      kernel,
+      weights,
+      _over(agreement, weights) + d_weights,
+      choice=self.choice,
+      blocks=tiles.routing,
+      interpret=interpret,
+      column=self.column,
+      into=gradient,
+    )
+    return d_packed, d_kernel, d_bias, _over(agreement, factor)
+
+  def saved(self) -> jax.ShapeDtypeStruct:
+    """The normaliser."""
+    return _Attention(self.layout).saved()
+
+
+def _over(agreement: jax.Array, weights: jax.Array) -> jax.Array:
+  """What is multiplied with weights to give the agreement; 0 where they are."""
+  some = jnp.abs(weights) > jnp.finfo(jnp.float32).tiny
+  return jnp.where(some, agreement / jnp.where(some, weights, 1), 0)
+
+
+def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Callable[..., PyTree]:
+  """A function of its arguments, whose derivative is in kernels, too.
+
+  The last argument has no derivative.
+  """
+  if plan is None:
+    return function.define
+  options = {"tiles": tiles, "interpret": bool(plan.interpret)}
+
+  def gradients(*args_and_slope: PyTree) -> PyTree:
+    """Those of the definition."""
+    *args, visibility, slope = args_and_slope
+    return jax.vjp(lambda *some: function.define(*some, visibility), *args)[1](slope)
+
+  def choose(
+    kernel: Callable[..., PyTree], default: Callable[..., PyTree]
+  ) -> Callable[..., PyTree]:
+    if plan.exact:
+      return kernel
+    return lambda *args: lax.platform_dependent(*args, cuda=kernel, default=default)
+
+  value = choose(lambda *args: function.forward(args, **options, save=False)[0], function.define)
+
+  def defined(*args: PyTree) -> PyTree:
+    nothing = function.saved()
+    return function.define(*args), jnp.zeros(nothing.shape, nothing.dtype)
+
+  saving = _standing_for(
+    choose(lambda *args: function.forward(args, **options, save=True), defined), defined
+  )
+  reverse = _standing_for(
+    choose(
+      lambda args, made, saved, slope: function.backward(args, made, saved, slope, **options),
+      lambda args, made, saved, slope: gradients(*args, slope),
+    ),
+    lambda args, made, saved, slope: gradients(*args, slope),
+  )
+
+  def forward(*args: PyTree) -> tuple[PyTree, PyTree]:
+    made, saved = saving(*args)
+    return made, (args, made, saved)
+
+  def backward(kept: PyTree, slope: PyTree) -> PyTree:
+    return *reverse(*kept, slope), None
+
+  run = jax.custom_vjp(value)
+  run.defvjp(forward, backward)
+  return run
+
+
+def _standing_for(
+  program: Callable[..., PyTree], definition: Callable[..., PyTree]
+) -> Callable[..., PyTree]:
+  """A program with the derivative of what it computes the value of. Reverse mode, any order."""
+  run = jax.custom_vjp(program)
+  run.defvjp(
+    lambda *args: (run(*args), args), lambda args, slope: jax.vjp(definition, *args)[1](slope)
+  )
+  return run

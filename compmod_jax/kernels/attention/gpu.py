@@ -7,14 +7,14 @@ weight: one factor where flash attention divides by the sum of a row anyway.
 Blocks have sides that are powers of two and at least 16; what they hold beyond an array is masked
 in every load and store.
 
-Source: Dao 2023 (FlashAttention-2) for blocks and the saved normaliser; the weights are Kolios 2023,
-equation 5.3.
+Source: Dao 2023 (FlashAttention-2) for blocks and the saved normaliser; Kolios 2023, equation 5.3,
+for the weights.
 """
 
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from compmod_jax.kernels.routing.triton import (
 
 _LOG2E = math.log2(math.e)
 _Pair = tuple[jax.Array, jax.Array]
+A = TypeVar("A")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,30 +68,36 @@ class Static:
     return pl.cdiv(self.layout.times(which), self.size(which))
 
 
-class Operands(NamedTuple):
-  """What kernels read.
+class Operands(NamedTuple, Generic[A]):
+  """What kernels read, as arrays or as references to them.
 
   Attributes:
     matrices: those that hold queries, keys and values [batch * time, columns].
     weights: of heads [batch * queries, heads], float32; none for 1.
-    query_ids: numbers of queries [batch, queries], where there are any.
-    key_ids: numbers of keys [batch, keys], where there are any.
+    ids: numbers of queries [batch, queries] and of keys [batch, keys], where there are any.
     key_spans: blocks of keys that a block of queries visits [batch, blocks, 2].
-    query_spans: blocks of queries that a block of keys visits; backward.
-    outputs: the heads as they left; backward.
-    slopes: the gradient with respect to them; backward.
-    normaliser: logarithm to base 2 of the sum of a row [batch * heads, queries]; backward.
   """
 
-  matrices: tuple[jax.Array, ...]
-  weights: jax.Array | None
-  query_ids: jax.Array | None
-  key_ids: jax.Array | None
-  key_spans: jax.Array
-  query_spans: jax.Array | None = None
-  outputs: jax.Array | None = None
-  slopes: jax.Array | None = None
-  normaliser: jax.Array | None = None
+  matrices: tuple[A, ...]
+  weights: A | None
+  ids: tuple[A, A] | None
+  key_spans: A
+
+
+class Reverse(NamedTuple, Generic[A]):
+  """What the reverse pass reads besides.
+
+  Attributes:
+    outputs: the heads as they left.
+    slopes: the gradient with respect to them.
+    normaliser: logarithm to base 2 of the sum of a row [batch * heads, queries].
+    query_spans: blocks of queries that a block of keys visits [batch, blocks, 2].
+  """
+
+  outputs: A
+  slopes: A
+  normaliser: A
+  query_spans: A
 
 
 def forward(
@@ -114,14 +121,14 @@ def forward(
     interpret: run without the hardware.
     save: whether a reverse pass follows.
   """
-  static, given = _prepare(matrices, weights, visibility, layout, block)
+  static, given, _ = _prepare(matrices, weights, visibility, layout, block)
   rows, lines = layout.batch * layout.queries, layout.batch * layout.heads
   dtype = matrices[layout.columns[QUERY][0]].dtype
   outputs = [jax.ShapeDtypeStruct((rows, layout.heads * layout.head_dim), dtype)]
   outputs += [jax.ShapeDtypeStruct((lines, layout.queries), jnp.float32)] * save
   grid = (layout.heads, static.blocks(QUERY), layout.batch)
   kernel = functools.partial(_forward, static=static)
-  heads, *normaliser = call(kernel, grid, [given._replace(query_spans=None)], outputs, interpret)
+  heads, *normaliser = call(kernel, grid, [given], outputs, interpret)
   return heads, normaliser[0] if save else None
 
 
@@ -159,13 +166,13 @@ def backward(
     block: queries and keys of a block.
     interpret: run without the hardware.
   """
-  static, given = _prepare(matrices, weights, visibility, layout, block)
-  given = given._replace(outputs=outputs, slopes=slopes, normaliser=normaliser)
+  static, given, query_spans = _prepare(matrices, weights, visibility, layout, block)
+  reverse = Reverse(outputs, slopes, normaliser, query_spans)
   made = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in matrices]
   made.append(jax.ShapeDtypeStruct(normaliser.shape, jnp.float32))
   grid = (layout.key_heads, given.key_spans.shape[1], layout.batch)
   *gradients, agreement = call(
-    functools.partial(_backward, static=static), grid, [given], made, interpret
+    functools.partial(_backward, static=static), grid, [given, reverse], made, interpret
   )
   by_head = agreement.reshape(layout.batch, layout.heads, layout.queries)
   return tuple(gradients), by_head.swapaxes(1, 2).reshape(-1, layout.heads)
@@ -177,26 +184,26 @@ def _prepare(
   visibility: Visibility,
   layout: Layout,
   block: tuple[int, int],
-) -> tuple[Static, Operands]:
-  """Numbers and spans for every example; spans for as many blocks of queries as of keys."""
+) -> tuple[Static, Operands[jax.Array], jax.Array]:
+  """Operands, and spans of queries, for every example; as many blocks of queries as of keys."""
   static = Static(layout, block, visibility.order)
   most = max(static.blocks(QUERY), static.blocks(KEY))
 
-  def spread(array: jax.Array | None) -> jax.Array | None:
-    return None if array is None else jnp.broadcast_to(array, (layout.batch, *array.shape[1:]))
+  def spread(array: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(array, (layout.batch, *array.shape[1:]))
 
-  ids = map(spread, visibility.numbers(layout.queries))
-  spans = (
-    spread(jnp.pad(one, ((0, 0), (0, most - one.shape[1]), (0, 0))))
-    for one in visibility.spans(layout.queries, layout.keys, block)
-  )
-  return static, Operands(matrices, weights, *ids, *spans)
+  def fill(spans: jax.Array) -> jax.Array:
+    return spread(jnp.pad(spans, ((0, 0), (0, most - spans.shape[1]), (0, 0))))
+
+  ids = jax.tree.map(spread, visibility.numbers(layout.queries))
+  key_spans, query_spans = map(fill, visibility.spans(layout.queries, layout.keys, block))
+  return static, Operands(matrices, weights, ids, key_spans), query_spans
 
 
 class _Example:
   """What a kernel reads of one example, block by block."""
 
-  def __init__(self, given: Operands, static: Static, number: jax.Array):
+  def __init__(self, given: Operands[jax.Ref], static: Static, number: jax.Array):
     self.given, self.static, self.number = given, static, number
     self.layout = static.layout
 
@@ -224,25 +231,6 @@ class _Example:
     place, left = self.number * self.layout.queries + start, self.layout.queries - start
     return load_column(self.given.weights, place, head, size, rows=left)
 
-  def normaliser(self, head: jax.Array, start: jax.Array) -> jax.Array:
-    """Logarithm of the sum of a row; beyond the example so large that nothing is left."""
-    line = self.number * self.layout.heads + head
-    return load_line(self.given.normaliser, line, start, self.static.size(QUERY), other=-FAR)
-
-  def slope(self, head: jax.Array, start: jax.Array) -> _Pair:
-    """The gradient of a head times its weight; and the gradient of the weight times the weight."""
-    layout = self.layout
-    place = (self.number * layout.queries + start, head * layout.head_dim)
-    block = (self.static.size(QUERY), padded(layout.head_dim))
-    slope, output = (
-      load(one, place, block, rows=layout.queries - start, columns=layout.head_dim)
-      for one in (self.given.slopes, self.given.outputs)
-    )
-    agreed = jnp.sum(slope.astype(jnp.float32) * output.astype(jnp.float32), axis=1)
-    if self.given.weights is None:
-      return slope, agreed
-    return (slope * self.weights(head, start)[:, None]).astype(slope.dtype), agreed
-
   def allowed(self, query_start: jax.Array, key_start: jax.Array) -> jax.Array:
     """Which keys of a block every query of a block reads."""
     given, size = self.given, self.static.block
@@ -252,14 +240,45 @@ class _Example:
     in_order = self.static.order.in_order(queries, keys)
     if in_order is not None:
       allowed = allowed & in_order
-    if given.query_ids is not None:
-      mine = load_line(given.query_ids, self.number, query_start, size[0])
-      others = load_line(given.key_ids, self.number, key_start, size[1], other=HIDDEN)
+    if given.ids is not None:
+      mine = load_line(given.ids[0], self.number, query_start, size[0])
+      others = load_line(given.ids[1], self.number, key_start, size[1], other=HIDDEN)
       allowed = allowed & same_number(mine[:, None], others[None])
     return allowed
 
 
-def _forward(given: Operands, heads: jax.Ref, *normaliser: jax.Ref, static: Static) -> None:
+class _Reversed(_Example):
+  """The same in the reverse pass."""
+
+  def __init__(
+    self, given: Operands[jax.Ref], reverse: Reverse[jax.Ref], static: Static, number: jax.Array
+  ):
+    super().__init__(given, static, number)
+    self.reverse = reverse
+
+  def normaliser(self, head: jax.Array, start: jax.Array) -> jax.Array:
+    """Logarithm of the sum of a row; beyond the example so large that nothing is left."""
+    line = self.number * self.layout.heads + head
+    return load_line(self.reverse.normaliser, line, start, self.static.size(QUERY), other=-FAR)
+
+  def slope(self, head: jax.Array, start: jax.Array) -> _Pair:
+    """The gradient of a head times its weight; and the gradient of the weight times the weight."""
+    layout = self.layout
+    place = (self.number * layout.queries + start, head * layout.head_dim)
+    block = (self.static.size(QUERY), padded(layout.head_dim))
+    slope, output = (
+      load(one, place, block, rows=layout.queries - start, columns=layout.head_dim)
+      for one in (self.reverse.slopes, self.reverse.outputs)
+    )
+    agreed = jnp.sum(slope.astype(jnp.float32) * output.astype(jnp.float32), axis=1)
+    if self.given.weights is None:
+      return slope, agreed
+    return (slope * self.weights(head, start)[:, None]).astype(slope.dtype), agreed
+
+
+def _forward(
+  given: Operands[jax.Ref], heads: jax.Ref, *normaliser: jax.Ref, static: Static
+) -> None:
   """Of a block of queries in one head."""
   head, block, number = (pl.program_id(axis) for axis in range(3))
   layout, example = static.layout, _Example(given, static, number)
@@ -291,11 +310,13 @@ def _forward(given: Operands, heads: jax.Ref, *normaliser: jax.Ref, static: Stat
     store_line(ref, number * layout.heads + head, start, line)
 
 
-def _backward(given: Operands, *outputs: jax.Ref, static: Static) -> None:
+def _backward(
+  given: Operands[jax.Ref], reverse: Reverse[jax.Ref], *outputs: jax.Ref, static: Static
+) -> None:
   """Of a block of keys, and of the queries with its number, in all heads of a group."""
   *gradients, agreement = outputs
   key_head, block, number = (pl.program_id(axis) for axis in range(3))
-  layout, example = static.layout, _Example(given, static, number)
+  layout, example = static.layout, _Reversed(given, reverse, static, number)
   heads = [key_head * layout.group + one for one in range(layout.group)]
   factor = 1 / math.sqrt(layout.head_dim)
 
@@ -324,7 +345,7 @@ def _backward(given: Operands, *outputs: jax.Ref, static: Static) -> None:
       d_value = sums[1] + dot(share.astype(slope[0].dtype), slope[0], (0, 0))
       return sums[0] + dot(error.astype(query.dtype), query, (0, 0)), d_value
 
-    return lax.fori_loop(*example.span(given.query_spans, block), visit, sums)
+    return lax.fori_loop(*example.span(reverse.query_spans, block), visit, sums)
 
   zeros = jnp.zeros(key_value[0].shape, jnp.float32)
   sums = (zeros, zeros)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 QUERY, KEY, VALUE = range(3)
@@ -35,8 +36,9 @@ class Layout:
   @classmethod
   def apart(cls, query: Heads, key: Heads) -> "Layout":
     """Of queries, keys and values that are matrices of their own."""
-    columns = tuple((number, 0, query.shape[3]) for number in range(3))
-    return cls(*query.shape[:2], key.shape[1], query.shape[2], *key.shape[2:], columns)
+    (batch, queries, heads, head_dim), (keys, key_heads) = query.shape, key.shape[1:3]
+    columns = tuple((number, 0, head_dim) for number in range(3))
+    return cls(batch, queries, keys, heads, key_heads, head_dim, columns)
 
   @classmethod
   def packed(cls, batch: int, time: int, heads: int, head_dim: int) -> "Layout":
@@ -72,7 +74,7 @@ class Layout:
       heads = self.heads_of(which)
       # The last head ends where its own columns do, not where another head would begin.
       columns = matrices[matrix][:, first : first + (heads - 1) * step + self.head_dim]
-      padded = jax.numpy.pad(columns, ((0, 0), (0, step - self.head_dim)))
+      padded = jnp.pad(columns, ((0, 0), (0, step - self.head_dim)))
       rows = padded.reshape(self.batch, self.times(which), heads, step)
       return rows[..., : self.head_dim]
 

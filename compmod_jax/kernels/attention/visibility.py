@@ -68,10 +68,10 @@ class Visibility:
     """The rule in full; None where every query reads every key."""
     allowed = self.in_order(jnp.arange(queries)[:, None], jnp.arange(keys)[None])
     allowed = None if allowed is None else allowed[None, None]
-    own, others = self.numbers(queries)
-    if own is None:
+    ids = self.numbers(queries)
+    if ids is None:
       return allowed
-    numbered = same_number(own[:, None, :, None], others[:, None, None, :])
+    numbered = same_number(ids[0][:, None, :, None], ids[1][:, None, None, :])
     return numbered if allowed is None else numbered & allowed
 
   def spans(
@@ -100,10 +100,10 @@ class Visibility:
       if self.window is not None:
         seen = seen & (first_q[:, None] - last_k[None] < self.window)
       met = met & (seen | (first_k < self.prefix)[None])[None]
-    own, others = self.numbers(queries)
-    if own is not None:
-      low_q, high_q = _extremes(own, rows, block[0])
-      low_k, high_k = _extremes(others, columns, block[1])
+    ids = self.numbers(queries)
+    if ids is not None:
+      low_q, high_q = _extremes(ids[0], rows, block[0])
+      low_k, high_k = _extremes(ids[1], columns, block[1])
       shared = (low_k <= SHARED) & (high_k >= SHARED)
       overlap = (low_q[:, :, None] <= high_k[:, None]) & (low_k[:, None] <= high_q[:, :, None])
       met = met & (overlap | shared[:, None]) & (high_k > HIDDEN)[:, None]
@@ -111,17 +111,15 @@ class Visibility:
 
   def numbers(
     self, queries: int
-  ) -> tuple[Int[Array, "#batch queries"], Int[Array, "#batch keys"]] | tuple[None, None]:
+  ) -> tuple[Int[Array, "#batch queries"], Int[Array, "#batch keys"]] | None:
     """Numbers of queries and of keys; None where all keys may be read."""
     if self.key_ids is None:
-      return None, None
+      return None
     own = jnp.zeros((1, queries), jnp.int32) if self.query_ids is None else self.query_ids
     return own, self.key_ids
 
 
-def same_number(
-  queries: Int[Array, "*shape"], keys: Int[Array, "*shape"]
-) -> Bool[Array, "*shape"]:
+def same_number(queries: Int[Array, "*shape"], keys: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
   """Whether numbers allow pairs."""
   return (queries == keys) | (keys == SHARED)
 

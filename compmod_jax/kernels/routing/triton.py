@@ -40,7 +40,9 @@ def _mask(
 
 
 def _at(ref: jax.Ref, start: Sequence[jax.Array | int], shape: Sequence[int]) -> Any:
-  return ref.at[pl.ds(start[0], shape[0]), pl.ds(start[1], shape[1])]
+  # A block may reach beyond the array, which Pallas refuses of a start that it knows.
+  row, column = (jnp.int32(one) if isinstance(one, int) else one for one in start)
+  return ref.at[pl.ds(row, shape[0]), pl.ds(column, shape[1])]
 
 
 def load(
@@ -71,16 +73,14 @@ def store(
 
 
 def load_line(
-  ref: jax.Ref, row: jax.Array | int, start: jax.Array | int, size: int, *, other: float = 0
+  ref: jax.Ref, row: jax.Array | int, start: jax.Array | int, size: int, *, other: float | int = 0
 ) -> jax.Array:
   """A part of a row of a matrix [size], `other` beyond its end."""
   mask = start + jnp.arange(size) < ref.shape[1]
   return plt.load(ref.at[row, pl.ds(start, size)], mask=mask, other=other)
 
 
-def store_line(
-  ref: jax.Ref, row: jax.Array | int, start: jax.Array | int, line: jax.Array
-) -> None:
+def store_line(ref: jax.Ref, row: jax.Array | int, start: jax.Array | int, line: jax.Array) -> None:
   """Writes a part of a row of a matrix, as far as it lies inside."""
   (size,) = line.shape
   mask = start + jnp.arange(size) < ref.shape[1]
@@ -94,7 +94,7 @@ def load_column(
   size: int,
   *,
   rows: jax.Array | int,
-  other: float = 0,
+  other: float | int = 0,
 ) -> jax.Array:
   """A part of a column of a matrix [size], `other` beyond its first `rows`."""
   mask = jnp.arange(size) < rows

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.linear import group_product, over_rows
+from compmod_jax.core.linear import affine, group_product, over_rows
 from compmod_jax.core.sharding import logical, platform_of
 from compmod_jax.kernels.attention import (
   Visibility,
@@ -156,10 +156,11 @@ class IntoHeads(nn.Module):
     beside: tuple[Float[Array, "embed other"], Float[Array, " other"]] | None = None,
     *,
     split: bool = True,
-  ) -> tuple[Float[Array, "batch time ..."], ...]:
+  ) -> tuple[Float[Array, "..."], ...]:
     """The projections, in order; last what another kernel and bias, of the same inputs, make.
 
-    Not split, they are one matrix: all projections of the first head, of the second, and so on.
+    Not split, they are one matrix, all projections of the first head, of the second, and so on, to
+    which a bias [columns] is still to be added: that and the bias.
     """
     # Heads come first, so that they can be split over devices after the axes are merged.
     shape = (self.heads, self.projections, self.head_dim)
@@ -169,11 +170,15 @@ class IntoHeads(nn.Module):
     kernel = self.param("kernel", logical(init, "embed", *names), (embed, *shape))
     bias = _bias(self, names, shape)
     kernel = kernel.astype(self.dtype).reshape(embed, -1)
+    whole = bias.reshape(-1)
     bias = bias.astype(self.dtype).reshape(1, -1)
     width = kernel.shape[1]
     if beside is not None:
       kernel = jnp.concatenate([kernel, beside[0]], axis=1)
       bias = jnp.concatenate([bias, beside[1][None]], axis=1)
+      whole = jnp.concatenate([whole, beside[1]])
+    if not split:
+      return over_rows(lambda rows: rows.astype(self.dtype) @ kernel, inputs), whole
 
     def project(rows: jax.Array) -> jax.Array:
       if groups == 1:
@@ -182,8 +187,6 @@ class IntoHeads(nn.Module):
       return group_product(rows.astype(self.dtype), slices) + bias
 
     outputs = over_rows(project, inputs)
-    if not split:
-      return (outputs,)
     apart = outputs[..., :width].reshape(*inputs.shape[:2], *shape)
     rest = () if beside is None else (outputs[..., width:],)
     return (*(apart[:, :, :, i] for i in range(self.projections)), *rest)
@@ -231,15 +234,15 @@ class OutOfHeads(nn.Module):
     init = _OUT_OF_HEADS if groups == 1 else _within_slice(1.0, shape[-1])
     kernel = self.param("kernel", logical(init, *names), shape).astype(self.dtype)
     bias = _bias(self, ("norm",), (self.dim,))
+    if weights is None and groups == 1:
+      flat, features = kernel.reshape(-1, self.dim), heads.reshape(*heads.shape[:2], -1)
+      return over_rows(lambda rows: affine(rows, flat, bias), features)
     bias = bias.astype(self.dtype)[None]
     if groups > 1:
       assert weights is None, "a product of slices weighs no heads in the same pass"
       slices = kernel.reshape(groups, -1, kernel.shape[-1])
       flat = heads.reshape(*heads.shape[:2], -1)
       return over_rows(lambda rows: group_product(rows, slices) + bias, flat)
-    if weights is None:
-      flat = kernel.reshape(-1, self.dim)
-      return over_rows(lambda rows: rows @ flat + bias, heads.reshape(*heads.shape[:2], -1))
     over = ("batch", "time")
     made = sharding.on_parts(
       functools.partial(_project_part, whole=heads.shape[2]),
@@ -371,14 +374,19 @@ class Attention(nn.Module):
         return self._routed(inputs, visibility, *readout, options["intermediates"])
       weights = self.router.weights_of(self.router.hidden_of(inputs), **options)
       weights = weights * self.heads if config.rescale else weights
-    (packed,) = self.query_key_value(inputs, split=False)
+    packed, bias = self.query_key_value(inputs, split=False)
     names = ("batch", None, "heads", None)
     return sharding.on_parts(
-      lambda visibility, weights, packed: packed_attention(
-        packed, weights=weights, visibility=visibility
+      lambda visibility, weights, bias, packed: packed_attention(
+        packed, bias, weights=weights, visibility=visibility
       ),
-      [visibility, weights, packed.reshape(*inputs.shape[:2], self.heads, -1)],
-      [seen, None if weights is None else names[:3], names],
+      [
+        visibility,
+        weights,
+        bias.reshape(self.heads, -1),
+        packed.reshape(*inputs.shape[:2], self.heads, -1),
+      ],
+      [seen, None if weights is None else names[:3], names[2:], names],
     )
 
   def _routed(
@@ -399,12 +407,15 @@ class Attention(nn.Module):
       factor=self.heads if self.competition.rescale else 1.0,
     )
     beside = self.router.hidden(inputs.shape[-1])
-    (packed,) = self.query_key_value(inputs, beside, split=False)
+    packed, bias = self.query_key_value(inputs, beside, split=False)
     heads, weights = sharding.on_parts(
-      lambda visibility, readout, packed: attention(packed, readout, visibility=visibility),
-      [visibility, readout, packed],
+      lambda visibility, bias, readout, packed: attention(
+        packed, bias, readout, visibility=visibility
+      ),
+      [visibility, bias, readout, packed],
       [
         _names_of(visibility, len(inputs)),
+        (None,),
         Readout((None, None), (None,)),  # pyright: ignore[reportArgumentType]  # names, not arrays
         ("batch", None, None),
       ],

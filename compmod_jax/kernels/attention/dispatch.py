@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
 from compmod_jax.core import errors
+from compmod_jax.core.sharding import platform_of
 from compmod_jax.kernels.attention import definition
 from compmod_jax.kernels.attention.layout import Layout
 from compmod_jax.kernels.attention.visibility import Visibility
@@ -98,11 +99,12 @@ def flash_attention(
   own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
   plan = _plan(layout, implementation, interpret, tiles, rows[0])
   run = _rule(_Attention(layout), plan, tiles.within(layout))
-  return run(rows, own, visibility).reshape(query.shape)
+  return run(rows, None, own, visibility).reshape(query.shape)
 
 
 def packed_attention(
   packed: Float[Array, "batch time heads three_head_dims"],
+  bias: Float[Array, "heads three_head_dims"] | None = None,
   *,
   weights: Float[Array, "batch time heads"] | None = None,
   visibility: Visibility = Visibility(),
@@ -114,6 +116,7 @@ def packed_attention(
 
   Args:
     packed: query, key and value of every head, side by side.
+    bias: what is still to be added to them.
     weights: as in `flash_attention`, and so the others.
     visibility: which keys a query may read.
     implementation: how.
@@ -129,11 +132,13 @@ def packed_attention(
   own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
   plan = _plan(layout, implementation, interpret, tiles, rows)
   run = _rule(_Attention(layout), plan, tiles.within(layout))
-  return run((rows,), own, visibility).reshape(batch, time, heads, -1)
+  shift = None if bias is None else bias.reshape(1, -1).astype(jnp.float32)
+  return run((rows,), shift, own, visibility).reshape(batch, time, heads, -1)
 
 
 def routed_attention(
   packed: Float[Array, "batch time columns"],
+  bias: Float[Array, " columns"],
   readout: Readout,
   *,
   heads: int,
@@ -150,6 +155,7 @@ def routed_attention(
   Args:
     packed: queries, keys and values of the first head, of the second, and so on, `head_dim` columns
       each; behind them the first layer of the inference network before its relu.
+    bias: what is still to be added to all of them.
     readout: from there to scores.
     heads: how many.
     head_dim: columns of each.
@@ -179,7 +185,8 @@ def routed_attention(
   run = _rule(_Routed(layout, choice), plan, tiles.within(layout))
   factor = jnp.broadcast_to(jnp.asarray(factor, jnp.float32), (batch, time, heads))
   kernel = readout.kernel.astype(packed.dtype)
-  made, weights = run(rows, kernel, readout.bias, factor.reshape(-1, heads), visibility)
+  shift = bias.reshape(1, -1).astype(jnp.float32)
+  made, weights = run(rows, shift, kernel, readout.bias, factor.reshape(-1, heads), visibility)
   return made.reshape(batch, time, -1), weights.reshape(batch, time, heads)
 
 
@@ -192,7 +199,7 @@ def has_kernel(array: jax.Array, head_dim: int, dtype: DTypeLike) -> bool:
     dtype: of queries, keys and values.
   """
   refusals = functools.partial(_refusals, Layout.packed(1, 1, 1, head_dim), dtype)
-  return make_plan(None, False, Blocks(), refusals, array) is not None
+  return _usable(make_plan(None, False, Blocks(), refusals, array), array) is not None
 
 
 def _plan(
@@ -205,7 +212,13 @@ def _plan(
 ) -> Plan | None:
   """The kernels that may run; None for the definition."""
   refusals = functools.partial(_refusals, layout, rows.dtype, hidden, tiles.routing)
-  return make_plan(implementation, interpret, tiles.routing, refusals, rows)
+  return _usable(make_plan(implementation, interpret, tiles.routing, refusals, rows), rows)
+
+
+def _usable(plan: Plan | None, array: jax.Array) -> Plan | None:
+  """The plan, where it has a kernel for the platform that is traced for."""
+  platform = {"cuda": "gpu"}.get(name := platform_of(array), name)
+  return plan if plan is not None and (plan.exact or platform in plan.kernels) else None
 
 
 def _refusals(
@@ -239,14 +252,16 @@ def _gpu() -> tuple[Any, Any]:
 
 
 class _Attention(NamedTuple):
-  """Heads [batch * queries, heads * head_dim] of matrices and weights, under a visibility."""
+  """Heads [batch * queries, heads * head_dim] of matrices, bias and weights, under a visibility."""
 
   layout: Layout
 
   def define(self, *args: PyTree) -> jax.Array:
     """The definition."""
-    matrices, weights, visibility = args
+    matrices, bias, weights, visibility = args
     layout = self.layout
+    if bias is not None:
+      matrices = (_shifted(matrices[0], bias),)
     if weights is not None:
       weights = weights.reshape(layout.batch, layout.queries, layout.heads)
     heads = definition.attention(*layout.split(matrices), weights, visibility)
@@ -261,21 +276,14 @@ class _Attention(NamedTuple):
     )
 
   def backward(
-    self,
-    args: PyTree,
-    made: jax.Array,
-    saved: jax.Array,
-    slope: jax.Array,
-    tiles: Tiles,
-    *,
-    interpret: bool,
+    self, args: PyTree, results: PyTree, slope: jax.Array, tiles: Tiles, *, interpret: bool
   ) -> PyTree:
-    """Gradients of matrices and weights."""
-    gradients, agreement = _gpu()[0].backward(
-      *args, made, saved, slope, layout=self.layout, block=tiles.backward, interpret=interpret
+    """Gradients of matrices, bias and weights."""
+    gradients, d_bias, agreement = _gpu()[0].backward(
+      *args, *results, slope, layout=self.layout, block=tiles.backward, interpret=interpret
     )
-    weights = args[1]
-    return gradients, None if weights is None else _over(agreement, weights)
+    weights = args[2]
+    return gradients, d_bias, None if weights is None else _over(agreement, weights)
 
   def saved(self) -> jax.ShapeDtypeStruct:
     """The normaliser."""
@@ -284,7 +292,7 @@ class _Attention(NamedTuple):
 
 
 class _Routed(NamedTuple):
-  """Heads and weights of a packed matrix, readout and factors, under a visibility."""
+  """Heads and weights of a packed matrix, bias, readout and factors, under a visibility."""
 
   layout: Layout
   choice: Choice
@@ -296,76 +304,55 @@ class _Routed(NamedTuple):
 
   def define(self, *args: PyTree) -> tuple[jax.Array, jax.Array]:
     """The definition."""
-    packed, kernel, bias, factor, visibility = args
+    packed, shift, kernel, bias, factor, visibility = args
+    packed = _shifted(packed, shift)
     hidden = packed[:, self.column :]
     weights, _ = routing_reference.route(hidden, None, kernel, bias, choice=self.choice)
-    heads = _Attention(self.layout).define((packed,), weights * factor, visibility)
+    heads = _Attention(self.layout).define((packed,), None, weights * factor, visibility)
     return heads, weights
 
   def forward(
     self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array | None]:
     """Heads and weights, and the normaliser of every row."""
-    packed, kernel, bias, factor, visibility = args
-    weights, _ = _gpu()[1].route(
-      packed,
-      None,
-      kernel,
-      bias,
-      choice=self.choice,
-      keep_hidden=False,
-      blocks=tiles.routing,
-      interpret=interpret,
-      column=self.column,
+    packed, shift, kernel, bias, factor, visibility = args
+    weights = _gpu()[1].route_columns(
+      packed, shift, kernel, bias, **self._routing(tiles, interpret)
     )
     attention = _Attention(self.layout)
-    args = ((packed,), weights * factor, visibility)
+    args = ((packed,), shift, weights * factor, visibility)
     heads, saved = attention.forward(args, tiles, interpret=interpret, save=save)
     return (heads, weights), saved
 
   def backward(
-    self,
-    args: PyTree,
-    made: PyTree,
-    saved: jax.Array,
-    slope: PyTree,
-    tiles: Tiles,
-    *,
-    interpret: bool,
+    self, args: PyTree, results: PyTree, slope: PyTree, tiles: Tiles, *, interpret: bool
   ) -> PyTree:
-    """Gradients of packed matrix, readout and factors: the last columns are written in place."""
-    packed, kernel, _, factor, visibility = args
-    (heads, weights), (d_heads, d_weights) = made, slope
+    """Gradients of all but the visibility; the matrix's last columns are written in place."""
+    packed, shift, kernel, _, factor, visibility = args
+    ((heads, weights), saved), (d_heads, d_weights) = results, slope
+    args = ((packed,), shift, weights * factor, visibility)
+    options = {"layout": self.layout, "block": tiles.backward, "interpret": interpret}
     attention, routing = _gpu()
-    (gradient,), agreement = attention.backward(
-      (packed,),
-      weights * factor,
-      visibility,
-      heads,
-      saved,
-      d_heads,
-      layout=self.layout,
-      block=tiles.backward,
-      interpret=interpret,
+    (gradient,), d_shift, agreement = attention.backward(*args, heads, saved, d_heads, **options)
+    given = (packed, shift, kernel, weights, _over(agreement, weights) + d_weights, gradient)
+    d_packed, d_hidden, d_kernel, d_bias = routing.route_columns_backward(
+      *given, **self._routing(tiles, interpret)
     )
-    d_packed, _, d_kernel, d_bias = routing.route_backward(
-      packed,
-      None,
-      None,
-      kernel,
-      weights,
-      _over(agreement, weights) + d_weights,
-      choice=self.choice,
-      blocks=tiles.routing,
-      interpret=interpret,
-      column=self.column,
-      into=gradient,
-    )
-    return d_packed, d_kernel, d_bias, _over(agreement, factor)
+    d_shift = jnp.concatenate([d_shift[:, : self.column], d_hidden[None]], axis=1)
+    return d_packed, d_shift, d_kernel, d_bias, _over(agreement, factor)
 
   def saved(self) -> jax.ShapeDtypeStruct:
     """The normaliser."""
     return _Attention(self.layout).saved()
+
+  def _routing(self, tiles: Tiles, interpret: bool) -> dict[str, Any]:
+    options = {"blocks": tiles.routing, "interpret": interpret}
+    return {"column": self.column, "choice": self.choice, **options}
+
+
+def _shifted(rows: jax.Array, bias: jax.Array) -> jax.Array:
+  """Rows and a bias, in the type of the rows."""
+  return (rows.astype(jnp.float32) + bias).astype(rows.dtype)
 
 
 def _over(agreement: jax.Array, weights: jax.Array) -> jax.Array:
@@ -406,15 +393,15 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
   )
   reverse = _standing_for(
     choose(
-      lambda args, made, saved, slope: function.backward(args, made, saved, slope, **options),
-      lambda args, made, saved, slope: gradients(*args, slope),
+      lambda args, results, slope: function.backward(args, results, slope, **options),
+      lambda args, results, slope: gradients(*args, slope),
     ),
-    lambda args, made, saved, slope: gradients(*args, slope),
+    lambda args, results, slope: gradients(*args, slope),
   )
 
   def forward(*args: PyTree) -> tuple[PyTree, PyTree]:
     made, saved = saving(*args)
-    return made, (args, made, saved)
+    return made, (args, (made, saved))
 
   def backward(kept: PyTree, slope: PyTree) -> PyTree:
     return *reverse(*kept, slope), None

@@ -73,12 +73,15 @@ class Operands(NamedTuple, Generic[A]):
 
   Attributes:
     matrices: those that hold queries, keys and values [batch * time, columns].
+    bias: what is added to the columns of a matrix that holds all three [1, columns], float32; none
+      for nothing.
     weights: of heads [batch * queries, heads], float32; none for 1.
     ids: numbers of queries [batch, queries] and of keys [batch, keys], where there are any.
     key_spans: blocks of keys that a block of queries visits [batch, blocks, 2].
   """
 
   matrices: tuple[A, ...]
+  bias: A | None
   weights: A | None
   ids: tuple[A, A] | None
   key_spans: A
@@ -102,6 +105,7 @@ class Reverse(NamedTuple, Generic[A]):
 
 def forward(
   matrices: tuple[jax.Array, ...],
+  bias: jax.Array | None,
   weights: jax.Array | None,
   visibility: Visibility,
   *,
@@ -114,6 +118,7 @@ def forward(
 
   Args:
     matrices: see `Operands`.
+    bias: see `Operands`.
     weights: see `Operands`.
     visibility: which keys a query may read.
     layout: sizes, and where columns begin.
@@ -121,19 +126,21 @@ def forward(
     interpret: run without the hardware.
     save: whether a reverse pass follows.
   """
-  static, given, _ = _prepare(matrices, weights, visibility, layout, block)
+  static, given, _ = _prepare(matrices, bias, weights, visibility, layout, block)
   rows, lines = layout.batch * layout.queries, layout.batch * layout.heads
   dtype = matrices[layout.columns[QUERY][0]].dtype
   outputs = [jax.ShapeDtypeStruct((rows, layout.heads * layout.head_dim), dtype)]
   outputs += [jax.ShapeDtypeStruct((lines, layout.queries), jnp.float32)] * save
   grid = (layout.heads, static.blocks(QUERY), layout.batch)
   kernel = functools.partial(_forward, static=static)
-  heads, *normaliser = call(kernel, grid, [given], outputs, interpret)
+  flops = 4 * layout.pairs * layout.head_dim
+  heads, *normaliser = call(kernel, grid, [given], outputs, interpret, flops=flops)
   return heads, normaliser[0] if save else None
 
 
 def backward(
   matrices: tuple[jax.Array, ...],
+  bias: jax.Array | None,
   weights: jax.Array | None,
   visibility: Visibility,
   outputs: jax.Array,
@@ -143,10 +150,11 @@ def backward(
   layout: Layout,
   block: tuple[int, int],
   interpret: bool,
-) -> tuple[tuple[jax.Array, ...], jax.Array]:
-  """Gradients of the matrices; and [batch * queries, heads], that of a weight times the weight.
+) -> tuple[tuple[jax.Array, ...], jax.Array | None, jax.Array]:
+  """Gradients of matrices and bias; [batch * queries, heads], that of a weight times the weight.
 
-  Columns of a matrix that hold neither queries nor keys nor values are not written.
+  Columns of a matrix that hold neither queries nor keys nor values are not written; in the gradient
+  of the bias, what stands there means nothing.
 
   With the gradient ds of a head s = C o, and P its probabilities:
 
@@ -156,7 +164,8 @@ def backward(
   nothing is divided by C.
 
   Args:
-    matrices: as in `forward`, and so the next two.
+    matrices: as in `forward`, and so the next three.
+    bias: as in `forward`.
     weights: as in `forward`.
     visibility: as in `forward`.
     outputs: what `forward` returned.
@@ -166,20 +175,27 @@ def backward(
     block: queries and keys of a block.
     interpret: run without the hardware.
   """
-  static, given, query_spans = _prepare(matrices, weights, visibility, layout, block)
+  static, given, query_spans = _prepare(matrices, bias, weights, visibility, layout, block)
   reverse = Reverse(outputs, slopes, normaliser, query_spans)
   made = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in matrices]
   made.append(jax.ShapeDtypeStruct(normaliser.shape, jnp.float32))
   grid = (layout.key_heads, given.key_spans.shape[1], layout.batch)
-  *gradients, agreement = call(
-    functools.partial(_backward, static=static), grid, [given, reverse], made, interpret
-  )
-  by_head = agreement.reshape(layout.batch, layout.heads, layout.queries)
-  return tuple(gradients), by_head.swapaxes(1, 2).reshape(-1, layout.heads)
+  if bias is not None:
+    parts = (grid[1] * grid[2], bias.shape[1])
+    made.append(jax.ShapeDtypeStruct(parts, jnp.float32))
+  kernel = functools.partial(_backward, static=static)
+  # Logits are formed again, which counts nothing.
+  flops = 8 * layout.pairs * layout.head_dim
+  found = call(kernel, grid, [given, reverse], made, interpret, flops=flops)
+  count = len(matrices)
+  by_head = found[count].reshape(layout.batch, layout.heads, layout.queries)
+  d_bias = None if bias is None else jnp.sum(found[-1], axis=0, keepdims=True)
+  return tuple(found[:count]), d_bias, by_head.swapaxes(1, 2).reshape(-1, layout.heads)
 
 
 def _prepare(
   matrices: tuple[jax.Array, ...],
+  bias: jax.Array | None,
   weights: jax.Array | None,
   visibility: Visibility,
   layout: Layout,
@@ -197,7 +213,7 @@ def _prepare(
 
   ids = jax.tree.map(spread, visibility.numbers(layout.queries))
   key_spans, query_spans = map(fill, visibility.spans(layout.queries, layout.keys, block))
-  return static, Operands(matrices, weights, ids, key_spans), query_spans
+  return static, Operands(matrices, bias, weights, ids, key_spans), query_spans
 
 
 class _Example:
@@ -213,7 +229,11 @@ class _Example:
     matrix = self.given.matrices[layout.columns[which][0]]
     block = (self.static.size(which), padded(layout.head_dim))
     place, left = layout.place(which, self.number, start, head), layout.times(which) - start
-    return load(matrix, place, block, rows=left, columns=layout.head_dim)
+    rows = load(matrix, place, block, rows=left, columns=layout.head_dim)
+    if self.given.bias is None:
+      return rows
+    bias = load(self.given.bias, (0, place[1]), (1, block[1]), columns=layout.head_dim)
+    return (rows.astype(jnp.float32) + bias).astype(rows.dtype)
 
   def keys_and_values(self, head: jax.Array, start: jax.Array) -> _Pair:
     """Keys and values of a head."""
@@ -314,7 +334,8 @@ def _backward(
   given: Operands[jax.Ref], reverse: Reverse[jax.Ref], *outputs: jax.Ref, static: Static
 ) -> None:
   """Of a block of keys, and of the queries with its number, in all heads of a group."""
-  *gradients, agreement = outputs
+  count = len(given.matrices)
+  gradients, agreement, parts = outputs[:count], outputs[count], outputs[count + 1 :]
   key_head, block, number = (pl.program_id(axis) for axis in range(3))
   layout, example = static.layout, _Reversed(given, reverse, static, number)
   heads = [key_head * layout.group + one for one in range(layout.group)]
@@ -324,6 +345,9 @@ def _backward(
     ref, left = gradients[layout.columns[which][0]], layout.times(which) - start
     place = layout.place(which, number, start, head)
     store(ref, place, values, rows=left, columns=layout.head_dim)
+    for one in parts:
+      line = number * given.key_spans.shape[1] + block
+      store(one, (line, place[1]), jnp.sum(values, axis=0)[None], columns=layout.head_dim)
 
   def errors(
     head: jax.Array, slope: _Pair, query: jax.Array, key_value: _Pair, starts: _Pair

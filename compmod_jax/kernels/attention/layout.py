@@ -51,6 +51,11 @@ class Layout:
     """Heads that read the same keys."""
     return self.heads // self.key_heads
 
+  @property
+  def pairs(self) -> int:
+    """Pairs of a query and a key in all heads, whether one reads the other or not."""
+    return self.batch * self.heads * self.queries * self.keys
+
   def times(self, which: int) -> int:
     """Positions of queries, keys or values."""
     return self.queries if which == QUERY else self.keys

@@ -154,6 +154,7 @@ def call(
   warps: int = 4,
   stages: int = 3,
   aliases: Mapping[int, int] | None = None,
+  flops: int | None = None,
 ) -> Sequence[jax.Array]:
   """Runs a kernel, which sees whole arrays, for every point of a grid.
 
@@ -166,6 +167,7 @@ def call(
     warps: of a program.
     stages: loads that are under way at once.
     aliases: number of an array -> number of the output that takes its place in memory.
+    flops: operations of its products, where loops hide how many there are.
   """
   return pl.pallas_call(
     kernel,
@@ -175,4 +177,5 @@ def call(
     compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
     interpret=interpret,
     input_output_aliases=dict(aliases or {}),
+    cost_estimate=None if flops is None else pl.CostEstimate(flops, 0, 0),
   )(*arrays)

@@ -92,6 +92,7 @@ def route(
   interpret: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
   """See `reference.route`."""
+  blocks = blocks.of_type(rows.dtype)
   tokens, (inner, units) = rows.shape[0], readout.shape
   shifts = [] if first is None else [first[0], first[1][None]]
   outputs = [jax.ShapeDtypeStruct((tokens, units), jnp.float32)]
@@ -127,6 +128,7 @@ def route_columns(
     blocks: sizes of blocks.
     interpret: run without the hardware.
   """
+  blocks = blocks.of_type(rows.dtype)
   outputs = [jax.ShapeDtypeStruct((rows.shape[0], readout.shape[1]), jnp.float32)]
   kernel = functools.partial(_route_columns, column=column, choice=choice, tokens=blocks.gpu_route)
   grid = (pl.cdiv(rows.shape[0], blocks.gpu_route),)
@@ -206,7 +208,7 @@ def route_backward(
   programs share no memory. The second forms the hidden errors again: to write and read them would
   be twice the bytes, and XLA's product adds twice as many partial sums.
   """
-  hidden = rows if hidden is None else hidden
+  hidden, blocks = rows if hidden is None else hidden, blocks.of_type(rows.dtype)
   programs, (width, units) = pl.cdiv(rows.shape[0], blocks.gpu_route), readout.shape
   shared = [hidden, readout, weights, gradient]
   kernel = functools.partial(
@@ -331,6 +333,7 @@ def route_columns_backward(
     blocks: as there.
     interpret: as there.
   """
+  blocks = blocks.of_type(rows.dtype)
   programs, (width, units) = pl.cdiv(rows.shape[0], blocks.gpu_route), readout.shape
   kernel = functools.partial(
     _route_columns_backward,

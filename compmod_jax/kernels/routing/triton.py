@@ -177,5 +177,7 @@ def call(
     compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
     interpret=interpret,
     input_output_aliases=dict(aliases or {}),
-    cost_estimate=None if flops is None else pl.CostEstimate(flops, 0, 0),
+    cost_estimate=None
+    if flops is None
+    else pl.CostEstimate(flops=flops, transcendentals=0, bytes_accessed=0),
   )(*arrays)

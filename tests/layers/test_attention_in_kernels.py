@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from random_parameters import drawn
 
+from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.kernels.attention import dispatch
 from compmod_jax.kernels.routing.dispatch import Plan
@@ -113,6 +114,21 @@ def test_cross_attention_is_the_same(request):
   request.getfixturevalue("in_kernels")
   found, text = outcome(module, given, inputs, ctx, memory)
   assert "pallas_call" in text
+  assert_close(found, true)
+
+
+@pytest.mark.parametrize(("name", "tensor"), [("soft", 3), ("inside", 1)])
+def test_devices_have_their_examples_and_heads(name, tensor, request):
+  module, given = layer(COMPETITIONS[name]), params(name)
+  inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=MASKS["causal, padding"]())
+  true, _ = outcome(module, given, inputs, ctx)
+  request.getfixturevalue("in_kernels")
+  devices = jax.devices()[: 2 * tensor]
+  mesh = sharding.make_mesh(sharding.MeshConfig(data=2, tensor=tensor), devices)
+  with jax.set_mesh(mesh):
+    spread = jax.device_put(inputs, sharding.batch_sharding(mesh))
+    found, text = outcome(module, given, spread, ctx)
+  assert "shard_map" in text
   assert_close(found, true)
 
 

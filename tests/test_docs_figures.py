@@ -670,6 +670,22 @@ def cpu_layers():
   ]
 
 
+def attention_layers():
+  found = record("benchmarks/attention-compiled.json")["tables"]["h100"]
+  assert not any(row["spilt"] for row in found.values())
+  return [
+    [
+      f"{way}: {label}",
+      *(f"{found[f'{layer}, rows of {time}, {way}']['MiB']:,.0f}" for time in (128, 1024, 4096)),
+    ]
+    for way in ("forward", "training")
+    for layer, label in (
+      ("plain", "no competition"), ("float32", "competing, routers in float32"),
+      ("inside", "competing, inside"),
+    )
+  ]  # fmt: skip
+
+
 def whole_layers():
   compiled = record("benchmarks/routing-compiled.json")["tables"]
   rows = []
@@ -677,7 +693,7 @@ def whole_layers():
     for label, layer in (("no competition", "plain"), ("fused", "competing"),
                          ("step by step", "step by step")):  # fmt: skip
       name = f"layer {layer}, {way}"
-      found = [f"{compiled[chip][name]['MiB']:,.0f}" for chip in ("h100", "v5e", "v5p")]
+      found = [f"{compiled[chip][name]['MiB']:,.0f}" for chip in ("v5e", "v5p")]
       rows.append([f"{way}: {label}", *found])
   return rows
 
@@ -767,7 +783,9 @@ TABLES = {
   ("docs/meta_transfer.md", "Two variables of a few values", 1): adaptation_to_causes,
   ("docs/meta_transfer.md", "Two real variables behind a rotation", 0): rotated_causes,
   ("docs/meta_transfer.md", "From Python", 0): REFERENCE,
-  ("docs/kernels.md", "Routing kernels", 0): REFERENCE,
+  ("docs/kernels.md", "Attention on GPUs", 0): REFERENCE,
+  ("docs/kernels.md", "Attention on GPUs", 1): attention_layers,
+  ("docs/kernels.md", "Routing by itself", 0): REFERENCE,
   ("docs/kernels.md", "What moves how many bytes", 0): h100_designs,
   ("docs/kernels.md", "What moves how many bytes", 1): tpu_designs,
   ("docs/kernels.md", "In the attention layer", 0): router_types,

@@ -27,6 +27,45 @@ def exactly(dtype: DTypeLike) -> lax.Precision | None:
   return lax.Precision.HIGHEST if jnp.dtype(dtype) == jnp.float32 else None
 
 
+def affine(
+  rows: Float[Array, "rows inner"],
+  kernel: Float[Array, "inner outer"],
+  bias: Float[Array, " outer"],
+) -> Float[Array, "rows outer"]:
+  """rows @ kernel + bias, in the type of the rows.
+
+  Below float32, the bias is added to the product's float32 sums, which are rounded once: so XLA's
+  products on GPUs add a float32 parameter themselves. One that is rounded first costs a pass of its
+  own, which reads and writes the result again. Reverse mode, any order.
+  """
+  if rows.dtype == jnp.float32:
+    return rows @ kernel + bias[None]
+  return _rounded_affine(rows, kernel, bias)
+
+
+@jax.custom_vjp
+def _rounded_affine(rows: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+  made = jnp.matmul(rows, kernel, preferred_element_type=jnp.float32)
+  return (made + bias.astype(jnp.float32)[None]).astype(rows.dtype)
+
+
+def _affine_forward(
+  rows: jax.Array, kernel: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+  return _rounded_affine(rows, kernel, bias), (rows, kernel, bias)
+
+
+def _affine_backward(
+  kept: tuple[jax.Array, jax.Array, jax.Array], errors: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  rows, kernel, bias = kept
+  d_bias = jnp.sum(errors, axis=0, dtype=jnp.float32).astype(bias.dtype)
+  return errors @ kernel.T, rows.T @ errors, d_bias
+
+
+_rounded_affine.defvjp(_affine_forward, _affine_backward)
+
+
 @jax.custom_vjp
 def narrow_product(
   rows: Float[Array, "rows inner"], kernel: Float[Array, "inner outer"]

@@ -216,6 +216,13 @@ def platform_of(array: jax.Array) -> str:
   return jax.default_backend() if device is None else device.platform
 
 
+def parts_of(array: jax.Array, name: str) -> int:
+  """Into how many parts a mesh splits dimensions of this logical name, where an array is on one."""
+  sizes = jax.typeof(array).sharding.mesh.shape
+  axes = RULES[name] or ()
+  return int(np.prod([sizes.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes)]))
+
+
 def on_parts(
   function: Callable[..., PyTree],
   arguments: Sequence[PyTree],

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,9 +14,16 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.linear import group_product, over_rows
+from compmod_jax.core.linear import affine, group_product, over_rows
 from compmod_jax.core.sharding import logical, platform_of
-from compmod_jax.kernels.routing import scaled_projection
+from compmod_jax.kernels.attention import (
+  Visibility,
+  flash_attention,
+  has_kernel,
+  packed_attention,
+  routed_attention,
+)
+from compmod_jax.kernels.routing import Choice, Readout, scaled_projection
 from compmod_jax.layers.basic import Dropout
 from compmod_jax.layers.context import AttentionMask, Context, PositionIds
 from compmod_jax.layers.kv_cache import (
@@ -83,6 +91,10 @@ def attend(
     intermediates: activations to read or change.
   """
   explicit = dropout is not None or intermediates.wants("attention")
+  if not explicit and bias is None and has_kernel(query, query.shape[-1], query.dtype):
+    visibility = mask.visibility()
+    if visibility is not None:
+      return _in_kernel(query, key, value, visibility)
   if not explicit and mask.only_causal:
     return jax.nn.dot_product_attention(query, key, value, bias, is_causal=True)
   allowed = mask.dense(query.shape[1], key.shape[1])
@@ -97,6 +109,23 @@ def attend(
   if dropout is not None:
     probabilities = dropout(probabilities)
   return jnp.einsum("bhts,bshd->bthd", probabilities, value)
+
+
+def _in_kernel(
+  query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility
+) -> jax.Array:
+  """Attention by a kernel, on every device for the examples and heads that it has."""
+  names = ("batch", None, "heads", None)
+  return sharding.on_parts(
+    lambda seen, key, value, query: flash_attention(query, key, value, visibility=seen),
+    [visibility, key, value, query],
+    [_names_of(visibility, len(query)), names, names, names],
+  )
+
+
+def _names_of(visibility: Visibility, batch: int) -> Visibility:
+  """The logical names of its arrays' dimensions."""
+  return jax.tree.map(lambda ids: ("batch" if len(ids) == batch else None, None), visibility)
 
 
 class IntoHeads(nn.Module):
@@ -125,8 +154,14 @@ class IntoHeads(nn.Module):
     self,
     inputs: Float[Array, "batch time embed"],
     beside: tuple[Float[Array, "embed other"], Float[Array, " other"]] | None = None,
-  ) -> tuple[Float[Array, "batch time ..."], ...]:
-    """The projections, in order; last what another kernel and bias, of the same inputs, make."""
+    *,
+    split: bool = True,
+  ) -> tuple[Float[Array, "..."], ...]:
+    """The projections, in order; last what another kernel and bias, of the same inputs, make.
+
+    Not split, they are one matrix, all projections of the first head, of the second, and so on, to
+    which a bias [columns] is still to be added: that and the bias.
+    """
     # Heads come first, so that they can be split over devices after the axes are merged.
     shape = (self.heads, self.projections, self.head_dim)
     names = ("heads", "projections", "head_dim")
@@ -135,11 +170,15 @@ class IntoHeads(nn.Module):
     kernel = self.param("kernel", logical(init, "embed", *names), (embed, *shape))
     bias = _bias(self, names, shape)
     kernel = kernel.astype(self.dtype).reshape(embed, -1)
+    whole = bias.reshape(-1)
     bias = bias.astype(self.dtype).reshape(1, -1)
     width = kernel.shape[1]
     if beside is not None:
       kernel = jnp.concatenate([kernel, beside[0]], axis=1)
       bias = jnp.concatenate([bias, beside[1][None]], axis=1)
+      whole = jnp.concatenate([whole, beside[1]])
+    if not split:
+      return over_rows(lambda rows: rows.astype(self.dtype) @ kernel, inputs), whole
 
     def project(rows: jax.Array) -> jax.Array:
       if groups == 1:
@@ -148,9 +187,9 @@ class IntoHeads(nn.Module):
       return group_product(rows.astype(self.dtype), slices) + bias
 
     outputs = over_rows(project, inputs)
-    split = outputs[..., :width].reshape(*inputs.shape[:2], *shape)
+    apart = outputs[..., :width].reshape(*inputs.shape[:2], *shape)
     rest = () if beside is None else (outputs[..., width:],)
-    return (*(split[:, :, :, i] for i in range(self.projections)), *rest)
+    return (*(apart[:, :, :, i] for i in range(self.projections)), *rest)
 
 
 def _bias(
@@ -195,15 +234,15 @@ class OutOfHeads(nn.Module):
     init = _OUT_OF_HEADS if groups == 1 else _within_slice(1.0, shape[-1])
     kernel = self.param("kernel", logical(init, *names), shape).astype(self.dtype)
     bias = _bias(self, ("norm",), (self.dim,))
+    if weights is None and groups == 1:
+      flat, features = kernel.reshape(-1, self.dim), heads.reshape(*heads.shape[:2], -1)
+      return over_rows(lambda rows: affine(rows, flat, bias), features)
     bias = bias.astype(self.dtype)[None]
     if groups > 1:
       assert weights is None, "a product of slices weighs no heads in the same pass"
       slices = kernel.reshape(groups, -1, kernel.shape[-1])
       flat = heads.reshape(*heads.shape[:2], -1)
       return over_rows(lambda rows: group_product(rows, slices) + bias, flat)
-    if weights is None:
-      flat = kernel.reshape(-1, self.dim)
-      return over_rows(lambda rows: rows @ flat + bias, heads.reshape(*heads.shape[:2], -1))
     over = ("batch", "time")
     made = sharding.on_parts(
       functools.partial(_project_part, whole=heads.shape[2]),
@@ -302,6 +341,88 @@ class Attention(nn.Module):
     """Keys and values of a memory for cross attention, computed once for all steps."""
     return as_cache(*self.key_value(memory))
 
+  def _visibility(self, inputs: jax.Array, ctx: Context) -> Visibility | None:
+    """Which keys are read, where self-attention of whole texts runs in one kernel; else None."""
+    config, intermediates = self.competition, ctx.intermediates
+    if self.cross or not has_kernel(inputs, self.width, self.dtype):
+      return None
+    # Nothing happens between the product and the heads, or between these and their weights.
+    plain = self.positions not in ("rotary", "relative") and ctx.position_bias is None
+    plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
+    plain = plain and not self.gated and (self.dropout == 0 or ctx.deterministic)
+    competes = config is None or (config.routing == "fused" and config.inactive == "null")
+    if not (plain and competes) or intermediates.wants("attention", "heads"):
+      return None
+    return ctx.mask.visibility()
+
+  def _in_one_kernel(
+    self, inputs: Float[Array, "batch time embed"], visibility: Visibility, ctx: Context
+  ) -> Float[Array, "batch time heads head_dim"]:
+    """Scaled heads of self-attention whose queries, keys and values are never taken apart."""
+    config, seen = self.competition, _names_of(visibility, len(inputs))
+    options: dict[str, Any] = {
+      "deterministic": ctx.deterministic,
+      "intermediates": ctx.intermediates.scope("router"),
+    }
+    weights = None
+    if config is not None:
+      # The router's first layer may be made beside the rest in the model's type alone, and where
+      # all heads are on one device.
+      beside = config.dtype == "model" and sharding.parts_of(inputs, "heads") == 1
+      readout = self.router.readout(**options) if beside else None
+      if readout is not None:
+        return self._routed(inputs, visibility, *readout, options["intermediates"])
+      weights = self.router.weights_of(self.router.hidden_of(inputs), **options)
+      weights = weights * self.heads if config.rescale else weights
+    packed, bias = self.query_key_value(inputs, split=False)
+    names = ("batch", None, "heads", None)
+    return sharding.on_parts(
+      lambda visibility, weights, bias, packed: packed_attention(
+        packed, bias, weights=weights, visibility=visibility
+      ),
+      [
+        visibility,
+        weights,
+        bias.reshape(self.heads, -1),
+        packed.reshape(*inputs.shape[:2], self.heads, -1),
+      ],
+      [seen, None if weights is None else names[:3], names[2:], names],
+    )
+
+  def _routed(
+    self,
+    inputs: Float[Array, "batch time embed"],
+    visibility: Visibility,
+    readout: Readout,
+    choice: Choice,
+    intermediates: Intermediates,
+  ) -> Float[Array, "batch time heads head_dim"]:
+    """The same, with the competition inside."""
+    assert self.competition is not None
+    attention = functools.partial(
+      routed_attention,
+      heads=self.heads,
+      head_dim=self.width,
+      choice=choice,
+      factor=self.heads if self.competition.rescale else 1.0,
+    )
+    beside = self.router.hidden(inputs.shape[-1])
+    packed, bias = self.query_key_value(inputs, beside, split=False)
+    heads, weights = sharding.on_parts(
+      lambda visibility, bias, readout, packed: attention(
+        packed, bias, readout, visibility=visibility
+      ),
+      [visibility, bias, readout, packed],
+      [
+        _names_of(visibility, len(inputs)),
+        (None,),
+        Readout((None, None), (None,)),  # pyright: ignore[reportArgumentType]  # names, not arrays
+        ("batch", None, None),
+      ],
+    )
+    intermediates("weights", weights)
+    return heads.reshape(*inputs.shape[:2], self.heads, self.width)
+
   def __call__(
     self,
     inputs: Float[Array, "batch time embed"],
@@ -326,6 +447,10 @@ class Attention(nn.Module):
       The outputs, and the next state; None if none was given.
     """
     config, intermediates = self.competition, ctx.intermediates
+    visibility = None if state is not None or bias is not None else self._visibility(inputs, ctx)
+    if visibility is not None:
+      heads = self._in_one_kernel(inputs, visibility, ctx)
+      return self.output(intermediates("heads_scaled", heads)), None
     # Whether nothing is formed between heads and output projection.
     fused = config is not None and config.routing == "fused" and config.inactive == "null"
     fused = fused and self.heads > 1 and self.mechanisms == 1

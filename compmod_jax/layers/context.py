@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core.intermediates import OFF, Intermediates
+from compmod_jax.kernels.attention.visibility import HIDDEN, SHARED, Visibility
 
 Dense = Bool[Array, "#batch #heads #queries #keys"]
 
@@ -47,6 +48,24 @@ class AttentionMask:
     """Whether nothing counts but the order of positions."""
     composed = self.prefix or self.others or self.alternatives
     return self.causal and not composed and not jax.tree.leaves(self)
+
+  def visibility(self) -> Visibility | None:
+    """The mask as kernels know it; None if they know no such mask.
+
+    That is order and numbers of segments, and which keys are tokens.
+    """
+    valid, explicit = self.valid, self.explicit
+    if explicit is not None and valid is None and explicit.shape[1:3] == (1, 1):
+      valid, explicit = explicit[:, 0, 0], None
+    if explicit is not None or self.others or self.alternatives:
+      return None
+    if self.segments is None:
+      numbers = None
+      read = None if valid is None else jnp.where(valid, SHARED, HIDDEN)
+    else:
+      numbers = jnp.pad(self.segments, ((0, 0), (self.prefix, 0)), constant_values=SHARED)
+      read = numbers if valid is None else jnp.where(valid, numbers, HIDDEN)
+    return Visibility(self.causal, self.prefix, query_ids=numbers, key_ids=read)
 
   def __and__(self, other: "AttentionMask") -> "AttentionMask":
     """What both allow."""

@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from compmod_jax.core.linear import exactly
 from compmod_jax.kernels.routing.reference import MASKED, Choice
@@ -31,6 +32,15 @@ class Blocks:
   """Terms of a product that are added at once."""
   gpu_programs: int = 96
   """Programs of a sum over tokens, whose shares are summed apart: more would write more shares."""
+
+  def of_type(self, dtype: DTypeLike) -> "Blocks":
+    """Half as many tokens of the inference network in float32, whose exact products need room.
+
+    With all of them an H100's registers do not hold a block.
+    """
+    exact = jnp.dtype(dtype) == jnp.float32
+    tokens = max(16, self.gpu_route // 2) if exact else self.gpu_route
+    return dataclasses.replace(self, gpu_route=tokens)
 
   def splits(self, tiles: tuple[int, ...]) -> int:
     """Into how many parts a GPU takes the tokens of a sum whose result has this many tiles."""

@@ -26,7 +26,16 @@ from compmod_jax.kernels.routing.triton import (
   sum_over_tokens,
 )
 
-__all__ = ["project", "project_backward", "route", "route_backward", "softmax", "softmax_backward"]
+__all__ = [
+  "project",
+  "project_backward",
+  "route",
+  "route_backward",
+  "route_columns",
+  "route_columns_backward",
+  "softmax",
+  "softmax_backward",
+]
 
 
 def softmax(scores: jax.Array, *, choice: Choice, blocks: Blocks, interpret: bool) -> jax.Array:
@@ -83,6 +92,7 @@ def route(
   interpret: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
   """See `reference.route`."""
+  blocks = blocks.of_type(rows.dtype)
   tokens, (inner, units) = rows.shape[0], readout.shape
   shifts = [] if first is None else [first[0], first[1][None]]
   outputs = [jax.ShapeDtypeStruct((tokens, units), jnp.float32)]
@@ -95,11 +105,73 @@ def route(
   return made[0], made[1] if keep_hidden else None
 
 
+def route_columns(
+  rows: jax.Array,
+  shift: jax.Array,
+  readout: jax.Array,
+  bias: jax.Array,
+  *,
+  column: int,
+  choice: Choice,
+  blocks: Blocks,
+  interpret: bool,
+) -> jax.Array:
+  """Weights from the columns of a matrix, from `column` on, that hold the first layer.
+
+  Args:
+    rows: the matrix [tokens, columns].
+    shift: the layer's bias, in its columns of [1, columns].
+    readout: as in `reference.route`, and so the others.
+    bias: c.
+    column: where the layer begins.
+    choice: which units stay.
+    blocks: sizes of blocks.
+    interpret: run without the hardware.
+  """
+  blocks = blocks.of_type(rows.dtype)
+  outputs = [jax.ShapeDtypeStruct((rows.shape[0], readout.shape[1]), jnp.float32)]
+  kernel = functools.partial(_route_columns, column=column, choice=choice, tokens=blocks.gpu_route)
+  grid = (pl.cdiv(rows.shape[0], blocks.gpu_route),)
+  return call(kernel, grid, [rows, shift, readout, bias[None]], outputs, interpret)[0]
+
+
+def _route_columns(*refs: jax.Ref, column: int, choice: Choice, tokens: int) -> None:
+  rows, shift, readout, bias, weights = refs
+  start = pl.program_id(0) * tokens
+  hidden = _shifted(rows, shift, readout.shape[0], start, tokens, column)
+  _weigh(jnp.maximum(hidden, 0), readout, bias, weights, start, choice)
+
+
+def _shifted(
+  rows: jax.Ref, shift: jax.Ref, width: int, start: jax.Array, tokens: int, column: int
+) -> jax.Array:
+  """The first layer before its relu, rounded to the type of the rows."""
+  block = (tokens, padded(width))
+  hidden = load(rows, (start, column), block, columns=width).astype(jnp.float32)
+  bias = load(shift, (0, column), (1, block[1]), columns=width)
+  return (hidden + bias).astype(rows.dtype)
+
+
+def _weigh(
+  hidden: jax.Array,
+  readout: jax.Ref,
+  bias: jax.Ref,
+  weights: jax.Ref,
+  start: jax.Array,
+  choice: Choice,
+) -> None:
+  """Writes the weights that hidden units give, behind their relu."""
+  inner, units = hidden.shape[1], padded(readout.shape[1])
+  scores = exact_dot(hidden, load(readout, (0, 0), (inner, units)))
+  scores += load(bias, (0, 0), (1, units), other=-jnp.inf)
+  store(weights, (start, 0), choose(scores, 1, choice))
+
+
 def _route(*refs: jax.Ref, choice: Choice, first: bool, blocks: Blocks) -> None:
   rows, *layer = refs[: 3 if first else 1]
   readout, bias, weights, *kept = refs[3 if first else 1 :]
   tokens, start = blocks.gpu_route, pl.program_id(0) * blocks.gpu_route
-  inner, units = padded(readout.shape[0]), padded(readout.shape[1])
+  inner = padded(readout.shape[0])
   if first:
     (kernel, shift), chunk = layer, blocks.gpu_inner
 
@@ -115,9 +187,7 @@ def _route(*refs: jax.Ref, choice: Choice, first: bool, blocks: Blocks) -> None:
   hidden = jnp.maximum(hidden, 0).astype(readout.dtype)
   for ref in kept:
     store(ref, (start, 0), hidden)
-  scores = exact_dot(hidden, load(readout, (0, 0), (inner, units)))
-  scores += load(bias, (0, 0), (1, units), other=-jnp.inf)
-  store(weights, (start, 0), choose(scores, 1, choice))
+  _weigh(hidden, readout, bias, weights, start, choice)
 
 
 def route_backward(
@@ -138,7 +208,7 @@ def route_backward(
   programs share no memory. The second forms the hidden errors again: to write and read them would
   be twice the bytes, and XLA's product adds twice as many partial sums.
   """
-  hidden = rows if hidden is None else hidden
+  hidden, blocks = rows if hidden is None else hidden, blocks.of_type(rows.dtype)
   programs, (width, units) = pl.cdiv(rows.shape[0], blocks.gpu_route), readout.shape
   shared = [hidden, readout, weights, gradient]
   kernel = functools.partial(
@@ -215,11 +285,88 @@ def _errors(
 
   Of the hidden units, those from `columns[0]` on, `columns[1]` of them.
   """
-  hidden, readout, weights, gradient = shared
-  units = padded(readout.shape[1])
-  active = jnp.maximum(load(hidden, (start, columns[0]), (tokens, columns[1])), 0)
+  active = jnp.maximum(load(shared[0], (start, columns[0]), (tokens, columns[1])), 0)
+  return _errors_below(active, shared[1:], start, columns[0], temperature)
+
+
+def _errors_below(
+  active: jax.Array,
+  shared: Sequence[jax.Ref],
+  start: jax.Array,
+  first_unit: jax.Array | int,
+  temperature: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The same from hidden activations, the first of which belongs to `first_unit`."""
+  readout, weights, gradient = shared
+  (tokens, inner), units = active.shape, padded(readout.shape[1])
   block, slope = (load(ref, (start, 0), (tokens, units)) for ref in (weights, gradient))
   errors = slopes(block, slope, temperature, 1)
-  matrix = load(readout, (columns[0], 0), (columns[1], units))
+  matrix = load(readout, (first_unit, 0), (inner, units))
   below = exact_dot(errors.astype(active.dtype), matrix, (1, 1))
   return active, errors, jnp.where(active > 0, below, 0).astype(active.dtype)
+
+
+def route_columns_backward(
+  rows: jax.Array,
+  shift: jax.Array,
+  readout: jax.Array,
+  weights: jax.Array,
+  gradient: jax.Array,
+  into: jax.Array,
+  *,
+  column: int,
+  choice: Choice,
+  blocks: Blocks,
+  interpret: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+  """Gradients of `route_columns` with respect to rows, shift [hidden], readout and bias.
+
+  Args:
+    rows: as in `route_columns`, and so those that have the same names.
+    shift: as there.
+    readout: as there.
+    weights: what it returned.
+    gradient: with respect to them.
+    into: the gradient of the other columns, an array whose place the result takes.
+    column: as there.
+    choice: as there.
+    blocks: as there.
+    interpret: as there.
+  """
+  blocks = blocks.of_type(rows.dtype)
+  programs, (width, units) = pl.cdiv(rows.shape[0], blocks.gpu_route), readout.shape
+  kernel = functools.partial(
+    _route_columns_backward,
+    column=column,
+    temperature=choice.temperature,
+    tokens=blocks.gpu_route,
+  )
+  d_rows, d_shift, d_readout, d_bias = call(
+    kernel,
+    (programs,),
+    [rows, shift, readout, weights, gradient, into],
+    [
+      jax.ShapeDtypeStruct(rows.shape, rows.dtype),
+      jax.ShapeDtypeStruct((programs, width), jnp.float32),
+      jax.ShapeDtypeStruct((programs * width, units), jnp.float32),
+      jax.ShapeDtypeStruct((programs, units), jnp.float32),
+    ],
+    interpret,
+    aliases={5: 0},
+  )
+  sums = (jnp.sum(one, axis=0) for one in (d_shift, d_bias))
+  d_shift, d_bias = sums
+  return d_rows, d_shift, join(d_readout, programs, readout.dtype), d_bias
+
+
+def _route_columns_backward(*refs: jax.Ref, column: int, temperature: float, tokens: int) -> None:
+  rows, shift, *shared, _, d_rows, d_shift, d_readout, d_bias = refs
+  program, width = pl.program_id(0), shared[0].shape[0]
+  start = program * tokens
+  active = jnp.maximum(_shifted(rows, shift, width, start, tokens, column), 0)
+  active, errors, below = _errors_below(active, shared, start, 0, temperature)
+  exact = errors.astype(active.dtype)
+  store(d_rows, (start, column), below, columns=width)
+  store(d_shift, (program, 0), jnp.sum(below.astype(jnp.float32), axis=0)[None])
+  store(d_readout, (program * width, 0), exact_dot(active, exact, (0, 0)), rows=width)
+  store(d_bias, (program, 0), jnp.sum(errors, axis=0)[None])

@@ -1,7 +1,7 @@
 """Pallas Triton: loads and stores with masks, and the call; no other file knows it."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 with warnings.catch_warnings():
   warnings.simplefilter("ignore", DeprecationWarning)  # of Triton, from jax 0.11 on
@@ -27,7 +28,7 @@ def _mask(
   start: Sequence[jax.Array | int],
   shape: Sequence[int],
   rows: jax.Array | int | None,
-  columns: int | None,
+  columns: jax.Array | int | None,
 ) -> jax.Array:
   """What of a block lies in the array, and in its own first `rows` and `columns`."""
   inside = []
@@ -39,7 +40,9 @@ def _mask(
 
 
 def _at(ref: jax.Ref, start: Sequence[jax.Array | int], shape: Sequence[int]) -> Any:
-  return ref.at[pl.ds(start[0], shape[0]), pl.ds(start[1], shape[1])]
+  # A block may reach beyond the array, which Pallas refuses of a start that it knows.
+  row, column = (jnp.int32(one) if isinstance(one, int) else one for one in start)
+  return ref.at[pl.ds(row, shape[0]), pl.ds(column, shape[1])]
 
 
 def load(
@@ -48,7 +51,7 @@ def load(
   shape: tuple[int, int],
   *,
   rows: jax.Array | int | None = None,
-  columns: int | None = None,
+  columns: jax.Array | int | None = None,
   other: float = 0.0,
 ) -> jax.Array:
   """A block of a matrix, `other` beyond the matrix or beyond the block's own rows and columns."""
@@ -67,6 +70,35 @@ def store(
   """Writes a block into a matrix, as far as it lies inside and in its own rows and columns."""
   mask = _mask(ref, start, block.shape, rows, columns)
   plt.store(_at(ref, start, block.shape), block.astype(ref.dtype), mask=mask)
+
+
+def load_line(
+  ref: jax.Ref, row: jax.Array | int, start: jax.Array | int, size: int, *, other: float | int = 0
+) -> jax.Array:
+  """A part of a row of a matrix [size], `other` beyond its end."""
+  mask = start + jnp.arange(size) < ref.shape[1]
+  return plt.load(ref.at[row, pl.ds(start, size)], mask=mask, other=other)
+
+
+def store_line(ref: jax.Ref, row: jax.Array | int, start: jax.Array | int, line: jax.Array) -> None:
+  """Writes a part of a row of a matrix, as far as it lies inside."""
+  (size,) = line.shape
+  mask = start + jnp.arange(size) < ref.shape[1]
+  plt.store(ref.at[row, pl.ds(start, size)], line.astype(ref.dtype), mask=mask)
+
+
+def load_column(
+  ref: jax.Ref,
+  start: jax.Array | int,
+  column: jax.Array | int,
+  size: int,
+  *,
+  rows: jax.Array | int,
+  other: float | int = 0,
+) -> jax.Array:
+  """A part of a column of a matrix [size], `other` beyond its first `rows`."""
+  mask = jnp.arange(size) < rows
+  return plt.load(ref.at[pl.ds(start, size), column], mask=mask, other=other)
 
 
 def sum_over_tokens(
@@ -115,18 +147,37 @@ def join(parts: jax.Array, splits: int, dtype: DTypeLike) -> jax.Array:
 def call(
   kernel: Callable[..., None],
   grid: tuple[int, ...],
-  arrays: Sequence[jax.Array],
+  arrays: Sequence[PyTree],
   outputs: Sequence[jax.ShapeDtypeStruct],
   interpret: bool,
   *,
   warps: int = 4,
+  stages: int = 3,
+  aliases: Mapping[int, int] | None = None,
+  flops: int | None = None,
 ) -> Sequence[jax.Array]:
-  """Runs a kernel, which sees whole arrays, for every point of a grid."""
+  """Runs a kernel, which sees whole arrays, for every point of a grid.
+
+  Args:
+    kernel: from references to arrays and outputs to nothing.
+    grid: how many programs there are along each axis.
+    arrays: what it reads; trees of arrays, too.
+    outputs: what it writes.
+    interpret: run without the hardware.
+    warps: of a program.
+    stages: loads that are under way at once.
+    aliases: number of an array -> number of the output that takes its place in memory.
+    flops: operations of its products, where loops hide how many there are.
+  """
   return pl.pallas_call(
     kernel,
     grid=grid,
     out_shape=outputs,
     # Without these, Pallas takes its other GPU compiler.
-    compiler_params=plt.CompilerParams(num_warps=warps, num_stages=3),
+    compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
     interpret=interpret,
+    input_output_aliases=dict(aliases or {}),
+    cost_estimate=None
+    if flops is None
+    else pl.CostEstimate(flops=flops, transcendentals=0, bytes_accessed=0),
   )(*arrays)

@@ -119,6 +119,10 @@ class CompetitionConfig:
       " `threshold` belongs to the rule 'threshold'. Set the rule or leave `threshold` out.",
     )
 
+  def choice(self) -> Choice:
+    """Which units stay, as kernels take it."""
+    return Choice(self.rule, self.keep, self.threshold, self.temperature)
+
   def kept(self, units: int, kind: str = "heads") -> int:
     """Units that stay at each position under `top_k`, all of them under the other rules.
 
@@ -267,6 +271,22 @@ class Router(nn.Module):
 
     return over_rows(project, inputs)
 
+  def readout(
+    self, *, deterministic: bool = True, intermediates: Intermediates = OFF
+  ) -> tuple[Readout, Choice] | None:
+    """From the first layer to weights, for a kernel that does it beside its other work.
+
+    None where the first layer's units are dropped, or something between is read or changed, but for
+    reading weights.
+    """
+    config = self.config
+    dropped = config.dropout > 0 and not deterministic
+    between = intermediates.wants("signatures", "scores") or intermediates.changes("weights")
+    if dropped or between:
+      return None
+    made = fold_signatures(*self.key(config.hidden_dim), self.signatures, scale=config.scale)
+    return made, config.choice()
+
   def weights_of(
     self,
     hidden: Float[Array, "batch time hidden"],
@@ -286,7 +306,7 @@ class Router(nn.Module):
     hidden = self.drop(hidden, deterministic=deterministic)
     signatures = intermediates("signatures", self.signatures)
     readout = fold_signatures(*self.key(config.hidden_dim), signatures, scale=config.scale)
-    choice = Choice(config.rule, config.keep, config.threshold, config.temperature)
+    choice = config.choice()
     rows = ("batch", "time", None)
     if intermediates.wants("scores"):
       softmax = functools.partial(routing_softmax, choice=choice)

@@ -1,0 +1,27 @@
+"""Flash attention whose heads may compete: no array of all pairs of positions is formed.
+
+- `flash_attention`: queries, keys and values, and a weight for every head and position.
+- `packed_attention`: the same from one product that made all three.
+- `routed_attention`: from a product that made the first layer of the inference network, too, with
+  the competition of the heads inside.
+
+Each has a definition (`definition`) and a kernel for NVIDIA GPUs (`gpu`); `dispatch` chooses.
+"""
+
+from compmod_jax.kernels.attention.dispatch import (
+  Tiles,
+  flash_attention,
+  has_kernel,
+  packed_attention,
+  routed_attention,
+)
+from compmod_jax.kernels.attention.visibility import Visibility
+
+__all__ = [
+  "Tiles",
+  "Visibility",
+  "flash_attention",
+  "has_kernel",
+  "packed_attention",
+  "routed_attention",
+]

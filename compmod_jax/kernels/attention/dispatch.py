@@ -1,0 +1,422 @@
+"""The public functions, and the choice of how each is computed.
+
+Both halves of a derivative rule run on the same implementation, and each half can be differentiated
+again, in reverse mode, as the definition.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, PyTree
+
+from compmod_jax.core import errors
+from compmod_jax.core.sharding import platform_of
+from compmod_jax.kernels.attention import definition
+from compmod_jax.kernels.attention.layout import Layout
+from compmod_jax.kernels.attention.visibility import Visibility
+from compmod_jax.kernels.routing import reference as routing_reference
+from compmod_jax.kernels.routing import shapes as routing_shapes
+from compmod_jax.kernels.routing.blocks import Blocks
+from compmod_jax.kernels.routing.dispatch import Implementation, Plan, Readout, make_plan
+from compmod_jax.kernels.routing.reference import Choice
+
+WIDEST = 128
+"""Columns of a head that kernels take at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+  """Sizes of blocks, powers of two and at least 16."""
+
+  forward: tuple[int, int] = (128, 64)
+  """Queries and keys of the forward pass."""
+  backward: tuple[int, int] = (64, 64)
+  """Those of the reverse pass."""
+  routing: Blocks = Blocks()
+  """Those of the inference network."""
+
+  def within(self, layout: Layout) -> "Tiles":
+    """No larger than sequences need."""
+    times = (layout.queries, layout.keys)
+
+    def fit(block: tuple[int, int]) -> tuple[int, int]:
+      queries, keys = (
+        min(b, max(16, 1 << (t - 1).bit_length())) for b, t in zip(block, times, strict=True)
+      )
+      return queries, keys
+
+    return dataclasses.replace(self, forward=fit(self.forward), backward=fit(self.backward))
+
+
+def flash_attention(
+  query: Float[Array, "batch queries heads head_dim"],
+  key: Float[Array, "batch keys key_heads head_dim"],
+  value: Float[Array, "batch keys key_heads head_dim"],
+  *,
+  weights: Float[Array, "batch queries heads"] | None = None,
+  visibility: Visibility = Visibility(),
+  implementation: Implementation | None = None,
+  interpret: Hashable = False,
+  tiles: Tiles = Tiles(),
+) -> Float[Array, "batch queries heads head_dim"]:
+  r"""Attention in every head times the head's weight, without an array of all pairs of positions.
+
+  .. math::
+     s_{ij} = C_{ij} \sum_k \mathrm{softmax}_{k \in V_j}(q_{ij} \cdot k_{ik} / \sqrt{D})\, v_{ik}
+
+  The gradient with respect to a weight of 0 is given as 0, which is right where a softmax or a
+  selection made it: their own derivative is 0 there.
+
+  Args:
+    query: Q.
+    key: K; of heads in groups, one for every `heads / key_heads` of them.
+    value: V.
+    weights: C, float32; none for 1.
+    visibility: V_j, the keys that a query may read; a query that may read none gets zeros.
+    implementation: how; `None` for the best way that platform and shapes allow.
+    interpret: run a named kernel without its hardware.
+    tiles: sizes of blocks.
+
+  Raises:
+    UserError: a named implementation cannot do it, or heads are no multiple of key heads.
+  """
+  heads, key_heads = query.shape[2], key.shape[2]
+  if heads % key_heads:
+    raise errors.UserError(
+      f"flash_attention got {heads} heads of queries and {key_heads} of keys; they must be a"
+      " multiple."
+    )
+  query, key, value = map(jnp.asarray, (query, key, value))
+  layout = Layout.apart(query, key)
+  rows = tuple(one.reshape(one.shape[0] * one.shape[1], -1) for one in (query, key, value))
+  own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
+  plan = _plan(layout, implementation, interpret, tiles, rows[0])
+  run = _rule(_Attention(layout), plan, tiles.within(layout))
+  return run(rows, None, own, visibility).reshape(query.shape)
+
+
+def packed_attention(
+  packed: Float[Array, "batch time heads three_head_dims"],
+  bias: Float[Array, "heads three_head_dims"] | None = None,
+  *,
+  weights: Float[Array, "batch time heads"] | None = None,
+  visibility: Visibility = Visibility(),
+  implementation: Implementation | None = None,
+  interpret: Hashable = False,
+  tiles: Tiles = Tiles(),
+) -> Float[Array, "batch time heads head_dim"]:
+  """The same from one product that made queries, keys and values, which nobody takes apart.
+
+  Args:
+    packed: query, key and value of every head, side by side.
+    bias: what is still to be added to them.
+    weights: as in `flash_attention`, and so the others.
+    visibility: which keys a query may read.
+    implementation: how.
+    interpret: run a named kernel without its hardware.
+    tiles: sizes of blocks.
+
+  Raises:
+    UserError: a named implementation cannot do it.
+  """
+  batch, time, heads, width = packed.shape
+  layout = Layout.packed(batch, time, heads, width // 3)
+  rows = packed.reshape(batch * time, -1)
+  own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
+  plan = _plan(layout, implementation, interpret, tiles, rows)
+  run = _rule(_Attention(layout), plan, tiles.within(layout))
+  shift = None if bias is None else bias.reshape(1, -1).astype(jnp.float32)
+  return run((rows,), shift, own, visibility).reshape(batch, time, heads, -1)
+
+
+def routed_attention(
+  packed: Float[Array, "batch time columns"],
+  bias: Float[Array, " columns"],
+  readout: Readout,
+  *,
+  heads: int,
+  head_dim: int,
+  choice: Choice = Choice(),
+  factor: Float[Array, "#batch #time #heads"] | float = 1.0,
+  visibility: Visibility = Visibility(),
+  implementation: Implementation | None = None,
+  interpret: Hashable = False,
+  tiles: Tiles = Tiles(),
+) -> tuple[Float[Array, "batch time features"], Float[Array, "batch time heads"]]:
+  r"""Attention of heads that compete, from the one product that made all that it needs.
+
+  Args:
+    packed: queries, keys and values of the first head, of the second, and so on, `head_dim` columns
+      each; behind them the first layer of the inference network before its relu.
+    bias: what is still to be added to all of them.
+    readout: from there to scores.
+    heads: how many.
+    head_dim: columns of each.
+    choice: which heads stay.
+    factor: what heads are multiplied by besides their weights.
+    visibility: the keys that a query may read.
+    implementation: how; `None` for the best way that platform and shapes allow.
+    interpret: run a named kernel without its hardware.
+    tiles: sizes of blocks.
+
+  Returns:
+    Heads side by side, each times its weight and the factor; and the weights, float32.
+
+  Raises:
+    UserError: a named implementation cannot do it, or the columns do not fit.
+  """
+  (batch, time, columns), hidden = packed.shape, readout.kernel.shape[0]
+  if columns != 3 * heads * head_dim + hidden:
+    raise errors.UserError(
+      f"routed_attention got {columns} columns for {heads} heads of {head_dim} and {hidden} hidden"
+      f" units; they must be {3 * heads * head_dim + hidden}."
+    )
+  layout = Layout.packed(batch, time, heads, head_dim)
+  choice = dataclasses.replace(choice, keep=choice.kept(heads))
+  rows = packed.reshape(-1, columns)
+  plan = _plan(layout, implementation, interpret, tiles, rows, hidden)
+  run = _rule(_Routed(layout, choice), plan, tiles.within(layout))
+  factor = jnp.broadcast_to(jnp.asarray(factor, jnp.float32), (batch, time, heads))
+  kernel = readout.kernel.astype(packed.dtype)
+  shift = bias.reshape(1, -1).astype(jnp.float32)
+  made, weights = run(rows, shift, kernel, readout.bias, factor.reshape(-1, heads), visibility)
+  return made.reshape(batch, time, -1), weights.reshape(batch, time, heads)
+
+
+def has_kernel(array: jax.Array, head_dim: int, dtype: DTypeLike) -> bool:
+  """Whether attention runs in a kernel on the platform that is traced for.
+
+  Args:
+    array: whose mesh may say what the program is for.
+    head_dim: columns of a head.
+    dtype: of queries, keys and values.
+  """
+  refusals = functools.partial(_refusals, Layout.packed(1, 1, 1, head_dim), dtype)
+  return _usable(make_plan(None, False, Blocks(), refusals, array), array) is not None
+
+
+def _plan(
+  layout: Layout,
+  implementation: Implementation | None,
+  interpret: Hashable,
+  tiles: Tiles,
+  rows: jax.Array,
+  hidden: int = 0,
+) -> Plan | None:
+  """The kernels that may run; None for the definition."""
+  refusals = functools.partial(_refusals, layout, rows.dtype, hidden, tiles.routing)
+  return _usable(make_plan(implementation, interpret, tiles.routing, refusals, rows), rows)
+
+
+def _usable(plan: Plan | None, array: jax.Array) -> Plan | None:
+  """The plan, where it has a kernel for the platform that is traced for."""
+  platform = {"cuda": "gpu"}.get(name := platform_of(array), name)
+  return plan if plan is not None and (plan.exact or platform in plan.kernels) else None
+
+
+def _refusals(
+  layout: Layout, dtype: DTypeLike, hidden: int = 0, blocks: Blocks = Blocks()
+) -> dict[str, str | None]:
+  """What each kernel cannot do, in words; None where it can."""
+  refusal = None
+  if 0 in (layout.batch, layout.queries, layout.keys):
+    refusal = "there are no queries or no keys"
+  elif layout.head_dim > WIDEST:
+    refusal = f"heads of {layout.head_dim} are wider than {WIDEST}"
+  elif jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
+    refusal = f"{jnp.dtype(dtype)} is neither float32 nor bfloat16"
+  elif hidden:
+    rows = (layout.batch * layout.queries, hidden)
+    refusal = routing_shapes.route(rows, (hidden, layout.heads), False, dtype, blocks)["gpu"]
+  return {"gpu": refusal, "tpu": "there is no kernel for it yet"}
+
+
+# The derivative rules.
+
+
+@functools.cache
+def _gpu() -> tuple[Any, Any]:
+  """The kernels of attention and of routing; their compiler is imported when first needed."""
+  folder = "compmod_jax.kernels"
+  attention, routing = (
+    importlib.import_module(f"{folder}.{n}.gpu") for n in ("attention", "routing")
+  )
+  return attention, routing
+
+
+class _Attention(NamedTuple):
+  """Heads [batch * queries, heads * head_dim] of matrices, bias and weights, under a visibility."""
+
+  layout: Layout
+
+  def define(self, *args: PyTree) -> jax.Array:
+    """The definition."""
+    matrices, bias, weights, visibility = args
+    layout = self.layout
+    if bias is not None:
+      matrices = (_shifted(matrices[0], bias),)
+    if weights is not None:
+      weights = weights.reshape(layout.batch, layout.queries, layout.heads)
+    heads = definition.attention(*layout.split(matrices), weights, visibility)
+    return heads.reshape(layout.batch * layout.queries, -1)
+
+  def forward(
+    self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """The heads, and the normaliser of every row."""
+    return _gpu()[0].forward(
+      *args, layout=self.layout, block=tiles.forward, interpret=interpret, save=save
+    )
+
+  def backward(
+    self, args: PyTree, results: PyTree, slope: jax.Array, tiles: Tiles, *, interpret: bool
+  ) -> PyTree:
+    """Gradients of matrices, bias and weights."""
+    gradients, d_bias, agreement = _gpu()[0].backward(
+      *args, *results, slope, layout=self.layout, block=tiles.backward, interpret=interpret
+    )
+    weights = args[2]
+    return gradients, d_bias, None if weights is None else _over(agreement, weights)
+
+  def saved(self) -> jax.ShapeDtypeStruct:
+    """The normaliser."""
+    lines = self.layout.batch * self.layout.heads
+    return jax.ShapeDtypeStruct((lines, self.layout.queries), jnp.float32)
+
+
+class _Routed(NamedTuple):
+  """Heads and weights of a packed matrix, bias, readout and factors, under a visibility."""
+
+  layout: Layout
+  choice: Choice
+
+  @property
+  def column(self) -> int:
+    """Where the inference network's first layer begins."""
+    return 3 * self.layout.heads * self.layout.head_dim
+
+  def define(self, *args: PyTree) -> tuple[jax.Array, jax.Array]:
+    """The definition."""
+    packed, shift, kernel, bias, factor, visibility = args
+    packed = _shifted(packed, shift)
+    hidden = packed[:, self.column :]
+    weights, _ = routing_reference.route(hidden, None, kernel, bias, choice=self.choice)
+    heads = _Attention(self.layout).define((packed,), None, weights * factor, visibility)
+    return heads, weights
+
+  def forward(
+    self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
+  ) -> tuple[tuple[jax.Array, jax.Array], jax.Array | None]:
+    """Heads and weights, and the normaliser of every row."""
+    packed, shift, kernel, bias, factor, visibility = args
+    weights = _gpu()[1].route_columns(
+      packed, shift, kernel, bias, **self._routing(tiles, interpret)
+    )
+    attention = _Attention(self.layout)
+    args = ((packed,), shift, weights * factor, visibility)
+    heads, saved = attention.forward(args, tiles, interpret=interpret, save=save)
+    return (heads, weights), saved
+
+  def backward(
+    self, args: PyTree, results: PyTree, slope: PyTree, tiles: Tiles, *, interpret: bool
+  ) -> PyTree:
+    """Gradients of all but the visibility; the matrix's last columns are written in place."""
+    packed, shift, kernel, _, factor, visibility = args
+    ((heads, weights), saved), (d_heads, d_weights) = results, slope
+    args = ((packed,), shift, weights * factor, visibility)
+    options = {"layout": self.layout, "block": tiles.backward, "interpret": interpret}
+    attention, routing = _gpu()
+    (gradient,), d_shift, agreement = attention.backward(*args, heads, saved, d_heads, **options)
+    given = (packed, shift, kernel, weights, _over(agreement, weights) + d_weights, gradient)
+    d_packed, d_hidden, d_kernel, d_bias = routing.route_columns_backward(
+      *given, **self._routing(tiles, interpret)
+    )
+    d_shift = jnp.concatenate([d_shift[:, : self.column], d_hidden[None]], axis=1)
+    return d_packed, d_shift, d_kernel, d_bias, _over(agreement, factor)
+
+  def saved(self) -> jax.ShapeDtypeStruct:
+    """The normaliser."""
+    return _Attention(self.layout).saved()
+
+  def _routing(self, tiles: Tiles, interpret: bool) -> dict[str, Any]:
+    options = {"blocks": tiles.routing, "interpret": interpret}
+    return {"column": self.column, "choice": self.choice, **options}
+
+
+def _shifted(rows: jax.Array, bias: jax.Array) -> jax.Array:
+  """Rows and a bias, in the type of the rows."""
+  return (rows.astype(jnp.float32) + bias).astype(rows.dtype)
+
+
+def _over(agreement: jax.Array, weights: jax.Array) -> jax.Array:
+  """What is multiplied with weights to give the agreement; 0 where they are."""
+  some = jnp.abs(weights) > jnp.finfo(jnp.float32).tiny
+  return jnp.where(some, agreement / jnp.where(some, weights, 1), 0)
+
+
+def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Callable[..., PyTree]:
+  """A function of its arguments, whose derivative is in kernels, too.
+
+  The last argument has no derivative.
+  """
+  if plan is None:
+    return function.define
+  options = {"tiles": tiles, "interpret": bool(plan.interpret)}
+
+  def gradients(*args_and_slope: PyTree) -> PyTree:
+    """Those of the definition."""
+    *args, visibility, slope = args_and_slope
+    return jax.vjp(lambda *some: function.define(*some, visibility), *args)[1](slope)
+
+  def choose(
+    kernel: Callable[..., PyTree], default: Callable[..., PyTree]
+  ) -> Callable[..., PyTree]:
+    if plan.exact:
+      return kernel
+    return lambda *args: lax.platform_dependent(*args, cuda=kernel, default=default)
+
+  value = choose(lambda *args: function.forward(args, **options, save=False)[0], function.define)
+
+  def defined(*args: PyTree) -> PyTree:
+    nothing = function.saved()
+    return function.define(*args), jnp.zeros(nothing.shape, nothing.dtype)
+
+  saving = _standing_for(
+    choose(lambda *args: function.forward(args, **options, save=True), defined), defined
+  )
+  reverse = _standing_for(
+    choose(
+      lambda args, results, slope: function.backward(args, results, slope, **options),
+      lambda args, results, slope: gradients(*args, slope),
+    ),
+    lambda args, results, slope: gradients(*args, slope),
+  )
+
+  def forward(*args: PyTree) -> tuple[PyTree, PyTree]:
+    made, saved = saving(*args)
+    return made, (args, (made, saved))
+
+  def backward(kept: PyTree, slope: PyTree) -> PyTree:
+    return *reverse(*kept, slope), None
+
+  run = jax.custom_vjp(value)
+  run.defvjp(forward, backward)
+  return run
+
+
+def _standing_for(
+  program: Callable[..., PyTree], definition: Callable[..., PyTree]
+) -> Callable[..., PyTree]:
+  """A program with the derivative of what it computes the value of. Reverse mode, any order."""
+  run = jax.custom_vjp(program)
+  run.defvjp(
+    lambda *args: (run(*args), args), lambda args, slope: jax.vjp(definition, *args)[1](slope)
+  )
+  return run

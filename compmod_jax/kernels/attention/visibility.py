@@ -1,0 +1,140 @@
+"""Which keys a query may read, as kernels know it: by order and by numbers of segments.
+
+A rule that cannot be said so is formed in full, [batch, heads, queries, keys], and attention then
+runs without a kernel.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+SHARED = 0
+"""Number of keys that every query reads."""
+HIDDEN = -1
+"""Number of keys that no query reads."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Visibility:
+  """A query reads the keys that order and numbers both allow.
+
+  By order it reads all keys or, where `causal`, those at its own position and before; of these,
+  with a `window`, the last `window` ones alone. Keys of the prefix are always in order. By number
+  it reads keys of its own number and those of number 0; where a key has the number -1, nobody does.
+
+  Attributes:
+    causal: whether order counts; query i then stands at the position of key i.
+    prefix: keys in front that all queries read, as far as order counts.
+    window: keys that a query reads at most, its own included; needs `causal`.
+    query_ids: numbers of queries, at least 0; all 0 where there are none.
+    key_ids: numbers of keys, at least -1; all 0 where there are none.
+  """
+
+  causal: bool = dataclasses.field(default=False, metadata={"static": True})
+  prefix: int = dataclasses.field(default=0, metadata={"static": True})
+  window: int | None = dataclasses.field(default=None, metadata={"static": True})
+  query_ids: Int[Array, "#batch queries"] | None = None
+  key_ids: Int[Array, "#batch keys"] | None = None
+
+  def __post_init__(self) -> None:
+    if self.query_ids is not None and self.key_ids is None:
+      raise ValueError("visibility.query_ids has numbers and key_ids none; give both.")
+    if self.window is not None and not (self.causal and self.window >= 1):
+      raise ValueError(
+        f"visibility.window is {self.window} and causal {self.causal}; a window is at least 1 and"
+        " needs a causal order."
+      )
+
+  @property
+  def order(self) -> "Visibility":
+    """What is static of it."""
+    return dataclasses.replace(self, query_ids=None, key_ids=None)
+
+  def in_order(
+    self, queries: Int[Array, "*shape"], keys: Int[Array, "*shape"]
+  ) -> Bool[Array, "*shape"] | None:
+    """Whether order allows pairs of positions; None where it allows all."""
+    if not self.causal:
+      return None
+    seen = keys <= queries
+    if self.window is not None:
+      seen = seen & (queries - keys < self.window)
+    return seen | (keys < self.prefix) if self.prefix else seen
+
+  def dense(self, queries: int, keys: int) -> Bool[Array, "#batch 1 #queries #keys"] | None:
+    """The rule in full; None where every query reads every key."""
+    allowed = self.in_order(jnp.arange(queries)[:, None], jnp.arange(keys)[None])
+    allowed = None if allowed is None else allowed[None, None]
+    ids = self.numbers(queries)
+    if ids is None:
+      return allowed
+    numbered = same_number(ids[0][:, None, :, None], ids[1][:, None, None, :])
+    return numbered if allowed is None else numbered & allowed
+
+  def spans(
+    self, queries: int, keys: int, block: tuple[int, int]
+  ) -> tuple[Int[Array, "#batch query_blocks 2"], Int[Array, "#batch key_blocks 2"]]:
+    """Which blocks a kernel has to visit: first and one past the last.
+
+    Blocks in which nothing is visible are left out at both ends, not in between. Numbers of a block
+    are known by their least and largest alone, so that a span may be longer than it must be.
+
+    Args:
+      queries: how many.
+      keys: how many.
+      block: queries and keys of a block.
+
+    Returns:
+      Blocks of keys for every block of queries; blocks of queries for every block of keys.
+    """
+    rows, columns = -(-queries // block[0]), -(-keys // block[1])
+    first_q, first_k = jnp.arange(rows) * block[0], jnp.arange(columns) * block[1]
+    last_q = jnp.minimum(first_q + block[0], queries) - 1
+    last_k = jnp.minimum(first_k + block[1], keys) - 1
+    met = jnp.ones((1, rows, columns), bool)
+    if self.causal:
+      seen = first_k[None] <= last_q[:, None]
+      if self.window is not None:
+        seen = seen & (first_q[:, None] - last_k[None] < self.window)
+      met = met & (seen | (first_k < self.prefix)[None])[None]
+    ids = self.numbers(queries)
+    if ids is not None:
+      low_q, high_q = _extremes(ids[0], rows, block[0])
+      low_k, high_k = _extremes(ids[1], columns, block[1])
+      shared = (low_k <= SHARED) & (high_k >= SHARED)
+      overlap = (low_q[:, :, None] <= high_k[:, None]) & (low_k[:, None] <= high_q[:, :, None])
+      met = met & (overlap | shared[:, None]) & (high_k > HIDDEN)[:, None]
+    return _span(met), _span(met.swapaxes(1, 2))
+
+  def numbers(
+    self, queries: int
+  ) -> tuple[Int[Array, "#batch queries"], Int[Array, "#batch keys"]] | None:
+    """Numbers of queries and of keys; None where all keys may be read."""
+    if self.key_ids is None:
+      return None
+    own = jnp.zeros((1, queries), jnp.int32) if self.query_ids is None else self.query_ids
+    return own, self.key_ids
+
+
+def same_number(queries: Int[Array, "*shape"], keys: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
+  """Whether numbers allow pairs."""
+  return (queries == keys) | (keys == SHARED)
+
+
+def _extremes(ids: jax.Array, blocks: int, size: int) -> tuple[jax.Array, jax.Array]:
+  """Least and largest number of every block, [batch, blocks]."""
+  padded = jnp.pad(ids, ((0, 0), (0, blocks * size - ids.shape[1])), mode="edge")
+  split = padded.reshape(len(ids), blocks, size)
+  return jnp.min(split, axis=-1), jnp.max(split, axis=-1)
+
+
+def _span(met: Bool[Array, "batch blocks others"]) -> Int[Array, "batch blocks 2"]:
+  """First and one past the last true of the last axis; 0 and 0 where there is none."""
+  others = met.shape[-1]
+  first = jnp.argmax(met, axis=-1)
+  past = others - jnp.argmax(met[..., ::-1], axis=-1)
+  some = jnp.any(met, axis=-1)
+  return jnp.where(some[..., None], jnp.stack([first, past], axis=-1), 0).astype(jnp.int32)

@@ -1,0 +1,365 @@
+"""Flash attention with weights of heads, against NumPy in double precision and the definition.
+
+Kernels run in Pallas' interpreter with blocks so small that every size needs several and fills the
+last one in part; what a block holds past the end of its array is NaN there.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+from compmod_jax.core import sharding
+from compmod_jax.core.errors import UserError
+from compmod_jax.kernels.attention import (
+  Tiles,
+  Visibility,
+  flash_attention,
+  has_kernel,
+  packed_attention,
+  routed_attention,
+)
+from compmod_jax.kernels.routing import Choice, Readout
+from compmod_jax.tools import matmul_flops
+
+SMALL = Tiles(forward=(16, 32), backward=(16, 16))
+WAYS: dict[str, dict[str, Any]] = {
+  "reference": {"implementation": "reference"},
+  "gpu": {"implementation": "gpu", "interpret": True, "tiles": SMALL},
+}
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+def numbers(*shape: int, seed: int) -> np.ndarray:
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def segments(batch: int, time: int, seed: int) -> np.ndarray:
+  """Ascending numbers of segments, from 0 on."""
+  steps = np.random.default_rng(seed).random((batch, time)) < 0.2
+  return np.cumsum(steps, axis=1).astype(np.int32)
+
+
+def hidden(ids: np.ndarray, last: int) -> np.ndarray:
+  """The same; keys from `last` on are padding."""
+  return np.where(np.arange(ids.shape[1]) < last, ids, -1).astype(np.int32)
+
+
+def reads(seen: Visibility, query: int, key: int, example: int) -> bool:
+  """The rule, as it is told, of one pair."""
+  far = key > query or (seen.window is not None and query - key >= seen.window)
+  if seen.causal and key >= seen.prefix and far:
+    return False
+  if seen.key_ids is None:
+    return True
+  other = int(seen.key_ids[example % len(seen.key_ids), key])
+  own = 0 if seen.query_ids is None else int(seen.query_ids[example % len(seen.query_ids), query])
+  return other in (0, own)
+
+
+def expected(query, key, value, weights, seen: Visibility) -> np.ndarray:
+  """Heads, pair by pair in double precision."""
+  query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+  made = np.zeros(query.shape)
+  group = query.shape[2] // key.shape[2]
+  for b, t, h in np.ndindex(query.shape[:3]):
+    keys = [s for s in range(key.shape[1]) if reads(seen, t, s, b)]
+    if keys:
+      logits = key[b, keys, h // group] @ query[b, t, h] / np.sqrt(query.shape[3])
+      shares = np.exp(logits - logits.max())
+      made[b, t, h] = shares @ value[b, keys, h // group] / shares.sum()
+      made[b, t, h] *= 1 if weights is None else weights[b, t, h]
+  return made
+
+
+CASES = {
+  "everything": ((2, 37, 37, 2, 2, 16), Visibility()),
+  "causal": ((1, 40, 40, 3, 3, 8), Visibility(causal=True)),
+  "window and prefix": ((1, 50, 50, 2, 2, 20), Visibility(causal=True, window=9, prefix=3)),
+  "cross attention to tokens alone, heads in groups": (
+    (2, 21, 45, 4, 2, 16),
+    Visibility(key_ids=hidden(np.zeros((2, 45), np.int32), 30)),
+  ),
+  "segments, and rows that read nothing": (
+    (2, 33, 33, 2, 1, 8),
+    Visibility(
+      causal=True,
+      query_ids=segments(2, 33, 0) + 1,
+      key_ids=hidden(segments(2, 33, 0) + 1, 28),
+    ),
+  ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_heads_and_gradients_are_those_of_double_precision(name):
+  (batch, queries, keys, heads, key_heads, dim), seen = CASES[name]
+  args = (
+    numbers(batch, queries, heads, dim, seed=1),
+    numbers(batch, keys, key_heads, dim, seed=2),
+    numbers(batch, keys, key_heads, dim, seed=3),
+    np.maximum(numbers(batch, queries, heads, seed=4), 0),  # zeros among them
+  )
+  slope = numbers(batch, queries, heads, dim, seed=5)
+  found = {}
+  for way, options in WAYS.items():
+
+    def run(query, key, value, weights, seen, options=options):
+      return flash_attention(query, key, value, weights=weights, visibility=seen, **options)
+
+    @jax.jit
+    def both(args, seen, slope, run=run):
+      made, pull = jax.vjp(lambda *args: run(*args, seen), *args)
+      return made, pull(slope)
+
+    found[way] = jax.device_get(both(args, seen, slope))
+    np.testing.assert_allclose(found[way][0], expected(*args, seen), rtol=2e-5, atol=2e-6)
+  *mine, of_weights = found["gpu"][1]
+  *true, true_of_weights = found["reference"][1]
+  for one, other in zip(mine, true, strict=True):
+    np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+  # That of a weight of zero is zero, whatever it would be.
+  positive = args[3] > 0
+  np.testing.assert_allclose(of_weights[positive], true_of_weights[positive], rtol=1e-4, atol=1e-4)
+  assert not of_weights[~positive].any()
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def rule_and_spans(seen: Visibility, queries: int, keys: int, block: tuple[int, int]):
+  return seen.dense(queries, keys), seen.spans(queries, keys, block)
+
+
+lengths = st.sampled_from([1, 33, 64])
+
+
+@settings(max_examples=14, deadline=None, derandomize=True)
+@given(
+  lengths,
+  lengths,
+  st.sampled_from([(16, 32), (16, 16)]),
+  st.booleans(),
+  st.integers(0, 5),
+  st.data(),
+)
+def test_a_block_that_no_span_holds_has_nothing_to_read(queries, keys, block, causal, prefix, data):
+  """And the dense mask is the rule, pair by pair."""
+  window = data.draw(st.sampled_from([None, 1, 7])) if causal else None
+  seed = data.draw(st.integers(0, 9))
+  ids = data.draw(st.sampled_from(["none", "keys", "both"]))
+  seen = Visibility(causal, prefix, window)
+  if ids != "none":
+    own, others = segments(2, queries, seed), segments(2, keys, seed + 1)
+    others = hidden(others, data.draw(st.integers(0, keys)))
+    seen = Visibility(causal, prefix, window, own if ids == "both" else None, others)
+  dense, both = rule_and_spans(seen, queries, keys, block)
+  assert (dense is None) == (not causal and ids == "none")
+  dense = np.broadcast_to(True if dense is None else dense, (2, 1, queries, keys))
+  rule = [[[reads(seen, t, s, b) for s in range(keys)] for t in range(queries)] for b in range(2)]
+  np.testing.assert_array_equal(dense[:, 0], rule)
+  for axis, spans in enumerate(both):
+    spans = np.broadcast_to(np.asarray(spans), (2, *spans.shape[1:]))
+    visible = np.asarray(rule) if axis == 0 else np.asarray(rule).swapaxes(1, 2)
+    for b, i in np.ndindex(spans.shape[:2]):
+      rows = visible[b, i * block[axis] : (i + 1) * block[axis]]
+      first, past = spans[b, i] * block[1 - axis]
+      assert not rows[:, :first].any()
+      assert not rows[:, past:].any()
+
+
+HEADS, DIM, HIDDEN, TIME = 3, 16, 24, 37
+
+
+@functools.cache
+def routed(way: str, choice: Choice, causal: bool, order: int = 1):
+  """A function of packed, shift, kernel, bias, factor: heads and weights, or their gradients."""
+
+  def run(packed, shift, kernel, bias, factor):
+    return routed_attention(
+      packed,
+      shift,
+      Readout(kernel, bias),
+      heads=HEADS,
+      head_dim=DIM,
+      choice=choice,
+      factor=factor,
+      visibility=Visibility(causal),
+      **WAYS[way],
+    )
+
+  def total(*args):
+    heads, weights = run(*args)
+    return jnp.sum(jnp.sin(heads)) + jnp.sum(jnp.cos(2 * weights))
+
+  if order == 0:
+    return jax.jit(run)
+  first = jax.grad(total, argnums=(0, 1, 2, 3, 4))
+  if order == 1:
+    return jax.jit(first)
+
+  def second(*args):
+    return sum(jnp.sum(jnp.square(leaf)) for leaf in first(*args))
+
+  return jax.jit(jax.grad(second, argnums=(0, 1)))
+
+
+def routed_case() -> tuple[np.ndarray, ...]:
+  return (
+    numbers(2, TIME, 3 * HEADS * DIM + HIDDEN, seed=1) / 2,
+    numbers(3 * HEADS * DIM + HIDDEN, seed=5) / 2,
+    numbers(HIDDEN, HEADS, seed=2),
+    numbers(HEADS, seed=3),
+    np.exp(numbers(2, TIME, HEADS, seed=4)),
+  )
+
+
+CHOICES = {
+  "soft": Choice(),
+  "top_k": Choice("top_k", 2),
+  "threshold": Choice("threshold", threshold=0.3, temperature=0.5),
+}
+
+
+@pytest.mark.parametrize("rule", CHOICES)
+def test_competition_inside_is_that_of_the_definition(rule):
+  args, choice, causal = routed_case(), CHOICES[rule], rule == "top_k"
+  packed, shift, kernel, bias, factor = args
+  packed = packed + shift
+  columns = packed[..., : 3 * HEADS * DIM].reshape(2, TIME, HEADS, 3, DIM)
+  scores = np.maximum(packed[..., 3 * HEADS * DIM :], 0) @ kernel + bias
+  scores = np.asarray(scores, np.float64) / choice.temperature
+  shares = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+  if rule == "top_k":
+    shares = np.where(shares >= np.sort(shares)[..., 1:2], shares, 0)
+  if rule == "threshold":
+    shares = np.where((shares >= 0.3) | (shares == shares.max(-1, keepdims=True)), shares, 0)
+  shares /= shares.sum(axis=-1, keepdims=True)
+  parts = (columns[:, :, :, i] for i in range(3))
+  truth = expected(*parts, shares * factor, Visibility(causal))
+  for way in WAYS:
+    heads, weights = jax.device_get(routed(way, choice, causal, 0)(*args))
+    np.testing.assert_allclose(weights, shares, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(heads.reshape(truth.shape), truth, rtol=1e-4, atol=1e-5)
+  mine, true = (jax.device_get(routed(way, choice, causal)(*args)) for way in ("gpu", "reference"))
+  for one, other in zip(mine, true, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
+
+
+def test_it_can_be_differentiated_again():
+  args = routed_case()
+  mine, true = (
+    jax.device_get(routed(way, Choice(), True, 2)(*args)) for way in ("gpu", "reference")
+  )
+  for one, other in zip(mine, true, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())
+
+
+def test_half_precision_is_as_near_as_its_inputs_allow():
+  query, key, value = (numbers(1, 40, 2, 32, seed=n).astype(jnp.bfloat16) for n in range(3))
+  found = jax.jit(lambda *args: flash_attention(*args, **WAYS["gpu"]))(query, key, value)
+  assert found.dtype == jnp.bfloat16
+  truth = expected(query, key, value, None, Visibility())
+  np.testing.assert_allclose(np.asarray(found, np.float64), truth, rtol=2e-2, atol=1e-2)
+
+
+def test_packed_heads_are_those_of_their_parts():
+  packed, weights = numbers(2, 20, 2, 24, seed=0), np.exp(numbers(2, 20, 2, seed=1))
+  bias, seen = numbers(2, 24, seed=2), Visibility(causal=True)
+  truth = expected(*np.split(packed + bias, 3, axis=-1), weights, seen)
+  for options in WAYS.values():
+    run = functools.partial(packed_attention, visibility=seen, **options)
+    found = jax.jit(lambda *args, run=run: run(*args[:2], weights=args[2]))(packed, bias, weights)
+    np.testing.assert_allclose(found, truth, rtol=2e-5, atol=2e-6)
+
+
+def on_gpus():
+  device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+  return use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=device))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_lowers_for_gpus_without_one(dtype):
+  packed = jax.ShapeDtypeStruct((2, 300, 3 * 4 * 64 + 128), dtype)
+  bias = jax.ShapeDtypeStruct(packed.shape[-1:], jnp.float32)
+  readout = Readout(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((128, 4), (4,))))
+
+  def training(packed, bias, readout):
+    def total(packed, bias, readout):
+      heads, _ = routed_attention(
+        packed, bias, readout, heads=4, head_dim=64, visibility=Visibility(causal=True)
+      )
+      return jnp.sum(heads.astype(jnp.float32))
+
+    return jax.grad(total, argnums=(0, 1, 2))(packed, bias, readout)
+
+  with on_gpus():
+    assert has_kernel(jnp.zeros(1), 64, dtype)
+    assert not has_kernel(jnp.zeros(1), 256, dtype)
+    lowered = jax.jit(training).trace(packed, bias, readout).lower(lowering_platforms=("cuda",))
+  text = lowered.as_text()
+  for kernel in ("_route_columns", "_forward", "_backward", "_route_columns_backward"):
+    assert f'name = "{kernel}"' in text, kernel
+  assert not has_kernel(jnp.zeros(1), 64, dtype)  # here
+
+
+@each_way
+def test_parts_on_devices_are_what_one_device_computes(way):
+  """Examples and heads are split; each device has its own."""
+  mesh = sharding.make_mesh(sharding.MeshConfig(data=2, tensor=2), jax.devices()[:4])
+  packed, weights = numbers(2, 20, 2, 24, seed=0), np.exp(numbers(2, 20, 2, seed=1))
+  run = functools.partial(packed_attention, **WAYS[way])
+
+  def parts(packed, weights):
+    names = ("batch", None, "heads")
+    return sharding.on_parts(
+      lambda weights, packed: run(packed, weights=weights),
+      [weights, packed],
+      [names, (*names, None)],
+    )
+
+  alone = jax.jit(lambda packed, weights: run(packed, weights=weights))(packed, weights)
+  with jax.set_mesh(mesh):
+    placed = jax.device_put(packed, sharding.replicated(mesh))
+    found = jax.jit(parts)(placed, jax.device_put(weights, sharding.replicated(mesh)))
+  np.testing.assert_allclose(found, alone, rtol=1e-6, atol=1e-6)
+
+
+def test_what_cannot_be_done_is_refused():
+  wide = numbers(1, 4, 2, 136, seed=0)
+  with pytest.raises(UserError, match="'gpu', which cannot run here: heads of 136 are wider than"):
+    flash_attention(wide, wide, wide, implementation="gpu", interpret=True)
+  query, key = numbers(1, 4, 3, 8, seed=0), numbers(1, 4, 2, 8, seed=0)
+  with pytest.raises(UserError, match="3 heads of queries and 2 of keys; they must be a multiple"):
+    flash_attention(query, key, key)
+  with pytest.raises(UserError, match=r"60 columns for 2 heads of 8 and 4 hidden units.* 52"):
+    routed_attention(
+      numbers(1, 4, 60, seed=0),
+      numbers(60, seed=0),
+      Readout(numbers(4, 2, seed=0), numbers(2, seed=0)),
+      heads=2,
+      head_dim=8,
+    )
+  with pytest.raises(UserError, match="no kernel for it yet"):
+    flash_attention(query, query, query, implementation="tpu", interpret=True)
+  with pytest.raises(ValueError, match="window is 3 and causal False"):
+    Visibility(window=3)
+  with pytest.raises(ValueError, match="query_ids has numbers and key_ids none"):
+    Visibility(query_ids=np.zeros((1, 4), np.int32))
+
+
+def test_its_products_count_as_those_of_the_definition():
+  query = jax.ShapeDtypeStruct((2, 40, 3, 16), jnp.float32)
+  counts = []
+  for options in WAYS.values():
+
+    def training(query, key, value, options=options):
+      heads, pull = jax.vjp(lambda *args: flash_attention(*args, **options), query, key, value)
+      return pull(heads)
+
+    counts.append(matmul_flops.count(jax.make_jaxpr(training)(query, query, query), "cuda"))
+  assert counts[0] == counts[1] == 12 * 2 * 3 * 40 * 40 * 16

@@ -1,0 +1,151 @@
+"""The attention layer by kernels, in the interpreter, beside the same layer without them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from random_parameters import drawn
+
+from compmod_jax.core import sharding
+from compmod_jax.core.intermediates import Intermediates
+from compmod_jax.kernels.attention import dispatch
+from compmod_jax.kernels.routing.dispatch import Plan
+from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.context import AttentionMask, Context
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
+
+BATCH, TIME, KEYS, DIM = 2, 20, 13, 24
+SOFT = CompetitionConfig(hidden_dim=16, key_dim=8)
+PACKED = CompetitionConfig(
+  hidden_dim=16, key_dim=8, dtype="model", rule="top_k", keep=1, rescale=True
+)
+
+
+@pytest.fixture
+def in_kernels(monkeypatch):
+  """Programs are made for a GPU that the interpreter plays."""
+
+  def plan(implementation, interpret, blocks, refusals, array):
+    return None if refusals()["gpu"] else Plan(("gpu",), True, True, blocks)
+
+  monkeypatch.setattr(dispatch, "make_plan", plan)
+
+
+def numbers(*shape: int, seed: int) -> jax.Array:
+  return jax.device_put(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def valid(time: int, lengths: tuple[int, ...]) -> jax.Array:
+  return jax.device_put(np.arange(time) < np.array(lengths)[:, None])
+
+
+MASKS = {
+  "none": lambda: AttentionMask(),
+  "causal, padding": lambda: AttentionMask(causal=True, valid=valid(TIME, (20, 14))),
+  "segments behind a prefix": lambda: AttentionMask(
+    causal=True,
+    prefix=3,
+    segments=jax.device_put(np.repeat([[1, 2, 3]], [6, 6, 5], axis=1).astype(np.int32)),
+  ),
+}
+COMPETITIONS = {"plain": None, "soft": SOFT, "inside": PACKED}
+
+
+def layer(competition: CompetitionConfig | None, cross: bool = False) -> Attention:
+  return Attention(DIM, 3, competition=competition, cross=cross)
+
+
+@functools.cache
+def params(name: str, cross: bool = False):
+  inputs = numbers(BATCH, TIME, DIM, seed=0)
+  memory = numbers(BATCH, KEYS, DIM, seed=0) if cross else None
+  module = layer(COMPETITIONS[name], cross)
+  return drawn(module.init, inputs, None, memory, seed=1, spread=0.3)
+
+
+def outcome(module, given, inputs, ctx, memory=None, capture=()):
+  """Outputs, captured sites, and gradients of parameters and inputs."""
+
+  def run(given, inputs, memory, mask, memory_mask):
+    intermediates = Intermediates(capture=frozenset(capture))
+    context = Context(mask=mask, memory_mask=memory_mask, intermediates=intermediates)
+    outputs, _ = module.apply(given, inputs, None, memory, ctx=context)
+    return outputs, dict(intermediates.captured)
+
+  def total(given, inputs, *others):
+    outputs, captured = run(given, inputs, *others)
+    return jnp.sum(jnp.sin(outputs)), (outputs, captured)
+
+  program = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))
+  args = (given, inputs, memory, ctx.mask, ctx.memory_mask)
+  return jax.device_get(program(*args)), str(program.trace(*args).jaxpr)
+
+
+def assert_close(found, true):
+  for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(true), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize(
+  ("name", "mask"),
+  [("plain", "segments behind a prefix"), ("soft", "causal, padding"), ("inside", "none")],
+)
+def test_self_attention_is_the_same(name, mask, request):
+  module, given = layer(COMPETITIONS[name]), params(name)
+  inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=MASKS[mask]())
+  sites = ("heads_scaled",) if name == "plain" else ("heads_scaled", "router/weights")
+  true, before = outcome(module, given, inputs, ctx, capture=sites)
+  request.getfixturevalue("in_kernels")
+  found, text = outcome(module, given, inputs, ctx, capture=sites)
+  assert "pallas_call" not in before
+  # Forward and backward, and those of the competition where it is inside.
+  assert text.count("pallas_call[") == (4 if name == "inside" else 2)
+  assert set(found[1][1]) == set(sites)
+  assert_close(found, true)
+
+
+def test_cross_attention_is_the_same(request):
+  module, given = layer(SOFT, cross=True), params("soft", cross=True)
+  inputs, memory = numbers(BATCH, TIME, DIM, seed=2), numbers(BATCH, KEYS, DIM, seed=3)
+  ctx = Context(memory_mask=valid(KEYS, (13, 6))[:, None, None])
+  true, _ = outcome(module, given, inputs, ctx, memory)
+  request.getfixturevalue("in_kernels")
+  found, text = outcome(module, given, inputs, ctx, memory)
+  assert "pallas_call" in text
+  assert_close(found, true)
+
+
+@pytest.mark.parametrize(("name", "tensor"), [("soft", 3), ("inside", 1)])
+def test_devices_have_their_examples_and_heads(name, tensor, request):
+  module, given = layer(COMPETITIONS[name]), params(name)
+  inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=MASKS["causal, padding"]())
+  true, _ = outcome(module, given, inputs, ctx)
+  request.getfixturevalue("in_kernels")
+  devices = jax.devices()[: 2 * tensor]
+  mesh = sharding.make_mesh(sharding.MeshConfig(data=2, tensor=tensor), devices)
+  with jax.set_mesh(mesh):
+    spread = jax.device_put(inputs, sharding.batch_sharding(mesh))
+    found, text = outcome(module, given, spread, ctx)
+  assert "shard_map" in text
+  assert_close(found, true)
+
+
+@pytest.mark.parametrize("site", ["attention", "heads", "router/scores"])
+def test_what_kernels_do_not_form_is_formed_where_it_is_asked_for(site, request):
+  module, given = layer(SOFT), params("soft")
+  inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=AttentionMask(causal=True))
+  true, _ = outcome(module, given, inputs, ctx, capture=(site,))
+  request.getfixturevalue("in_kernels")
+  found, _ = outcome(module, given, inputs, ctx, capture=(site,))
+  assert site in found[1][1]
+  assert_close(found, true)
+
+
+def test_masks_that_kernels_do_not_know_are_told():
+  known = AttentionMask(causal=True)
+  assert known.visibility() is not None
+  pairs = jax.device_put(np.ones((1, 1, TIME, TIME), bool))
+  for other in (AttentionMask(explicit=pairs), known & known, known | known):
+    assert other.visibility() is None

@@ -18,6 +18,7 @@ import pytest
 
 from compmod_jax.core import linear as rows
 from compmod_jax.kernels import grouped
+from compmod_jax.kernels.attention import routed_attention
 from compmod_jax.kernels.routing import (
   Choice,
   Readout,
@@ -198,6 +199,28 @@ def project() -> Rule:
   return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
 
 
+def attention() -> Rule:
+  """Heads that compete, from the product that made all they need."""
+  heads, dim, hidden = 2, 3, 4
+  columns = 3 * heads * dim + hidden
+
+  def ours(way: Any, packed: Any, shift: Any, kernel: Any, bias: Any, factor: Any) -> Any:
+    readout = Readout(kernel, bias)
+    sizes = {"heads": heads, "head_dim": dim, "choice": CHOICE, "factor": factor}
+    return routed_attention(packed, shift, readout, **sizes, **way)
+
+  played = {"implementation": "gpu", "interpret": True}
+  both = (functools.partial(ours, way) for way in (played, REFERENCE))
+  shapes = (2, 5, columns), (columns,), (hidden, heads), (heads,), (2, 5, heads)
+  return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
+
+
+def affine() -> Rule:
+  shapes = (5, 3), (3, 4), (4,)
+  args = tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes))
+  return Rule(rows._rounded_affine, lambda x, kernel, bias: x @ kernel + bias[None], args)
+
+
 ROUTING = "compmod_jax.kernels.routing"
 
 
@@ -259,6 +282,9 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.layers.lm_head.known_losses": known_losses,
   "compmod_jax.layers.lm_head._known_gradients": known_losses,
   "compmod_jax.core.linear.narrow_product": narrow_product,
+  "compmod_jax.core.linear._rounded_affine": affine,
+  "compmod_jax.kernels.attention.dispatch._rule.run": attention,
+  "compmod_jax.kernels.attention.dispatch._standing_for.run": attention,
   "compmod_jax.kernels.grouped._product": grouped_product,
   "compmod_jax.kernels.grouped._outer": grouped_outer,
   "compmod_jax.mechanisms.dispatch._spread": spread,

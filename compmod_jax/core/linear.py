@@ -36,7 +36,7 @@ def affine(
 
   Below float32, the bias is added to the product's float32 sums, which are rounded once: so XLA's
   products on GPUs add a float32 parameter themselves. One that is rounded first costs a pass of its
-  own, which reads and writes the result again. Reverse mode, any order.
+  own, which reads and writes the result again.
   """
   if rows.dtype == jnp.float32:
     return rows @ kernel + bias[None]
@@ -45,6 +45,7 @@ def affine(
 
 @jax.custom_vjp
 def _rounded_affine(rows: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+  """See `affine`. Reverse mode, any order."""
   made = jnp.matmul(rows, kernel, preferred_element_type=jnp.float32)
   return (made + bias.astype(jnp.float32)[None]).astype(rows.dtype)
 

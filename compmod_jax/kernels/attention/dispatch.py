@@ -364,7 +364,7 @@ def _over(agreement: jax.Array, weights: jax.Array) -> jax.Array:
 def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Callable[..., PyTree]:
   """A function of its arguments, whose derivative is in kernels, too.
 
-  The last argument has no derivative.
+  The last argument has no derivative. Reverse mode, any order.
   """
   if plan is None:
     return function.define

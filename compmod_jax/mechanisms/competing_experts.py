@@ -104,8 +104,8 @@ def compete(
   together = jnp.concatenate([outputs.reshape(-1, *outputs.shape[2:]), originals])
   logits = discriminator(of_discriminator, together)
   scores = logits[: count * batch].reshape(count, batch)
-  handicapped = scores if bias is None else scores + jnp.asarray(bias)[:, None]
-  winner = winners(jax.lax.stop_gradient(handicapped))
+  biased = scores if bias is None else scores + jnp.asarray(bias)[:, None]
+  winner = winners(jax.lax.stop_gradient(biased))
   still = jax.lax.stop_gradient(of_discriminator)
   return Competition(
     outputs=outputs,

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Hashable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -242,7 +243,7 @@ def _refusals(
 
 
 @functools.cache
-def _gpu() -> tuple[Any, Any]:
+def _gpu() -> tuple[ModuleType, ModuleType]:
   """The kernels of attention and of routing; their compiler is imported when first needed."""
   folder = "compmod_jax.kernels"
   attention, routing = (
@@ -270,7 +271,7 @@ class _Attention(NamedTuple):
   def forward(
     self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
   ) -> tuple[jax.Array, jax.Array | None]:
-    """The heads, and the normaliser of every row."""
+    """The heads, and the logsumexp of every row."""
     return _gpu()[0].forward(
       *args, layout=self.layout, block=tiles.forward, interpret=interpret, save=save
     )
@@ -279,14 +280,14 @@ class _Attention(NamedTuple):
     self, args: PyTree, results: PyTree, slope: jax.Array, tiles: Tiles, *, interpret: bool
   ) -> PyTree:
     """Gradients of matrices, bias and weights."""
-    gradients, d_bias, agreement = _gpu()[0].backward(
+    gradients, d_bias, delta = _gpu()[0].backward(
       *args, *results, slope, layout=self.layout, block=tiles.backward, interpret=interpret
     )
     weights = args[2]
-    return gradients, d_bias, None if weights is None else _over(agreement, weights)
+    return gradients, d_bias, None if weights is None else _over(delta, weights)
 
   def saved(self) -> jax.ShapeDtypeStruct:
-    """The normaliser."""
+    """The logsumexp."""
     lines = self.layout.batch * self.layout.heads
     return jax.ShapeDtypeStruct((lines, self.layout.queries), jnp.float32)
 
@@ -314,7 +315,7 @@ class _Routed(NamedTuple):
   def forward(
     self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array | None]:
-    """Heads and weights, and the normaliser of every row."""
+    """Heads and weights, and the logsumexp of every row."""
     packed, shift, kernel, bias, factor, visibility = args
     weights = _gpu()[1].route_columns(
       packed, shift, kernel, bias, **self._routing(tiles, interpret)
@@ -333,16 +334,16 @@ class _Routed(NamedTuple):
     args = ((packed,), shift, weights * factor, visibility)
     options = {"layout": self.layout, "block": tiles.backward, "interpret": interpret}
     attention, routing = _gpu()
-    (gradient,), d_shift, agreement = attention.backward(*args, heads, saved, d_heads, **options)
-    given = (packed, shift, kernel, weights, _over(agreement, weights) + d_weights, gradient)
+    (gradient,), d_shift, delta = attention.backward(*args, heads, saved, d_heads, **options)
+    given = (packed, shift, kernel, weights, _over(delta, weights) + d_weights, gradient)
     d_packed, d_hidden, d_kernel, d_bias = routing.route_columns_backward(
       *given, **self._routing(tiles, interpret)
     )
     d_shift = jnp.concatenate([d_shift[:, : self.column], d_hidden[None]], axis=1)
-    return d_packed, d_shift, d_kernel, d_bias, _over(agreement, factor)
+    return d_packed, d_shift, d_kernel, d_bias, _over(delta, factor)
 
   def saved(self) -> jax.ShapeDtypeStruct:
-    """The normaliser."""
+    """The logsumexp."""
     return _Attention(self.layout).saved()
 
   def _routing(self, tiles: Tiles, interpret: bool) -> dict[str, Any]:
@@ -355,10 +356,10 @@ def _shifted(rows: jax.Array, bias: jax.Array) -> jax.Array:
   return (rows.astype(jnp.float32) + bias).astype(rows.dtype)
 
 
-def _over(agreement: jax.Array, weights: jax.Array) -> jax.Array:
-  """What is multiplied with weights to give the agreement; 0 where they are."""
+def _over(delta: jax.Array, weights: jax.Array) -> jax.Array:
+  """What is multiplied with weights to give the delta; 0 where they are."""
   some = jnp.abs(weights) > jnp.finfo(jnp.float32).tiny
-  return jnp.where(some, agreement / jnp.where(some, weights, 1), 0)
+  return jnp.where(some, delta / jnp.where(some, weights, 1), 0)
 
 
 def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Callable[..., PyTree]:

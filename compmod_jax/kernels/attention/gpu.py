@@ -7,7 +7,7 @@ weight: one factor where flash attention divides by the sum of a row anyway.
 Blocks have sides that are powers of two and at least 16; what they hold beyond an array is masked
 in every load and store.
 
-Source: Dao 2023 (FlashAttention-2) for blocks and the saved normaliser; Kolios 2023, equation 5.3,
+Source: Dao 2023 (FlashAttention-2) for blocks and the saved logsumexp; Kolios 2023, equation 5.3,
 for the weights.
 """
 
@@ -93,13 +93,13 @@ class Reverse(NamedTuple, Generic[A]):
   Attributes:
     outputs: the heads as they left.
     slopes: the gradient with respect to them.
-    normaliser: logarithm to base 2 of the sum of a row [batch * heads, queries].
+    logsumexp: logarithm to base 2 of the sum of a row [batch * heads, queries].
     query_spans: blocks of queries that a block of keys visits [batch, blocks, 2].
   """
 
   outputs: A
   slopes: A
-  normaliser: A
+  logsumexp: A
   query_spans: A
 
 
@@ -114,7 +114,7 @@ def forward(
   interpret: bool,
   save: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Heads side by side [batch * queries, heads * head_dim] and, to `save`, the normaliser.
+  """Heads side by side [batch * queries, heads * head_dim] and, to `save`, the logsumexp.
 
   Args:
     matrices: see `Operands`.
@@ -134,8 +134,8 @@ def forward(
   grid = (layout.heads, static.blocks(QUERY), layout.batch)
   kernel = functools.partial(_forward, static=static)
   flops = 4 * layout.pairs * layout.head_dim
-  heads, *normaliser = call(kernel, grid, [given], outputs, interpret, flops=flops)
-  return heads, normaliser[0] if save else None
+  heads, *logsumexp = call(kernel, grid, [given], outputs, interpret, flops=flops)
+  return heads, logsumexp[0] if save else None
 
 
 def backward(
@@ -144,7 +144,7 @@ def backward(
   weights: jax.Array | None,
   visibility: Visibility,
   outputs: jax.Array,
-  normaliser: jax.Array,
+  logsumexp: jax.Array,
   slopes: jax.Array,
   *,
   layout: Layout,
@@ -160,8 +160,8 @@ def backward(
 
       dV = P^T (C ds)     a = <ds, s> = C dC     d(QK) = P (C ds V^T - a)
 
-  so that a, which any reverse pass of flash attention forms, is all that the competition needs, and
-  nothing is divided by C.
+  so that a, the delta that any reverse pass of flash attention forms, is all that the competition
+  needs, and nothing is divided by C.
 
   Args:
     matrices: as in `forward`, and so the next three.
@@ -169,16 +169,16 @@ def backward(
     weights: as in `forward`.
     visibility: as in `forward`.
     outputs: what `forward` returned.
-    normaliser: what it saved.
+    logsumexp: what it saved.
     slopes: the gradient with respect to the heads.
     layout: as in `forward`.
     block: queries and keys of a block.
     interpret: run without the hardware.
   """
   static, given, query_spans = _prepare(matrices, bias, weights, visibility, layout, block)
-  reverse = Reverse(outputs, slopes, normaliser, query_spans)
+  reverse = Reverse(outputs, slopes, logsumexp, query_spans)
   made = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in matrices]
-  made.append(jax.ShapeDtypeStruct(normaliser.shape, jnp.float32))
+  made.append(jax.ShapeDtypeStruct(logsumexp.shape, jnp.float32))
   grid = (layout.key_heads, given.key_spans.shape[1], layout.batch)
   if bias is not None:
     parts = (grid[1] * grid[2], bias.shape[1])
@@ -276,10 +276,10 @@ class _Reversed(_Example):
     super().__init__(given, static, number)
     self.reverse = reverse
 
-  def normaliser(self, head: jax.Array, start: jax.Array) -> jax.Array:
+  def logsumexp(self, head: jax.Array, start: jax.Array) -> jax.Array:
     """Logarithm of the sum of a row; beyond the example so large that nothing is left."""
     line = self.number * self.layout.heads + head
-    return load_line(self.reverse.normaliser, line, start, self.static.size(QUERY), other=-FAR)
+    return load_line(self.reverse.logsumexp, line, start, self.static.size(QUERY), other=-FAR)
 
   def slope(self, head: jax.Array, start: jax.Array) -> _Pair:
     """The gradient of a head times its weight; and the gradient of the weight times the weight."""
@@ -290,15 +290,13 @@ class _Reversed(_Example):
       load(one, place, block, rows=layout.queries - start, columns=layout.head_dim)
       for one in (self.reverse.slopes, self.reverse.outputs)
     )
-    agreed = jnp.sum(slope.astype(jnp.float32) * output.astype(jnp.float32), axis=1)
+    delta = jnp.sum(slope.astype(jnp.float32) * output.astype(jnp.float32), axis=1)
     if self.given.weights is None:
-      return slope, agreed
-    return (slope * self.weights(head, start)[:, None]).astype(slope.dtype), agreed
+      return slope, delta
+    return (slope * self.weights(head, start)[:, None]).astype(slope.dtype), delta
 
 
-def _forward(
-  given: Operands[jax.Ref], heads: jax.Ref, *normaliser: jax.Ref, static: Static
-) -> None:
+def _forward(given: Operands[jax.Ref], heads: jax.Ref, *logsumexp: jax.Ref, static: Static) -> None:
   """Of a block of queries in one head."""
   head, block, number = (pl.program_id(axis) for axis in range(3))
   layout, example = static.layout, _Example(given, static, number)
@@ -324,7 +322,7 @@ def _forward(
   scaled = total * (example.weights(head, start) / mass)[:, None]
   place = (number * layout.queries + start, head * layout.head_dim)
   store(heads, place, scaled, rows=layout.queries - start, columns=layout.head_dim)
-  for ref in normaliser:
+  for ref in logsumexp:
     # A row that read nothing has one so large that it has no probabilities later, either.
     line = jnp.where(largest > FAR, largest + jnp.log2(mass), -FAR)
     store_line(ref, number * layout.heads + head, start, line)
@@ -335,7 +333,7 @@ def _backward(
 ) -> None:
   """Of a block of keys, and of the queries with its number, in all heads of a group."""
   count = len(given.matrices)
-  gradients, agreement, parts = outputs[:count], outputs[count], outputs[count + 1 :]
+  gradients, delta, parts = outputs[:count], outputs[count], outputs[count + 1 :]
   key_head, block, number = (pl.program_id(axis) for axis in range(3))
   layout, example = static.layout, _Reversed(given, reverse, static, number)
   heads = [key_head * layout.group + one for one in range(layout.group)]
@@ -354,7 +352,7 @@ def _backward(
   ) -> _Pair:
     """Probabilities of a block, and the gradient of its logits."""
     logits = dot(query, key_value[0], (1, 1)) * static.scale
-    share = jnp.exp2(logits - example.normaliser(head, starts[0])[:, None])
+    share = jnp.exp2(logits - example.logsumexp(head, starts[0])[:, None])
     share = jnp.where(example.allowed(*starts), share, 0.0)
     return share, share * (dot(slope[0], key_value[1], (1, 1)) - slope[1][:, None])
 
@@ -382,7 +380,7 @@ def _backward(
 
   def over_keys(head: jax.Array) -> None:
     query, slope = example.rows(QUERY, head, start), example.slope(head, start)
-    store_line(agreement, number * layout.heads + head, start, slope[1])
+    store_line(delta, number * layout.heads + head, start, slope[1])
 
     def visit(key_block: jax.Array, total: jax.Array) -> jax.Array:
       first = key_block * static.size(KEY)

@@ -32,6 +32,7 @@ class Column:
     value: which score of the split, as evaluations name it.
     digits: decimals shown.
     lower: whether less is better.
+    unit: of the score, for pictures; that of other scores of its name where it is empty.
   """
 
   name: str
@@ -39,6 +40,7 @@ class Column:
   value: str
   digits: int = 2
   lower: bool = False
+  unit: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

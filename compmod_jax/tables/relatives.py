@@ -203,11 +203,13 @@ def experts(scale: str) -> Spec:
   scales = {"tiny": "handwritten digits of 12 x 12 pixels, on a CPU"}
   check_choice("--scale", scale, scales)
   columns = (
-    Column("all specialised", "test", "experts/all_specialised", 1),
-    Column("specialised", "test", "experts/specialised", 1),
-    Column("idle", "test", "experts/idle", 1, lower=True),
-    Column("restored", "test", "experts/restored_loss", 4, lower=True),
-    Column("transformed", "test", "experts/transformed_loss", 4, lower=True),
+    Column("all specialised", "test", "experts/all_specialised", 1, unit="share of runs"),
+    Column("specialised", "test", "experts/specialised", 1, unit="transformations"),
+    Column("idle", "test", "experts/idle", 1, lower=True, unit="experts"),
+    Column("restored", "test", "experts/restored_loss", 4, lower=True, unit="mean squared error"),
+    Column(
+      "transformed", "test", "experts/transformed_loss", 4, lower=True, unit="mean squared error"
+    ),
   )
   title = "Experts that compete for transformed digits (Kolios 2023, section 4.6.7)"
   published = {"experts": {"all specialised": 0.7}}

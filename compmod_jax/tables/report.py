@@ -282,7 +282,7 @@ def _panels(
     axes.set_yticks(range(len(rows)), rows if place % across == 0 else [""] * len(rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     better = "less" if column.lower else "more"
-    difference = f"difference, {unit(column.value)} ({better} is better)"
+    difference = f"difference, {column.unit or unit(column.value)} ({better} is better)"
     style.label(axes, column.name, difference, "")
   style.finish(figure, title)
   return figure

@@ -1,7 +1,8 @@
 """Floating-point operations of the matrix products of a program, as it was written.
 
 This is what utilisation is measured by (Chowdhery et al. 2022, appendix B): what XLA adds or saves,
-and work on single elements, counts nothing. Loops count as often as they run.
+and work on single elements, counts nothing. Loops count as often as they run, but for those of a kernel that
+says itself how many operations its products have.
 """
 
 import math
@@ -41,9 +42,9 @@ def _operations(equation: JaxprEqn, platform: str) -> float:
     kernel, numbers = _array(equation.invars[1]), params["dimension_numbers"]
     taken = kernel.size // kernel.shape[numbers.rhs_spec[0]]
     return 2 * _array(equation.outvars[0]).size * taken
-  told = params.get("cost_estimate") if name == "pallas_call" else None
-  if told is not None:  # by a kernel whose loops end where its data say
-    return float(told.flops)
+  estimate = params.get("cost_estimate") if name == "pallas_call" else None
+  if estimate is not None:  # of a kernel whose loops end where its data say
+    return float(estimate.flops)
   inner = [count(one, platform) for one in _programs(params)]
   if name == "cond":
     return _branch(inner, params.get("branches_platforms"), platform)

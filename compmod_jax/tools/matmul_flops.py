@@ -1,8 +1,8 @@
 """Floating-point operations of the matrix products of a program, as it was written.
 
 This is what utilisation is measured by (Chowdhery et al. 2022, appendix B): what XLA adds or saves,
-and work on single elements, counts nothing. Loops count as often as they run, but for those of a kernel that
-says itself how many operations its products have.
+and work on single elements, counts nothing. Loops count as often as they run, but for those of a
+kernel that says itself how many operations its products have.
 """
 
 import math

@@ -1,5 +1,5 @@
 # make run    sets everything up and does the main job: trains, evaluates, reports (CPU: 10 minutes)
-# make test   sets everything up and runs the tests
+# make test   sets everything up and runs the fast tests of everything
 # make docs   sets everything up and builds the documentation in site/
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,16 +13,20 @@ LOCKED = --quiet --disable-pip-version-check --no-deps --require-hashes --no-bui
 THIS = --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
   --no-annotate --constraint constraints.txt
-FAST = not slow and not peers
+FAST = not slow and not peers and not programs
 
-.PHONY: run test test-peers test-slow test-data test-wheel fuzz kills faults aot aot-steps docs lint types \
-  wheel lock clean
+.PHONY: run test test-programs test-peers test-slow test-data test-wheel fuzz kills faults aot \
+  aot-steps docs lint types wheel lock clean
 
 run: $(VENV)/.run
 	$(VENV)/bin/python -m train.main --config configs/nmt_cah.py --workdir runs/nmt_cah
 
 test: $(VENV)/.test lint types
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "$(FAST)"
+
+# Runs, kills and continues programs as users start them: several hosts, TPU scripts, signals.
+test-programs: $(VENV)/.test
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "programs and not slow"
 
 # Compares with PyTorch and Hugging Face; their wheels are large, so they get a place of their own,
 # without hashes: which file of PyTorch is right differs between machines.

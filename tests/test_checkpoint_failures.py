@@ -166,6 +166,7 @@ while True:
 """
 
 
+@pytest.mark.programs
 def test_after_kills_at_random_moments_the_last_complete_checkpoint_opens(tmp_path):
   chance = random.Random(0)
   command = [sys.executable, "-W", "error", "-c", _WRITER, str(tmp_path)]
@@ -209,6 +210,7 @@ def test_an_error_while_saving_is_raised_late_but_hides_no_other(tmp_path, monke
   assert "No space left" in reports[0]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "1 / 0"])
 def test_a_program_that_ends_while_saving_completes_the_checkpoint(tmp_path, end):
   code = (

@@ -92,6 +92,7 @@ def test_the_page_on_python_lists_the_public_names():
   assert sorted(listed) == sorted(compmod_jax.__all__)
 
 
+@pytest.mark.programs
 def test_the_code_on_public_names_runs():
   page = (ROOT / "docs" / "python.md").read_text()
   section = page.split("## Public names")[1].split("\n## ")[0]
@@ -177,6 +178,7 @@ def workdir(tmp_path_factory) -> Path:
   return tiny_model.make_workdir(tmp_path_factory.mktemp("packaging") / "run")
 
 
+@pytest.mark.programs
 def test_without_extras_a_model_opens_and_works_and_what_needs_one_says_which(workdir):
   printed, _ = python(
     BLOCK + "import compmod_jax\n"
@@ -215,6 +217,7 @@ def test_without_extras_the_console_lists_its_programs():
   assert "compmod train " in printed
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
   "arguments",
   [("train", "--config", "nmt_cah", "--workdir", "unused"), ("analyse", "heads", "--help")],

@@ -111,6 +111,7 @@ def _finish(process, timeout=20.0):
   return process.returncode, out, err
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
   "phase",
   ["compile", "compile under the lock", "trace", "jitted loop", "python loop", "train", "save"],

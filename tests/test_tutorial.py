@@ -48,12 +48,14 @@ def test_it_takes_three_files():
   assert sum(language == "python" for language, _, _ in blocks()) == 2
 
 
+@pytest.mark.programs
 def test_its_own_test_passes(copy):
   found = run(copy, "-m", "pytest", "-q", "-p", "no:xdist", "tests/mechanisms/test_score_noise.py")
   assert found.returncode == 0, found.stdout
   assert re.search(r"^5 passed", found.stdout, re.MULTILINE), found.stdout
 
 
+@pytest.mark.programs
 def test_its_option_is_known_to_the_program_and_its_mistakes_are_told(copy):
   option = "--config.model.score_noise.scale"
   command = ("-m", "train.main", "--config", "configs/nmt_cah.py")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tpu_cloud import ROOT, STUB, TRAIN, Cloud
 
+pytestmark = pytest.mark.programs
+
 
 def revision(cloud: Cloud) -> str:
   return git(cloud.repository, "rev-parse", "HEAD")

@@ -274,6 +274,7 @@ def test_a_full_disk_ends_the_run_and_more_room_continues_it(place, small_disk):
   assert_as_uninterrupted(workdir, place.reference)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("left", [0, 200])
 def test_a_disk_that_is_full_at_the_end_keeps_the_result(place, small_disk, mistake, left):
   disk, resize = small_disk

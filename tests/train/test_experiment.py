@@ -250,6 +250,7 @@ def test_debug_shows_the_traceback_and_is_no_option_of_the_program(config, monke
   assert capsys.readouterr().out == "4\n"
 
 
+@pytest.mark.programs
 def test_the_training_program_itself_ends_with_status_2(config):
   command = ["-m", "train.main", "--config", config, "--config.model.heads=7", "--workdir=unused"]
   done = subprocess.run(

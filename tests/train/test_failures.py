@@ -159,6 +159,7 @@ RUN = (
 C_CODE = "import hashlib; hashlib.pbkdf2_hmac('sha256', b'a', b'b', 10**9)"
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
   ("body", "least"),
   [

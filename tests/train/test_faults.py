@@ -8,7 +8,10 @@ from xla_flags import QUICK
 
 from benchmarks import faults, kills
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+pytestmark = [
+  pytest.mark.programs,
+  pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,7 @@ def expected():
   return json.loads((GOLDEN / "expected.json").read_text())
 
 
+@pytest.mark.programs
 def test_an_old_checkpoint_is_continued_with_the_losses_of_its_time(golden, expected, tmp_path):
   place = Place(tmp_path, optimised=True)
   place.config.write_text(CONFIG.format(str(golden)))

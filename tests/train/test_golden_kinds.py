@@ -55,6 +55,7 @@ for site, found in jax.jit(weights)(model.params).items():
 """
 
 
+@pytest.mark.programs
 def test_all_units_have_weights_where_all_are_kept_as_users_compile(tmp_path):
   with tarfile.open(kinds.KINDS / "translation-all-options.tar.xz") as archive:
     archive.extractall(tmp_path, filter="data")

@@ -37,6 +37,7 @@ def shown(place):
   return (place.root / "reference.log").read_text()
 
 
+@pytest.mark.programs
 def test_every_line_of_the_log_is_json_and_has_its_numbers(place):
   train = metrics_of(place.reference, "train")
   assert [line["step"] for line in train] == list(range(LOG_EVERY, STEPS + 1, LOG_EVERY))
@@ -153,6 +154,7 @@ def test_checkpoints_are_written_at_their_steps_and_at_evaluations(place):
   assert models == ["best", *(f"step-{step:08d}" for step in EVALUATIONS[-2:])]
 
 
+@pytest.mark.programs
 def test_running_a_finished_run_again_trains_nothing_and_tells_the_same_numbers(place, tmp_path):
   workdir = place.stopped_at(STEPS, tmp_path / "again")
   with Program(place, workdir) as program:

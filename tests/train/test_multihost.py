@@ -24,6 +24,8 @@ from programs import (
 
 from compmod_jax.training.distributed.multihost import LOST
 
+pytestmark = pytest.mark.programs
+
 STEPS = 12
 CONFIG = """
 from compmod_jax.data.buckets import BatchConfig

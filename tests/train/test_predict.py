@@ -117,6 +117,7 @@ def test_wrong_options_are_told_before_anything_is_read(program, options, messag
   assert sys.stdin.buffer.tell() == 0
 
 
+@pytest.mark.programs
 def test_in_a_pipe_output_comes_early_and_a_reader_that_leaves_is_no_error(workdir, translations):
   command = [sys.executable, "-m", "train.predict", "--workdir", str(workdir), "--chunk", "2"]
   with subprocess.Popen(
@@ -141,6 +142,7 @@ def test_in_a_pipe_output_comes_early_and_a_reader_that_leaves_is_no_error(workd
   assert "Broken" not in said
 
 
+@pytest.mark.programs
 def test_a_workdir_without_a_model_is_one_paragraph_and_exit_status_2(tmp_path):
   result = subprocess.run(
     [sys.executable, "-m", "train.predict", "--workdir", str(tmp_path)],

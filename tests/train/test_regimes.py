@@ -71,6 +71,7 @@ def test_epochs_end_in_lines_and_evaluations(turns):
   ]
 
 
+@pytest.mark.programs
 def test_phases_with_the_same_parameters_share_their_program(turns, place):
   assert (place.root / "turns.log").read_text().count("compiling the step") <= 2
   counts = {line["step"]: line["compilations"] for line in metrics_of(turns, "train")}

@@ -20,6 +20,8 @@ from programs import (
   steps_saved,
 )
 
+pytestmark = pytest.mark.programs
+
 
 def test_resuming_after_a_kill_gives_the_same_parameters(place, tmp_path):
   rng = random.Random(0)

@@ -72,6 +72,7 @@ def test_a_run_stopped_in_every_phase_ends_as_one_that_was_not(place, tmp_path):
   assert computed(workdir, "final") == computed(place.reference, "final")
 
 
+@pytest.mark.programs
 def test_a_signal_before_there_is_anything_to_save_ends_the_run_at_once(place, tmp_path):
   with Program(place, tmp_path / "run", COMPMOD_CACHE=str(tmp_path / "cache")) as program:
     deadline = time.monotonic() + 60

@@ -493,6 +493,7 @@ def test_models_stay_where_the_same_steps_are_made_again(branch):
   assert len(list((branch / "models").iterdir())) == 3
 
 
+@pytest.mark.programs
 def test_a_finished_run_trains_further_with_more_steps_and_a_lower_rate(place, tmp_path):
   workdir = place.stopped_at(STEPS, tmp_path / "run")
   options = ("--config.phases.0.steps=70", "--config.optimizer.learning_rate=0.001")

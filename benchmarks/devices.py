@@ -143,7 +143,7 @@ def compile_for(
   if device.here:
     traced = jax.jit(function).trace(*args)
     return _known(device, traced, traced.lower().compile(), dtype)
-  sharding = SingleDeviceSharding(_device(device.name))
+  sharding = SingleDeviceSharding(device_named(device.name))
   args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), args)
   platform = "gpu" if device.platform == "cuda" else "tpu"
   abstract = AbstractDevice(device_kind=device.kind, num_cores=device.cores, platform=platform)
@@ -164,7 +164,8 @@ def _known(device: Device, traced: Any, compiled: Any, dtype: str) -> Compiled:
 
 
 @functools.cache
-def _device(name: str) -> Any:
+def device_named(name: str) -> Any:
+  """One that JAX can compile for, of a kind in `DEVICES` that need not be here."""
   device = DEVICES[name]
   if device.topology:
     return topologies.get_topology_desc(device.topology, platform="tpu").devices[0]

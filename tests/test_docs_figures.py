@@ -686,6 +686,20 @@ def attention_layers():
   ]  # fmt: skip
 
 
+def long_texts():
+  found = record("benchmarks/long-text.json")["tables"]["h100"]
+  spilt = record("benchmarks/attention-registers.json")["tables"]["h100"]
+  assert len(spilt) == 2 * 4 * 2 * 2
+  assert not any(row["spilt"] for row in spilt.values())
+  return [
+    [
+      label,
+      *(f"{found[f'{tokens} tokens, {label}']:.1f}" for tokens in ("1,024", "8,192", "32,768")),
+    ]
+    for label in ("plain", "heads compete")
+  ]
+
+
 def whole_layers():
   compiled = record("benchmarks/routing-compiled.json")["tables"]
   rows = []
@@ -785,6 +799,7 @@ TABLES = {
   ("docs/meta_transfer.md", "From Python", 0): REFERENCE,
   ("docs/kernels.md", "Attention on GPUs", 0): REFERENCE,
   ("docs/kernels.md", "Attention on GPUs", 1): attention_layers,
+  ("docs/kernels.md", "Attention on GPUs", 2): long_texts,
   ("docs/kernels.md", "Routing by itself", 0): REFERENCE,
   ("docs/kernels.md", "What moves how many bytes", 0): h100_designs,
   ("docs/kernels.md", "What moves how many bytes", 1): tpu_designs,

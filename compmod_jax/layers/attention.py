@@ -1,5 +1,6 @@
 """Multi-head attention whose heads may compete for every query position."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import affine, group_product, over_rows
 from compmod_jax.core.sharding import logical, platform_of
 from compmod_jax.kernels.attention import (
+  ProbabilityDropout,
   Visibility,
   flash_attention,
   has_kernel,
@@ -73,13 +75,14 @@ def attend(
   mask: AttentionMask = AttentionMask(),
   *,
   bias: Float[Array, "#batch #heads #time #keys"] | None = None,
-  dropout: Callable[[jax.Array], jax.Array] | None = None,
+  dropout: Dropout | None = None,
   intermediates: Intermediates = OFF,
 ) -> Float[Array, "batch time heads head_dim"]:
   r"""Attention, :math:`\mathrm{softmax}(Q K^T / \sqrt{D_h}) V`, in each head.
 
   The intermediate `attention` [batch, heads, time, keys] holds the probabilities; when it is asked
-  for, or when probabilities are dropped, they are formed explicitly, else the fused operation runs.
+  for, or when some are dropped without a kernel, they are formed explicitly, else the fused
+  operation runs.
 
   Args:
     query: one row a query position.
@@ -87,14 +90,17 @@ def attend(
     value: one row a key position.
     mask: which keys a query may read.
     bias: added to the logits.
-    dropout: applied to the probabilities.
+    dropout: acts on the probabilities; none for no dropout.
     intermediates: activations to read or change.
   """
-  explicit = dropout is not None or intermediates.wants("attention")
+  explicit = intermediates.wants("attention")
   if not explicit and bias is None and has_kernel(query, query.shape[-1], query.dtype):
     visibility = mask.visibility()
     if visibility is not None:
-      return _in_kernel(query, key, value, visibility)
+      return _in_kernel(
+        query, key, value, visibility, _dropped(dropout, len(query), query.shape[2])
+      )
+  explicit = explicit or dropout is not None
   if not explicit and mask.only_causal:
     return jax.nn.dot_product_attention(query, key, value, bias, is_causal=True)
   allowed = mask.dense(query.shape[1], key.shape[1])
@@ -107,20 +113,41 @@ def attend(
     scores = jnp.where(allowed, scores, jnp.finfo(jnp.float32).min)
   probabilities = intermediates("attention", jax.nn.softmax(scores, axis=-1)).astype(value.dtype)
   if dropout is not None:
-    probabilities = dropout(probabilities)
+    probabilities = dropout(probabilities, deterministic=False)
   return jnp.einsum("bhts,bshd->bthd", probabilities, value)
 
 
 def _in_kernel(
-  query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  visibility: Visibility,
+  dropout: ProbabilityDropout | None,
 ) -> jax.Array:
   """Attention by a kernel, on every device for the examples and heads that it has."""
   names = ("batch", None, "heads", None)
   return sharding.on_parts(
-    lambda seen, key, value, query: flash_attention(query, key, value, visibility=seen),
-    [visibility, key, value, query],
-    [_names_of(visibility, len(query)), names, names, names],
+    lambda seen, dropout, key, value, query: flash_attention(
+      query, key, value, visibility=seen, dropout=dropout
+    ),
+    [visibility, dropout, key, value, query],
+    [_names_of(visibility, len(query)), _names_of_dropout(dropout), names, names, names],
   )
+
+
+def _dropped(dropout: Dropout | None, batch: int, heads: int) -> ProbabilityDropout | None:
+  """What is dropped of the probabilities of all heads."""
+  if dropout is None:
+    return None
+  return ProbabilityDropout.of(dropout.key(), dropout.rate, batch, heads)
+
+
+def _names_of_dropout(dropout: ProbabilityDropout | None) -> ProbabilityDropout | None:
+  """The logical names of its arrays' dimensions."""
+  if dropout is None:
+    return None
+  names: Any = {"words": (None,), "examples": ("batch",), "heads": ("heads",)}
+  return dataclasses.replace(dropout, **names)
 
 
 def _names_of(visibility: Visibility, batch: int) -> Visibility:
@@ -341,6 +368,10 @@ class Attention(nn.Module):
     """Keys and values of a memory for cross attention, computed once for all steps."""
     return as_cache(*self.key_value(memory))
 
+  def _active_dropout(self, ctx: Context) -> Dropout | None:
+    """What drops probabilities; None where nothing does."""
+    return self.drop if self.dropout > 0 and not ctx.deterministic else None
+
   def _visibility(self, inputs: jax.Array, ctx: Context) -> Visibility | None:
     """Which keys are read, where self-attention of whole texts runs in one kernel; else None."""
     config, intermediates = self.competition, ctx.intermediates
@@ -349,7 +380,7 @@ class Attention(nn.Module):
     # Nothing happens between the product and the heads, or between these and their weights.
     plain = self.positions not in ("rotary", "relative") and ctx.position_bias is None
     plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
-    plain = plain and not self.gated and (self.dropout == 0 or ctx.deterministic)
+    plain = plain and not self.gated
     competes = config is None or (config.routing == "fused" and config.inactive == "null")
     if not (plain and competes) or intermediates.wants("attention", "heads"):
       return None
@@ -364,6 +395,7 @@ class Attention(nn.Module):
       "deterministic": ctx.deterministic,
       "intermediates": ctx.intermediates.scope("router"),
     }
+    dropout = _dropped(self._active_dropout(ctx), len(inputs), self.heads)
     weights = None
     if config is not None:
       # The router's first layer may be made beside the rest in the model's type alone, and where
@@ -371,28 +403,36 @@ class Attention(nn.Module):
       beside = config.dtype == "model" and sharding.parts_of(inputs, "heads") == 1
       readout = self.router.readout(**options) if beside else None
       if readout is not None:
-        return self._routed(inputs, visibility, *readout, options["intermediates"])
+        return self._routed(inputs, visibility, dropout, *readout, options["intermediates"])
       weights = self.router.weights_of(self.router.hidden_of(inputs), **options)
       weights = weights * self.heads if config.rescale else weights
     packed, bias = self.query_key_value(inputs, split=False)
     names = ("batch", None, "heads", None)
     return sharding.on_parts(
-      lambda visibility, weights, bias, packed: packed_attention(
-        packed, bias, weights=weights, visibility=visibility
+      lambda visibility, dropout, weights, bias, packed: packed_attention(
+        packed, bias, weights=weights, visibility=visibility, dropout=dropout
       ),
       [
         visibility,
+        dropout,
         weights,
         bias.reshape(self.heads, -1),
         packed.reshape(*inputs.shape[:2], self.heads, -1),
       ],
-      [seen, None if weights is None else names[:3], names[2:], names],
+      [
+        seen,
+        _names_of_dropout(dropout),
+        None if weights is None else names[:3],
+        names[2:],
+        names,
+      ],
     )
 
   def _routed(
     self,
     inputs: Float[Array, "batch time embed"],
     visibility: Visibility,
+    dropout: ProbabilityDropout | None,
     readout: Readout,
     choice: Choice,
     intermediates: Intermediates,
@@ -409,12 +449,13 @@ class Attention(nn.Module):
     beside = self.router.hidden(inputs.shape[-1])
     packed, bias = self.query_key_value(inputs, beside, split=False)
     heads, weights = sharding.on_parts(
-      lambda visibility, bias, readout, packed: attention(
-        packed, bias, readout, visibility=visibility
+      lambda visibility, dropout, bias, readout, packed: attention(
+        packed, bias, readout, visibility=visibility, dropout=dropout
       ),
-      [visibility, bias, readout, packed],
+      [visibility, dropout, bias, readout, packed],
       [
         _names_of(visibility, len(inputs)),
+        _names_of_dropout(dropout),
         (None,),
         Readout((None, None), (None,)),  # pyright: ignore[reportArgumentType]  # names, not arrays
         ("batch", None, None),
@@ -455,16 +496,15 @@ class Attention(nn.Module):
     fused = config is not None and config.routing == "fused" and config.inactive == "null"
     fused = fused and self.heads > 1 and self.mechanisms == 1
     fused = fused and not intermediates.wants("heads_scaled")
-    beside = drop = None
+    beside = None
     if config is not None and fused:
       # One product makes queries, keys, values and the router's first layer where it may. It has
       # one type, and in float32 the model's precision, which is that of float32 on a CPU alone.
       exact = jnp.dtype(self.dtype) == jnp.float32 and platform_of(inputs) == "cpu"
       if exact or config.dtype == "model":
         beside = self.router.hidden(inputs.shape[-1])
-    if self.dropout > 0 and not ctx.deterministic:
-      drop = functools.partial(self.drop, deterministic=False)
-    attention = functools.partial(attend, dropout=drop, intermediates=intermediates)
+    dropout = self._active_dropout(ctx)
+    attention = functools.partial(attend, dropout=dropout, intermediates=intermediates)
     if self.cross:
       (query, *hidden), value = self.query(inputs, beside), None
       query = self._unscaled(query)

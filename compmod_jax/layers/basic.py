@@ -10,12 +10,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, UInt16, UInt32
+from jaxtyping import Array, Float
 
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
+from compmod_jax.core.random_bits import random_bits
 from compmod_jax.core.sharding import logical
 from compmod_jax.mechanisms.modulated_activation import ModulatedActivation
 
@@ -29,9 +29,6 @@ ACTIVATIONS = {
   "gelu": lambda x: nn.gelu(x, approximate=False),
   "gelu_tanh": lambda x: nn.gelu(x, approximate=True),
 }
-
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = np.uint32(0x1BD11BDA)
 
 
 def layer_norm(
@@ -53,50 +50,6 @@ def layer_norm(
   return nn.LayerNorm(**settings, use_bias=biases, bias_init=logical(zeros, "norm"))
 
 
-def threefry(
-  key: UInt32[Array, " 2"], counter: UInt32[Array, "*shape"]
-) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
-  """Two random words for each counter: Threefry-2x32 with 20 rounds, `jax.random`'s generator.
-
-  Written out because XLA then makes the numbers in the loop that uses them; `jax.random` calls a
-  loop over rounds that passes over memory five times on CPU.
-
-  Args:
-    key: two words.
-    counter: the low word of each counter; the high word is 0.
-
-  Source: Salmon et al. 2011, section 4.
-  """
-  keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
-  first, second = counter + keys[0], jnp.broadcast_to(keys[1], counter.shape)
-  for group in range(5):
-    for bits in _ROTATIONS[group % 2]:
-      first = first + second
-      second = (second << np.uint32(bits)) | (second >> np.uint32(32 - bits))
-      second = first ^ second
-    first = first + keys[(group + 1) % 3]
-    second = second + keys[(group + 2) % 3] + np.uint32(group + 1)
-  return first, second
-
-
-def random_bits(key: jax.Array, shape: tuple[int, ...]) -> UInt16[Array, "..."]:
-  """Uniform 16-bit numbers, a function of the key and of each element's place alone.
-
-  Args:
-    key: any JAX key.
-    shape: at least one axis.
-  """
-  words = jax.random.key_data(key).reshape(-1)[:2]
-  *outer, width = shape
-  blocks = (*outer, -(-width // 4))
-  place = jnp.zeros(blocks, jnp.uint32)
-  for axis, size in enumerate(blocks):
-    place = place * np.uint32(size) + lax.broadcasted_iota(jnp.uint32, blocks, axis)
-  bits = lax.bitcast_convert_type(jnp.stack(threefry(words, place), axis=-1), jnp.uint16)
-  # Kept for the backward pass, rather than drawn again there.
-  return lax.optimization_barrier(bits.reshape(*outer, -1)[..., :width])
-
-
 class Dropout(nn.Module):
   """Zeroes each element with probability `rate`, a multiple of 2**-16, and scales up the rest.
 
@@ -106,13 +59,17 @@ class Dropout(nn.Module):
 
   rate: float
 
+  def key(self) -> jax.Array:
+    """The key of what is dropped, for one who draws the mask elsewhere, in place of a call."""
+    return self.make_rng("dropout")
+
   @nn.compact
   def __call__(self, inputs: Float[Array, "..."], *, deterministic: bool) -> Float[Array, "..."]:
     """The inputs, some of them dropped unless `deterministic`; draws from the key `dropout`."""
     if self.rate == 0 or deterministic:
       return inputs
     dropped = round(self.rate * 2**16)
-    keep = random_bits(self.make_rng("dropout"), inputs.shape) >= np.uint16(dropped)
+    keep = random_bits(self.key(), inputs.shape) >= np.uint16(dropped)
     return jnp.where(keep, inputs * (1 / (1 - dropped / 2**16)), 0)
 
 

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from compmod_jax.core.random_bits import random_bits, threefry
 from compmod_jax.core.sharding import logical
 from compmod_jax.core.types import Params
-from compmod_jax.layers.basic import random_bits, threefry
 from compmod_jax.layers.deferred_scan import Product
 from compmod_jax.layers.lstm import State
 from compmod_jax.layers.recoded_lstm import Inputs, Signal, States, StepSize

@@ -4,6 +4,7 @@ Kernels run in Pallas' interpreter with blocks so small that every size needs se
 last one in part; what a block holds past the end of its array is NaN there.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -17,7 +18,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from compmod_jax.core import sharding
 from compmod_jax.core.errors import UserError
+from compmod_jax.core.random_bits import random_bits
 from compmod_jax.kernels.attention import (
+  ProbabilityDropout,
   Tiles,
   Visibility,
   flash_attention,
@@ -262,6 +265,35 @@ def test_packed_heads_are_those_of_their_parts():
     run = functools.partial(packed_attention, visibility=seen, **options)
     found = jax.jit(lambda *args, run=run: run(*args[:2], weights=args[2]))(packed, bias, weights)
     np.testing.assert_allclose(found, truth, rtol=2e-5, atol=2e-6)
+
+
+def test_what_is_dropped_is_a_function_of_the_place_in_the_whole_array():
+  """In a kernel as without one, whatever the blocks and however examples and heads are split."""
+  (batch, heads, time, keys), rate = (2, 3, 21, 45), 0.25
+  key = jax.random.key(3)
+  kept = random_bits(key, (batch, heads, time, keys)) >= round(rate * 2**16)
+  args = tuple(numbers(batch, n, heads, 16, seed=n) for n in (time, keys, keys + 1))
+  args = (*args[:2], args[2][:, :keys])
+  slope = numbers(batch, time, heads, 16, seed=5)
+
+  def true(query, key, value):
+    shares = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", query, key) / 4, axis=-1)
+    return jnp.einsum("bhts,bshd->bthd", jnp.where(kept, shares / (1 - rate), 0), value)
+
+  def both(function):
+    made, pull = jax.vjp(function, *args)
+    return made, *pull(slope)
+
+  truth = jax.device_get(jax.jit(lambda: both(true))())
+  whole = ProbabilityDropout.of(key, rate, batch, heads)
+  part = dataclasses.replace(whole, examples=whole.examples[1:], heads=whole.heads[1:])
+  for options in WAYS.values():
+    run = functools.partial(flash_attention, dropout=whole, **options)
+    for one, other in zip(jax.jit(lambda run=run: both(run))(), truth, strict=True):
+      np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
+    run = functools.partial(flash_attention, dropout=part, **options)
+    found = jax.jit(run)(*(one[1:, :, 1:] for one in args))
+    np.testing.assert_allclose(found, truth[0][1:, :, 1:], rtol=1e-4, atol=2e-5)
 
 
 def on_gpus():

@@ -53,8 +53,10 @@ MASKS = {
 COMPETITIONS = {"plain": None, "soft": SOFT, "inside": PACKED}
 
 
-def layer(competition: CompetitionConfig | None, cross: bool = False) -> Attention:
-  return Attention(DIM, 3, competition=competition, cross=cross)
+def layer(
+  competition: CompetitionConfig | None, cross: bool = False, dropout: float = 0.0
+) -> Attention:
+  return Attention(DIM, 3, competition=competition, cross=cross, dropout=dropout)
 
 
 @functools.cache
@@ -70,8 +72,14 @@ def outcome(module, given, inputs, ctx, memory=None, capture=()):
 
   def run(given, inputs, memory, mask, memory_mask):
     intermediates = Intermediates(capture=frozenset(capture))
-    context = Context(mask=mask, memory_mask=memory_mask, intermediates=intermediates)
-    outputs, _ = module.apply(given, inputs, None, memory, ctx=context)
+    context = Context(
+      deterministic=ctx.deterministic,
+      mask=mask,
+      memory_mask=memory_mask,
+      intermediates=intermediates,
+    )
+    rngs = {"dropout": jax.random.key(9)}
+    outputs, _ = module.apply(given, inputs, None, memory, ctx=context, rngs=rngs)
     return outputs, dict(intermediates.captured)
 
   def total(given, inputs, *others):
@@ -129,6 +137,19 @@ def test_devices_have_their_examples_and_heads(name, tensor, request):
     spread = jax.device_put(inputs, sharding.batch_sharding(mesh))
     found, text = outcome(module, given, spread, ctx)
   assert "shard_map" in text
+  assert_close(found, true)
+
+
+@pytest.mark.parametrize(("name", "cross"), [("inside", False), ("soft", True)])
+def test_the_same_probabilities_are_dropped(name, cross, request):
+  module, given = layer(COMPETITIONS[name], cross, dropout=0.3), params(name, cross)
+  inputs, memory = numbers(BATCH, TIME, DIM, seed=2), numbers(BATCH, KEYS, DIM, seed=3)
+  ctx, memory = Context(deterministic=False), memory if cross else None
+  true, before = outcome(module, given, inputs, ctx, memory)
+  request.getfixturevalue("in_kernels")
+  found, text = outcome(module, given, inputs, ctx, memory)
+  assert "pallas_call" in text
+  assert "pallas_call" not in before
   assert_close(found, true)
 
 

@@ -15,9 +15,11 @@ from compmod_jax.kernels.attention.dispatch import (
   packed_attention,
   routed_attention,
 )
+from compmod_jax.kernels.attention.dropout import ProbabilityDropout
 from compmod_jax.kernels.attention.visibility import Visibility
 
 __all__ = [
+  "ProbabilityDropout",
   "Tiles",
   "Visibility",
   "flash_attention",

@@ -5,7 +5,8 @@ r"""The definition of what the kernels of this folder compute, in plain array op
    \, v_{ik}
 
 for head i and position j, where V_j are the keys that position j may read. A position that may read
-none gets zeros. Automatic differentiation of it gives the gradients.
+none gets zeros. With dropout, probabilities are multiplied by its mask and scale. Automatic
+differentiation of it gives the gradients.
 
 Source: Vaswani et al. 2017, equation 1; Kolios 2023, equation 5.3, for the weights C.
 """
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from compmod_jax.kernels.attention.dropout import ProbabilityDropout
 from compmod_jax.kernels.attention.visibility import Visibility
 
 FAR = -1e30
@@ -26,6 +28,7 @@ def attention(
   value: Float[Array, "batch keys key_heads head_dim"],
   weights: Float[Array, "batch queries heads"] | None,
   visibility: Visibility,
+  dropout: ProbabilityDropout | None = None,
 ) -> Float[Array, "batch queries heads head_dim"]:
   """Attention in every head, times the head's weight.
 
@@ -35,6 +38,7 @@ def attention(
     value: V.
     weights: C, float32; none for 1.
     visibility: which keys a query may read.
+    dropout: which probabilities become 0; none for no dropout.
   """
   group = query.shape[2] // key.shape[2]
   key, value = (jnp.repeat(one, group, axis=2) for one in (key, value))
@@ -47,5 +51,8 @@ def attention(
   numerator = jnp.where(allowed, jnp.exp(logits - largest), 0.0)
   total = jnp.sum(numerator, axis=-1, keepdims=True)
   probabilities = numerator / jnp.where(total > 0, total, 1.0)
+  if dropout is not None:
+    keep = dropout.keep(*probabilities.shape[2:])
+    probabilities = jnp.where(keep, probabilities * dropout.scale, 0.0)
   heads = jnp.einsum("bhts,bshd->bthd", probabilities.astype(value.dtype), value)
   return heads if weights is None else (heads * weights[..., None]).astype(heads.dtype)

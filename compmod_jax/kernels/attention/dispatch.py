@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PyTree
 from compmod_jax.core import errors
 from compmod_jax.core.sharding import platform_of
 from compmod_jax.kernels.attention import definition
+from compmod_jax.kernels.attention.dropout import ProbabilityDropout
 from compmod_jax.kernels.attention.layout import Layout
 from compmod_jax.kernels.attention.visibility import Visibility
 from compmod_jax.kernels.routing import reference as routing_reference
@@ -34,26 +35,14 @@ WIDEST = 128
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-  """Sizes of blocks, powers of two and at least 16."""
+  """Sizes of blocks, powers of two and at least 16; none for what suits the heads."""
 
-  forward: tuple[int, int] = (128, 64)
+  forward: tuple[int, int] | None = None
   """Queries and keys of the forward pass."""
-  backward: tuple[int, int] = (64, 64)
+  backward: tuple[int, int] | None = None
   """Those of the reverse pass."""
   routing: Blocks = Blocks()
   """Those of the inference network."""
-
-  def within(self, layout: Layout) -> "Tiles":
-    """No larger than sequences need."""
-    times = (layout.queries, layout.keys)
-
-    def fit(block: tuple[int, int]) -> tuple[int, int]:
-      queries, keys = (
-        min(b, max(16, 1 << (t - 1).bit_length())) for b, t in zip(block, times, strict=True)
-      )
-      return queries, keys
-
-    return dataclasses.replace(self, forward=fit(self.forward), backward=fit(self.backward))
 
 
 def flash_attention(
@@ -63,6 +52,7 @@ def flash_attention(
   *,
   weights: Float[Array, "batch queries heads"] | None = None,
   visibility: Visibility = Visibility(),
+  dropout: ProbabilityDropout | None = None,
   implementation: Implementation | None = None,
   interpret: Hashable = False,
   tiles: Tiles = Tiles(),
@@ -81,6 +71,7 @@ def flash_attention(
     value: V.
     weights: C, float32; none for 1.
     visibility: V_j, the keys that a query may read; a query that may read none gets zeros.
+    dropout: which probabilities become 0; none for no dropout.
     implementation: how; `None` for the best way that platform and shapes allow.
     interpret: run a named kernel without its hardware.
     tiles: sizes of blocks.
@@ -99,8 +90,8 @@ def flash_attention(
   rows = tuple(one.reshape(one.shape[0] * one.shape[1], -1) for one in (query, key, value))
   own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
   plan = _plan(layout, implementation, interpret, tiles, rows[0])
-  run = _rule(_Attention(layout), plan, tiles.within(layout))
-  return run(rows, None, own, visibility).reshape(query.shape)
+  run = _rule(_Attention(layout), plan, tiles)
+  return run(rows, None, own, visibility, dropout).reshape(query.shape)
 
 
 def packed_attention(
@@ -109,6 +100,7 @@ def packed_attention(
   *,
   weights: Float[Array, "batch time heads"] | None = None,
   visibility: Visibility = Visibility(),
+  dropout: ProbabilityDropout | None = None,
   implementation: Implementation | None = None,
   interpret: Hashable = False,
   tiles: Tiles = Tiles(),
@@ -120,6 +112,7 @@ def packed_attention(
     bias: what is still to be added to them.
     weights: as in `flash_attention`, and so the others.
     visibility: which keys a query may read.
+    dropout: which probabilities become 0.
     implementation: how.
     interpret: run a named kernel without its hardware.
     tiles: sizes of blocks.
@@ -132,9 +125,9 @@ def packed_attention(
   rows = packed.reshape(batch * time, -1)
   own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
   plan = _plan(layout, implementation, interpret, tiles, rows)
-  run = _rule(_Attention(layout), plan, tiles.within(layout))
+  run = _rule(_Attention(layout), plan, tiles)
   shift = None if bias is None else bias.reshape(1, -1).astype(jnp.float32)
-  return run((rows,), shift, own, visibility).reshape(batch, time, heads, -1)
+  return run((rows,), shift, own, visibility, dropout).reshape(batch, time, heads, -1)
 
 
 def routed_attention(
@@ -147,6 +140,7 @@ def routed_attention(
   choice: Choice = Choice(),
   factor: Float[Array, "#batch #time #heads"] | float = 1.0,
   visibility: Visibility = Visibility(),
+  dropout: ProbabilityDropout | None = None,
   implementation: Implementation | None = None,
   interpret: Hashable = False,
   tiles: Tiles = Tiles(),
@@ -163,6 +157,7 @@ def routed_attention(
     choice: which heads stay.
     factor: what heads are multiplied by besides their weights.
     visibility: the keys that a query may read.
+    dropout: which probabilities become 0.
     implementation: how; `None` for the best way that platform and shapes allow.
     interpret: run a named kernel without its hardware.
     tiles: sizes of blocks.
@@ -183,11 +178,12 @@ def routed_attention(
   choice = dataclasses.replace(choice, keep=choice.kept(heads))
   rows = packed.reshape(-1, columns)
   plan = _plan(layout, implementation, interpret, tiles, rows, hidden)
-  run = _rule(_Routed(layout, choice), plan, tiles.within(layout))
+  run = _rule(_Routed(layout, choice), plan, tiles)
   factor = jnp.broadcast_to(jnp.asarray(factor, jnp.float32), (batch, time, heads))
   kernel = readout.kernel.astype(packed.dtype)
   shift = bias.reshape(1, -1).astype(jnp.float32)
-  made, weights = run(rows, shift, kernel, readout.bias, factor.reshape(-1, heads), visibility)
+  factor = factor.reshape(-1, heads)
+  made, weights = run(rows, shift, kernel, readout.bias, factor, visibility, dropout)
   return made.reshape(batch, time, -1), weights.reshape(batch, time, heads)
 
 
@@ -253,19 +249,19 @@ def _gpu() -> tuple[ModuleType, ModuleType]:
 
 
 class _Attention(NamedTuple):
-  """Heads [batch * queries, heads * head_dim] of matrices, bias and weights, under a visibility."""
+  """Heads [batch * queries, heads * head_dim] of matrices, bias and weights, under masks."""
 
   layout: Layout
 
   def define(self, *args: PyTree) -> jax.Array:
     """The definition."""
-    matrices, bias, weights, visibility = args
+    matrices, bias, weights, *masks = args
     layout = self.layout
     if bias is not None:
       matrices = (_shifted(matrices[0], bias),)
     if weights is not None:
       weights = weights.reshape(layout.batch, layout.queries, layout.heads)
-    heads = definition.attention(*layout.split(matrices), weights, visibility)
+    heads = definition.attention(*layout.split(matrices), weights, *masks)
     return heads.reshape(layout.batch * layout.queries, -1)
 
   def forward(
@@ -273,7 +269,7 @@ class _Attention(NamedTuple):
   ) -> tuple[jax.Array, jax.Array | None]:
     """The heads, and the logsumexp of every row."""
     return _gpu()[0].forward(
-      *args, layout=self.layout, block=tiles.forward, interpret=interpret, save=save
+      *args, layout=self.layout, tile=tiles.forward, interpret=interpret, save=save
     )
 
   def backward(
@@ -281,7 +277,7 @@ class _Attention(NamedTuple):
   ) -> PyTree:
     """Gradients of matrices, bias and weights."""
     gradients, d_bias, delta = _gpu()[0].backward(
-      *args, *results, slope, layout=self.layout, block=tiles.backward, interpret=interpret
+      *args, *results, slope, layout=self.layout, tile=tiles.backward, interpret=interpret
     )
     weights = args[2]
     return gradients, d_bias, None if weights is None else _over(delta, weights)
@@ -293,7 +289,7 @@ class _Attention(NamedTuple):
 
 
 class _Routed(NamedTuple):
-  """Heads and weights of a packed matrix, bias, readout and factors, under a visibility."""
+  """Heads and weights of a packed matrix, bias, readout and factors, under masks."""
 
   layout: Layout
   choice: Choice
@@ -305,34 +301,34 @@ class _Routed(NamedTuple):
 
   def define(self, *args: PyTree) -> tuple[jax.Array, jax.Array]:
     """The definition."""
-    packed, shift, kernel, bias, factor, visibility = args
+    packed, shift, kernel, bias, factor, *masks = args
     packed = _shifted(packed, shift)
     hidden = packed[:, self.column :]
     weights, _ = routing_reference.route(hidden, None, kernel, bias, choice=self.choice)
-    heads = _Attention(self.layout).define((packed,), None, weights * factor, visibility)
+    heads = _Attention(self.layout).define((packed,), None, weights * factor, *masks)
     return heads, weights
 
   def forward(
     self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array | None]:
     """Heads and weights, and the logsumexp of every row."""
-    packed, shift, kernel, bias, factor, visibility = args
+    packed, shift, kernel, bias, factor, *masks = args
     weights = _gpu()[1].route_columns(
       packed, shift, kernel, bias, **self._routing(tiles, interpret)
     )
     attention = _Attention(self.layout)
-    args = ((packed,), shift, weights * factor, visibility)
+    args = ((packed,), shift, weights * factor, *masks)
     heads, saved = attention.forward(args, tiles, interpret=interpret, save=save)
     return (heads, weights), saved
 
   def backward(
     self, args: PyTree, results: PyTree, slope: PyTree, tiles: Tiles, *, interpret: bool
   ) -> PyTree:
-    """Gradients of all but the visibility; the matrix's last columns are written in place."""
-    packed, shift, kernel, _, factor, visibility = args
+    """Gradients of all but the masks; the matrix's last columns are written in place."""
+    packed, shift, kernel, _, factor, *masks = args
     ((heads, weights), saved), (d_heads, d_weights) = results, slope
-    args = ((packed,), shift, weights * factor, visibility)
-    options = {"layout": self.layout, "block": tiles.backward, "interpret": interpret}
+    args = ((packed,), shift, weights * factor, *masks)
+    options = {"layout": self.layout, "tile": tiles.backward, "interpret": interpret}
     attention, routing = _gpu()
     (gradient,), d_shift, delta = attention.backward(*args, heads, saved, d_heads, **options)
     given = (packed, shift, kernel, weights, _over(delta, weights) + d_weights, gradient)
@@ -365,7 +361,7 @@ def _over(delta: jax.Array, weights: jax.Array) -> jax.Array:
 def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Callable[..., PyTree]:
   """A function of its arguments, whose derivative is in kernels, too.
 
-  The last argument has no derivative. Reverse mode, any order.
+  The last two arguments, visibility and dropout, have none. Reverse mode, any order.
   """
   if plan is None:
     return function.define
@@ -373,8 +369,8 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
 
   def gradients(*args_and_slope: PyTree) -> PyTree:
     """Those of the definition."""
-    *args, visibility, slope = args_and_slope
-    return jax.vjp(lambda *some: function.define(*some, visibility), *args)[1](slope)
+    *args, visibility, dropout, slope = args_and_slope
+    return jax.vjp(lambda *some: function.define(*some, visibility, dropout), *args)[1](slope)
 
   def choose(
     kernel: Callable[..., PyTree], default: Callable[..., PyTree]
@@ -405,7 +401,7 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
     return made, (args, (made, saved))
 
   def backward(kept: PyTree, slope: PyTree) -> PyTree:
-    return *reverse(*kept, slope), None
+    return *reverse(*kept, slope), None, None
 
   run = jax.custom_vjp(value)
   run.defvjp(forward, backward)

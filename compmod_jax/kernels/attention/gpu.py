@@ -20,8 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
 
 from compmod_jax.kernels.attention.definition import FAR
+from compmod_jax.kernels.attention.dropout import ProbabilityDropout
 from compmod_jax.kernels.attention.layout import KEY, QUERY, VALUE, Layout
 from compmod_jax.kernels.attention.visibility import HIDDEN, Visibility, same_number
 from compmod_jax.kernels.routing.blocks import dot
@@ -38,6 +40,58 @@ from compmod_jax.kernels.routing.triton import (
 _LOG2E = math.log2(math.e)
 _Pair = tuple[jax.Array, jax.Array]
 A = TypeVar("A")
+
+
+class Tile(NamedTuple):
+  """How a kernel is cut.
+
+  Attributes:
+    queries: of a block, a power of two and at least 16.
+    keys: of a block, likewise.
+    warps: of a program, each of 32 threads.
+    stages: loads that are under way at once.
+  """
+
+  queries: int
+  keys: int
+  warps: int = 4
+  stages: int = 3
+
+  @property
+  def block(self) -> tuple[int, int]:
+    """Queries and keys of a block."""
+    return self.queries, self.keys
+
+  def within(self, layout: Layout) -> "Tile":
+    """No larger than sequences need."""
+    queries, keys = layout.queries, layout.keys
+    return self._replace(
+      queries=min(self.queries, padded(queries)), keys=min(self.keys, padded(keys))
+    )
+
+
+# Of the reverse pass, by columns of a head and whether it is float32: without and with dropout.
+_REVERSE = {
+  (32, False): (Tile(64, 64), Tile(64, 64, 8, 2)),
+  (64, False): (Tile(64, 64), Tile(64, 32, 8, 2)),
+  (128, False): (Tile(32, 32, 8, 2),) * 2,
+  (32, True): (Tile(64, 64), Tile(64, 64, 8, 2)),
+  (64, True): (Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
+  (128, True): (Tile(16, 16, 8, 2),) * 2,
+}
+
+
+def tiles(layout: Layout, dtype: DTypeLike, dropout: bool) -> tuple[Tile, Tile]:
+  """Of the forward and of the reverse pass: as large as registers allow.
+
+  Found by compiling for an H100 (`benchmarks/registers.py`), whose programs spill none.
+  """
+  wide, columns = jnp.dtype(dtype) == jnp.float32, max(32, padded(layout.head_dim))
+  if columns * jnp.dtype(dtype).itemsize > 128:
+    forward = Tile(128, 64, 8, 2)
+  else:
+    forward = Tile(64, 64, stages=2) if dropout else Tile(128, 64)
+  return forward, _REVERSE[columns, wide][dropout]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +131,7 @@ class Operands(NamedTuple, Generic[A]):
       for nothing.
     weights: of heads [batch * queries, heads], float32; none for 1.
     ids: numbers of queries [batch, queries] and of keys [batch, keys], where there are any.
+    dropout: which probabilities become 0; none for no dropout.
     key_spans: blocks of keys that a block of queries visits [batch, blocks, 2].
   """
 
@@ -84,6 +139,7 @@ class Operands(NamedTuple, Generic[A]):
   bias: A | None
   weights: A | None
   ids: tuple[A, A] | None
+  dropout: ProbabilityDropout | None
   key_spans: A
 
 
@@ -108,9 +164,10 @@ def forward(
   bias: jax.Array | None,
   weights: jax.Array | None,
   visibility: Visibility,
+  dropout: ProbabilityDropout | None,
   *,
   layout: Layout,
-  block: tuple[int, int],
+  tile: tuple[int, ...] | None,
   interpret: bool,
   save: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -121,20 +178,30 @@ def forward(
     bias: see `Operands`.
     weights: see `Operands`.
     visibility: which keys a query may read.
+    dropout: see `Operands`.
     layout: sizes, and where columns begin.
-    block: queries and keys of a block.
+    tile: see `Tile`; none for what `tiles` says.
     interpret: run without the hardware.
     save: whether a reverse pass follows.
   """
-  static, given, _ = _prepare(matrices, bias, weights, visibility, layout, block)
-  rows, lines = layout.batch * layout.queries, layout.batch * layout.heads
   dtype = matrices[layout.columns[QUERY][0]].dtype
+  cut = Tile(*tile or tiles(layout, dtype, dropout is not None)[0]).within(layout)
+  static, given, _ = _prepare(matrices, bias, weights, visibility, dropout, layout, cut.block)
+  rows, lines = layout.batch * layout.queries, layout.batch * layout.heads
   outputs = [jax.ShapeDtypeStruct((rows, layout.heads * layout.head_dim), dtype)]
   outputs += [jax.ShapeDtypeStruct((lines, layout.queries), jnp.float32)] * save
   grid = (layout.heads, static.blocks(QUERY), layout.batch)
   kernel = functools.partial(_forward, static=static)
-  flops = 4 * layout.pairs * layout.head_dim
-  heads, *logsumexp = call(kernel, grid, [given], outputs, interpret, flops=flops)
+  heads, *logsumexp = call(
+    kernel,
+    grid,
+    [given],
+    outputs,
+    interpret,
+    warps=cut.warps,
+    stages=cut.stages,
+    flops=4 * layout.pairs * layout.head_dim,
+  )
   return heads, logsumexp[0] if save else None
 
 
@@ -143,12 +210,13 @@ def backward(
   bias: jax.Array | None,
   weights: jax.Array | None,
   visibility: Visibility,
+  dropout: ProbabilityDropout | None,
   outputs: jax.Array,
   logsumexp: jax.Array,
   slopes: jax.Array,
   *,
   layout: Layout,
-  block: tuple[int, int],
+  tile: tuple[int, ...] | None,
   interpret: bool,
 ) -> tuple[tuple[jax.Array, ...], jax.Array | None, jax.Array]:
   """Gradients of matrices and bias; [batch * queries, heads], that of a weight times the weight.
@@ -160,6 +228,7 @@ def backward(
 
       dV = P^T (C ds)     a = <ds, s> = C dC     d(QK) = P (C ds V^T - a)
 
+  (with dropout, whose mask and scale are M, dV = (M P)^T (C ds) and d(QK) = P (M C ds V^T - a))
   so that a, the delta that any reverse pass of flash attention forms, is all that the competition
   needs, and nothing is divided by C.
 
@@ -168,14 +237,18 @@ def backward(
     bias: as in `forward`.
     weights: as in `forward`.
     visibility: as in `forward`.
+    dropout: as in `forward`.
     outputs: what `forward` returned.
     logsumexp: what it saved.
     slopes: the gradient with respect to the heads.
     layout: as in `forward`.
-    block: queries and keys of a block.
+    tile: see `Tile`; none for what `tiles` says.
     interpret: run without the hardware.
   """
-  static, given, query_spans = _prepare(matrices, bias, weights, visibility, layout, block)
+  cut = Tile(*tile or tiles(layout, outputs.dtype, dropout is not None)[1]).within(layout)
+  static, given, query_spans = _prepare(
+    matrices, bias, weights, visibility, dropout, layout, cut.block
+  )
   reverse = Reverse(outputs, slopes, logsumexp, query_spans)
   made = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in matrices]
   made.append(jax.ShapeDtypeStruct(logsumexp.shape, jnp.float32))
@@ -184,9 +257,17 @@ def backward(
     parts = (grid[1] * grid[2], bias.shape[1])
     made.append(jax.ShapeDtypeStruct(parts, jnp.float32))
   kernel = functools.partial(_backward, static=static)
-  # Logits are formed again, which counts nothing.
-  flops = 8 * layout.pairs * layout.head_dim
-  found = call(kernel, grid, [given, reverse], made, interpret, flops=flops)
+  found = call(
+    kernel,
+    grid,
+    [given, reverse],
+    made,
+    interpret,
+    warps=cut.warps,
+    stages=cut.stages,
+    # Logits are formed again, which counts nothing.
+    flops=8 * layout.pairs * layout.head_dim,
+  )
   count = len(matrices)
   by_head = found[count].reshape(layout.batch, layout.heads, layout.queries)
   d_bias = None if bias is None else jnp.sum(found[-1], axis=0, keepdims=True)
@@ -198,6 +279,7 @@ def _prepare(
   bias: jax.Array | None,
   weights: jax.Array | None,
   visibility: Visibility,
+  dropout: ProbabilityDropout | None,
   layout: Layout,
   block: tuple[int, int],
 ) -> tuple[Static, Operands[jax.Array], jax.Array]:
@@ -213,7 +295,7 @@ def _prepare(
 
   ids = jax.tree.map(spread, visibility.numbers(layout.queries))
   key_spans, query_spans = map(fill, visibility.spans(layout.queries, layout.keys, block))
-  return static, Operands(matrices, bias, weights, ids, key_spans), query_spans
+  return static, Operands(matrices, bias, weights, ids, dropout, key_spans), query_spans
 
 
 class _Example:
@@ -266,6 +348,14 @@ class _Example:
       allowed = allowed & same_number(mine[:, None], others[None])
     return allowed
 
+  def dropout(self, head: jax.Array, start: _Pair) -> jax.Array | float:
+    """What dropout multiplies the probabilities of a block with."""
+    given, whole = self.given.dropout, (self.layout.queries, self.layout.keys)
+    if given is None:
+      return 1.0
+    keep = given.keep_of_block(self.number, head, start, self.static.block, whole)
+    return jnp.where(keep, given.scale, 0.0)
+
 
 class _Reversed(_Example):
   """The same in the reverse pass."""
@@ -312,8 +402,9 @@ def _forward(given: Operands[jax.Ref], heads: jax.Ref, *logsumexp: jax.Ref, stat
     new = jnp.maximum(largest, jnp.max(logits, axis=1))
     share = jnp.where(allowed, jnp.exp2(logits - new[:, None]), 0.0)
     shrunk = jnp.exp2(largest - new)
-    total = total * shrunk[:, None] + dot(share.astype(value.dtype), value)
-    return total, new, mass * shrunk + jnp.sum(share, axis=1)
+    mass = mass * shrunk + jnp.sum(share, axis=1)
+    share = share * example.dropout(head, (start, key_start))
+    return total * shrunk[:, None] + dot(share.astype(value.dtype), value), new, mass
 
   zeros = jnp.zeros(query.shape[:1], jnp.float32)
   begin = (jnp.zeros(query.shape, jnp.float32), zeros + FAR, zeros)
@@ -350,11 +441,13 @@ def _backward(
   def errors(
     head: jax.Array, slope: _Pair, query: jax.Array, key_value: _Pair, starts: _Pair
   ) -> _Pair:
-    """Probabilities of a block, and the gradient of its logits."""
+    """Probabilities of a block behind dropout, and the gradient of its logits."""
     logits = dot(query, key_value[0], (1, 1)) * static.scale
     share = jnp.exp2(logits - example.logsumexp(head, starts[0])[:, None])
     share = jnp.where(example.allowed(*starts), share, 0.0)
-    return share, share * (dot(slope[0], key_value[1], (1, 1)) - slope[1][:, None])
+    dropout = example.dropout(head, starts)
+    d_share = dropout * dot(slope[0], key_value[1], (1, 1))
+    return share * dropout, share * (d_share - slope[1][:, None])
 
   key_start = block * static.size(KEY)
   key_value = example.keys_and_values(key_head, key_start)

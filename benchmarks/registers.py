@@ -1,0 +1,58 @@
+"""Registers of the attention kernels for GPUs, for every width of a head.
+
+    python -m benchmarks.registers [--quick] [--json FILE] [--check]
+
+In the environment of `make aot`: attention of heads with weights, forward and all gradients, heads
+of 32, 64, 96 and 128, float32 and bfloat16, with and without dropout of probabilities, compiled for
+an H100 that is not here. Registers a thread and bytes that do not fit into them. About two minutes
+on 2 cores.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import common, devices
+from compmod_jax.kernels.attention import ProbabilityDropout, packed_attention
+
+BATCH, TIME, HEADS = 16, 1024, 8
+WIDTHS, DTYPES, RATES = (32, 64, 96, 128), ("bfloat16", "float32"), (0.0, 0.1)
+KERNELS = ("_forward", "_backward")
+
+
+def kernels_of(width: int, dtype: str, rate: float) -> dict[str, tuple[int, int]]:
+  """Registers and spilt bytes of the kernels of one width of a head."""
+
+  def total(packed: jax.Array, bias: jax.Array, weights: jax.Array, key: jax.Array) -> jax.Array:
+    dropout = ProbabilityDropout.of(key, rate, BATCH, HEADS) if rate else None
+    heads = packed_attention(packed, bias, weights=weights, dropout=dropout)
+    return jnp.sum(heads.astype(jnp.float32) ** 2)
+
+  args = (
+    jax.ShapeDtypeStruct((BATCH, TIME, HEADS, 3 * width), dtype),
+    jax.ShapeDtypeStruct((HEADS, 3 * width), jnp.float32),
+    jax.ShapeDtypeStruct((BATCH, TIME, HEADS), jnp.float32),
+    jax.eval_shape(lambda: jax.random.key(0)),
+  )
+  training = jax.grad(total, (0, 1, 2))
+  made = devices.compile_for(devices.DEVICES["h100"], training, args, dtype, kernels=True)
+  return {name: made.kernels[name] for name in KERNELS}
+
+
+def main() -> None:
+  options = common.options(__doc__, ("cpu",)).parse_args()
+  devices.use_compilers()
+  report = common.start("Registers of the attention kernels", options)
+  cases = [*itertools.product(DTYPES, WIDTHS, RATES)]
+  table = report.tables["h100"] = {}
+  for dtype, width, rate in cases[: 2 if options.quick else None]:
+    for name, (registers, spilt) in kernels_of(width, dtype, rate).items():
+      row = f"{name[1:]}, heads of {width}, {dtype}{', dropout' if rate else ''}"
+      table[row] = {"registers": registers, "spilt": spilt}
+      report.claim(f"{row}: bytes spilt ({registers} registers)", spilt, 1.0, at_most=0.0)
+  report.finish()
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,93 @@
+"""Dropout of attention probabilities that a kernel draws again where it needs it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, UInt32
+
+from compmod_jax.core.random_bits import PER_COUNTER, bits_at, threefry
+
+_RANGE = 2**16
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ProbabilityDropout:
+  """Which probabilities become 0, a function of a key and of their place in the whole array.
+
+  The bits are those of `random_bits(key, (examples, heads, queries, keys))`: a device with some of
+  the examples and heads drops what one device with all of them would.
+
+  Attributes:
+    dropped: how many of 65,536.
+    all_heads: heads of the whole array.
+    words: of the key.
+    examples: numbers of the examples.
+    heads: numbers of the heads.
+  """
+
+  dropped: int = dataclasses.field(metadata={"static": True})
+  all_heads: int = dataclasses.field(metadata={"static": True})
+  words: UInt32[Array, " 2"]
+  examples: UInt32[Array, " batch"]
+  heads: UInt32[Array, " heads"]
+
+  @classmethod
+  def of(cls, key: jax.Array, rate: float, batch: int, heads: int) -> "ProbabilityDropout":
+    """Of a whole array.
+
+    Args:
+      key: any JAX key.
+      rate: probability, at least 0 and below 1, rounded to a multiple of 2**-16.
+      batch: examples.
+      heads: of each.
+    """
+    words = jax.random.key_data(key).reshape(-1)[:2]
+    numbers = (jnp.arange(size, dtype=jnp.uint32) for size in (batch, heads))
+    return cls(round(rate * _RANGE), heads, words, *numbers)
+
+  @property
+  def scale(self) -> float:
+    """What remaining probabilities are multiplied by."""
+    return 1 / (1 - self.dropped / _RANGE)
+
+  def keep(self, queries: int, keys: int) -> Bool[Array, "batch heads {queries} {keys}"]:
+    """Which probabilities remain."""
+    blocks = -(-keys // PER_COUNTER)
+    place = self.examples[:, None, None, None]
+    inner = (self.heads, *(jnp.arange(n, dtype=jnp.uint32) for n in (queries, blocks)))
+    for axis, (size, own) in enumerate(zip((self.all_heads, queries, blocks), inner, strict=True)):
+      place = place * np.uint32(size) + jnp.expand_dims(own, [a for a in range(4) if a != axis + 1])
+    bits = bits_at(self.words, place)[..., :keys]
+    return lax.optimization_barrier(bits >= np.uint16(self.dropped))
+
+  def keep_of_block(
+    self,
+    example: jax.Array,
+    head: jax.Array,
+    start: tuple[jax.Array, jax.Array],
+    size: tuple[int, int],
+    whole: tuple[int, int],
+  ) -> Bool[Array, "queries keys"]:
+    """The same of a block inside a kernel, which holds references in place of arrays.
+
+    Args:
+      example: which of `examples`.
+      head: which of `heads`.
+      start: first query and first key, a multiple of 4.
+      size: queries and keys of the block.
+      whole: queries and keys of an example.
+    """
+    inner = (size[0], size[1] // PER_COUNTER)
+    line = self.examples[example] * np.uint32(self.all_heads) + self.heads[head]
+    query = start[0] + lax.broadcasted_iota(jnp.int32, inner, 0)
+    block = lax.div(start[1], PER_COUNTER) + lax.broadcasted_iota(jnp.int32, inner, 1)
+    row = line * np.uint32(whole[0]) + query.astype(jnp.uint32)
+    place = row * np.uint32(-(-whole[1] // PER_COUNTER)) + block.astype(jnp.uint32)
+    words = threefry((self.words[0], self.words[1]), place)
+    low = jnp.stack([word & np.uint32(_RANGE - 1) for word in words], axis=-1)
+    high = jnp.stack([word >> np.uint32(16) for word in words], axis=-1)
+    return jnp.stack([low, high], axis=-1).reshape(size) >= np.uint32(self.dropped)

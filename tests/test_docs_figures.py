@@ -292,6 +292,37 @@ def specialisation():
   yield f"the difference falls to {interval(runs('experts/restored_loss'), 4)}"
 
 
+META_ROUTERS = "meta_routers/tiny"
+
+
+def meta_routers(measure, digits):
+  lines = {(line["row"], line["column"]): line for line in lines_of(f"{META_ROUTERS}/numbers.csv")}
+  rows = []
+  for row in dict.fromkeys(row for row, _ in lines):
+    shown = [row]
+    for column in ("test", "combination", "attractor", "depth", "length"):
+      line = lines[row, f"{measure} {column}"]
+      mean, half = float(line["mean"]), (float(line["high"]) - float(line["low"])) / 2
+      star = "*" if line["corrected p"] and float(line["corrected p"]) <= 0.05 else ""
+      shown.append(f"{mean:.{digits}f} ± {half:.{digits}f}{star}")
+    rows.append(shown)
+  return rows
+
+
+def routers_learned():
+  lines = {(line["row"], line["column"]): line for line in lines_of(f"{META_ROUTERS}/numbers.csv")}
+  found = [float(lines["meta", f"BLEU {name}"]["detectable"]) for name in ("test", "length")]
+  yield f"of {found[0]:.1f} BLEU in distribution or {found[1]:.1f} on length"
+  lost = float(lines["sequential", "BLEU length"]["difference"])
+  yield f"(sequential {-lost:.1f} BLEU on length)"
+  runs = cells(META_ROUTERS)
+  times = {
+    row: statistics.median(one["train_seconds"] for one in runs[row].values()) / 60
+    for row in ("joint", "meta")
+  }
+  yield f"a run took {times['joint']:.1f} minutes (joint) to {times['meta']:.1f} (meta)"
+
+
 def expressions():
   rows = []
   for label, row, published in (
@@ -879,6 +910,8 @@ TABLES = {
     0,
   ): "the runs are not in `results/`",
   ("docs/training_regimes.md", "Meta-learned routers", 0): REFERENCE,
+  ("docs/training_regimes.md", "Beside the other regimes", 0): lambda: meta_routers("BLEU", 2),
+  ("docs/training_regimes.md", "Beside the other regimes", 1): lambda: meta_routers("PPL", 3),
 }
 CHECKED = {place: made for place, made in TABLES.items() if callable(made)}
 
@@ -1123,6 +1156,7 @@ SENTENCES = [
   ("docs/plasticity.md", longer_associations),
   ("docs/rims.md", longer_copying),
   ("docs/competing_experts.md", specialisation),
+  ("docs/training_regimes.md", routers_learned),
   ("docs/tables.md", factorial_sentences),
   ("docs/tables.md", ablation_sentences),
   ("docs/tables.md", roberta_sentences),

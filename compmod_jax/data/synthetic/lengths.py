@@ -59,7 +59,7 @@ class LengthData(PartedData):
   """how many times as long the longest test sequence is"""
 
   name: ClassVar[str] = "lengths"
-  source_language: ClassVar[str] = "sequences"
+  source_language = "sequences"
 
   def __post_init__(self) -> None:
     super().__post_init__()

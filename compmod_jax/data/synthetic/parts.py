@@ -39,8 +39,8 @@ class PartedData:
   """examples of every other part"""
 
   name: ClassVar[str]
-  source_language: ClassVar[str] = "questions"
-  target_language: ClassVar[str] = "answers"
+  source_language = "questions"
+  target_language = "answers"
   metric: ClassVar[Metric] = "exact_match"
 
   def __post_init__(self) -> None:

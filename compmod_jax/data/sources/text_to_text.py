@@ -12,7 +12,9 @@ from compmod_jax.data.corruption import SpansConfig, corrupt_spans
 from compmod_jax.data.sources.documents import GrammarTopics
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.sources.tfds import TfdsData
+from compmod_jax.data.synthetic.expressions import ArithmeticData, ListOpsData, TableLookupData
 from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.data.synthetic.lengths import LengthData
 from compmod_jax.data.synthetic.scan import ScanData
 from compmod_jax.data.text_tokenizer import DocumentData
 
@@ -90,7 +92,9 @@ class SpanCorruptionData:
     return Pairs(source, target, where=lambda i: places[i], metric=self.metric)
 
 
-PairData = GrammarData | ScanData | TextData | TfdsData | SpanCorruptionData
+Systematic = TableLookupData | ArithmeticData | ListOpsData | LengthData
+"""Pairs that are made, and are scored on others than those of training."""
+PairData = GrammarData | ScanData | Systematic | TextData | TfdsData | SpanCorruptionData
 
 
 @dataclasses.dataclass(frozen=True)

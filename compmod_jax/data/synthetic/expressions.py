@@ -1,0 +1,257 @@
+r"""Nested expressions with one symbol for an answer, tested deeper than they are trained.
+
+- `TableLookupData`: `c b a 010`, tables that map three bits to three bits, one after the other
+  (Liska et al. 2018).
+- `ArithmeticData`: `( ( 4 * 7 ) + 2 )`, modulo 10.
+- `ListOpsData`: `[ MAX 4 [ MIN 2 3 ] 1 ]` (Nangia and Bowman 2018).
+
+Depths are those of Csordas et al. 2022, "The Neural Data Router", section 4. The part `deeper` has
+expressions deeper than any of training, `deeper_valid` some that are less deep than these, to
+choose by.
+"""
+
+import dataclasses
+import functools
+import itertools
+import random
+import statistics
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+from compmod_jax.core.errors import check
+from compmod_jax.data.synthetic.parts import Draw, Example, PartedData
+
+_LETTERS = "abcdefghijklmnop"
+_BITS = tuple("".join(bits) for bits in itertools.product("01", repeat=3))
+_HELD_OUT = 4  # one in so many
+_MODULUS = 10
+Tree = tuple[list[str], int]
+"""The symbols of an expression, and its value."""
+
+
+# Compositional table lookup.
+
+
+@dataclasses.dataclass(frozen=True)
+class TableLookupData(PartedData):
+  """Tables that map three bits to three bits, composed.
+
+  The last `new` tables stand in training alone, not in compositions; training has each line of one
+  table `repeated` times beside `train` compositions. Parts: `test` from the distribution of
+  training; `deeper_valid` with one to three functions more, `deeper` with four and five more;
+  `composition`, sequences of functions that training lacks; `primitive`, compositions in which one
+  of the last tables stands.
+  """
+
+  name: ClassVar[str] = "table lookup"
+
+  tables: int = 8
+  """how many there are"""
+  new: int = 2
+  """tables that training knows alone; 0 for no part `primitive`"""
+  depth: int = 5
+  """most functions of a training example"""
+  backward: bool = True
+  """the function that is applied last stands first, and the input last; else the input first"""
+  repeated: int = 30
+  """how often training has each line of one table"""
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    self._at_least(2, "depth")
+    self._at_least(1, "repeated")
+    most = len(_LETTERS)
+    check(2 <= self.tables <= most, f"tables is {self.tables}; it must be 2 to {most}.")
+    check(
+      0 <= self.new <= self.tables - 2,
+      f"new is {self.new} of {self.tables} tables; it must be at least 0 and leave two to compose.",
+    )
+
+  def table(self, letter: str) -> dict[str, str]:
+    """The bijection of the eight inputs that a letter stands for, drawn by the seed."""
+    return _table(self.seed, letter)
+
+  def example(self, functions: Sequence[str], bits: str) -> Example:
+    """An input to which functions are applied, the first of them first."""
+    target = functools.reduce(lambda value, name: self.table(name)[value], functions, bits)
+    words = (*reversed(functions), bits) if self.backward else (bits, *functions)
+    return Example(" ".join(words), target, {"depth": len(functions)})
+
+  def held_out(self, functions: Sequence[str]) -> bool:
+    """Whether training lacks a sequence of functions: a quarter of them, drawn by the seed."""
+    name = f"{self.seed} held out {' '.join(functions)}"
+    return len(functions) > 1 and zlib.crc32(name.encode()) % _HELD_OUT == 0
+
+  def parts(self) -> Mapping[str, Sequence[Example]]:
+    """See `PartedData`."""
+    old, new = _LETTERS[: self.tables - self.new], _LETTERS[self.tables - self.new : self.tables]
+
+    def sequence(chance: random.Random, least: int, most: int) -> list[str]:
+      return [chance.choice(old) for _ in range(chance.randint(least, most))]
+
+    def trained(chance: random.Random, *, held_out: bool = False) -> Example:
+      while self.held_out(functions := sequence(chance, 2, self.depth)) != held_out:
+        pass
+      return self.example(functions, chance.choice(_BITS))
+
+    def deeper(chance: random.Random, least: int, most: int) -> Example:
+      functions = sequence(chance, self.depth + least, self.depth + most)
+      return self.example(functions, chance.choice(_BITS))
+
+    def primitive(chance: random.Random) -> Example:
+      functions = sequence(chance, 2, self.depth)
+      functions[chance.randrange(len(functions))] = chance.choice(new)
+      return self.example(functions, chance.choice(_BITS))
+
+    draws: dict[str, Draw] = {
+      "train": trained,
+      "valid": trained,
+      "test": trained,
+      "deeper_valid": functools.partial(deeper, least=1, most=3),
+      "deeper": functools.partial(deeper, least=4, most=5),
+      "composition": functools.partial(trained, held_out=True),
+    }
+    if self.new:
+      draws["primitive"] = primitive
+    parts = self.draw(**draws)
+    alone = [self.example([letter], bits) for letter in old + new for bits in _BITS]
+    return parts | {"train": parts["train"] + alone * self.repeated}
+
+
+@functools.cache
+def _table(seed: int, letter: str) -> dict[str, str]:
+  chance = random.Random(f"{seed} table {letter}")
+  order = sorted(_BITS, key=lambda bits: (chance.random(), bits))
+  return dict(zip(_BITS, order, strict=True))
+
+
+# Trees.
+
+
+@dataclasses.dataclass(frozen=True)
+class _TreeData(PartedData):
+  """Expressions by depth.
+
+  `train`, `valid` and `test` have up to `depth` levels, all equally often as far as there are so
+  many expressions; `deeper_valid` has one level more, `deeper` two and three more.
+  """
+
+  depth: int = 5
+  """levels of a training expression at most"""
+  symbols: int = 50
+  """symbols of an expression at most"""
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    self._at_least(1, "depth")
+    least = 4 * (self.depth + 3) + 1
+    check(
+      self.symbols >= least,
+      f"symbols is {self.symbols} with depth {self.depth}; expressions three levels deeper need at"
+      f" least {least}.",
+    )
+
+  def node(self, chance: random.Random, most: int) -> tuple[int, Callable[[list[Tree]], Tree]]:
+    """How many parts, at least 2 and at most `most`, and how an expression is made of them."""
+    raise NotImplementedError
+
+  def tree(self, chance: random.Random, depth: int, room: int) -> Tree:
+    """An expression of exactly this depth, and its value.
+
+    Args:
+      chance: draws it.
+      depth: its levels.
+      room: its symbols at most, no fewer than 4 for a level and one.
+    """
+    if depth == 0:
+      digit = chance.randrange(_MODULUS)
+      return [str(digit)], digit
+    # One part is as deep as it can be, and the others as deep as the room allows.
+    spare = room - (4 * depth + 1)
+    count, make = self.node(chance, 2 + spare)
+    spare -= count - 2
+    depths = [depth - 1]
+    for _ in range(count - 1):
+      depths.append(chance.randrange(min(depth, spare // 4 + 1)))
+      spare -= 4 * depths[-1]
+    chance.shuffle(depths)
+    parts: list[Tree] = []
+    for below in depths:
+      parts.append(self.tree(chance, below, 4 * below + 1 + spare))
+      spare -= len(parts[-1][0]) - (4 * below + 1)
+    return make(parts)
+
+  def parts(self) -> Mapping[str, Sequence[Example]]:
+    """See `PartedData`."""
+
+    def drawn(least: int, most: int) -> Draw:
+      def draw(chance: random.Random) -> Example:
+        depth = chance.randint(least, most)
+        words, value = self.tree(chance, depth, self.symbols)
+        return Example(" ".join(words), str(value), {"depth": depth})
+
+      return draw
+
+    trained = drawn(1, self.depth)
+    return self.draw(
+      train=trained,
+      valid=trained,
+      test=trained,
+      deeper_valid=drawn(self.depth + 1, self.depth + 1),
+      deeper=drawn(self.depth + 2, self.depth + 3),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ArithmeticData(_TreeData):
+  """Sums and products of digits modulo 10."""
+
+  name: ClassVar[str] = "arithmetic"
+
+  def node(self, chance: random.Random, most: int) -> tuple[int, Callable[[list[Tree]], Tree]]:
+    """See `_TreeData`."""
+    sign = chance.choice("+*")
+
+    def make(parts: list[Tree]) -> Tree:
+      (first, left), (second, right) = parts
+      value = (left + right if sign == "+" else left * right) % _MODULUS
+      return ["(", *first, sign, *second, ")"], value
+
+    return 2, make
+
+
+_OPERATORS: Mapping[str, Callable[[Sequence[int]], int]] = {
+  "MIN": min,
+  "MAX": max,
+  # The middle one, or half way between two, rounded down.
+  "MED": lambda values: int(statistics.median(values)),
+  "SM": lambda values: sum(values) % _MODULUS,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ListOpsData(_TreeData):
+  """Least, largest and middle one, and sum modulo 10, of lists of digits and lists."""
+
+  name: ClassVar[str] = "list operations"
+
+  arguments: int = 5
+  """most members of a list"""
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    self._at_least(2, "arguments")
+
+  def node(self, chance: random.Random, most: int) -> tuple[int, Callable[[list[Tree]], Tree]]:
+    """See `_TreeData`."""
+    count, operator = (
+      chance.randint(2, min(most, self.arguments)),
+      chance.choice(sorted(_OPERATORS)),
+    )
+
+    def make(parts: list[Tree]) -> Tree:
+      words = [word for part, _ in parts for word in part]
+      return ["[", operator, *words, "]"], _OPERATORS[operator]([value for _, value in parts])
+
+    return count, make

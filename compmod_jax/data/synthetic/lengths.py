@@ -1,0 +1,87 @@
+"""Tasks on sequences, trained on short ones and tested on long ones.
+
+Copying, reversing, adding, parity and sorting, as in Kazemnejad et al. 2023 ("The Impact of
+Positional Encoding on Length Generalization in Transformers", section 4) and others.
+"""
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal
+
+from compmod_jax.core.errors import check, check_choice
+from compmod_jax.data.synthetic.parts import Draw, Example, PartedData
+
+_DIGITS = "0123456789"
+
+
+def _over(symbols: str, target: Callable[[list[str]], list[str]]) -> Callable[..., list[list[str]]]:
+  """A task on symbols that are drawn independently."""
+
+  def make(chance: random.Random, length: int) -> list[list[str]]:
+    source = [chance.choice(symbols) for _ in range(length)]
+    return [source, target(source)]
+
+  return make
+
+
+def _addition(chance: random.Random, length: int) -> list[list[str]]:
+  """Two numbers of so many digits, and their sum with one digit more; all highest digit first."""
+  numbers = [[chance.choice(_DIGITS) for _ in range(length)] for _ in range(2)]
+  total = sum(int("".join(digits)) for digits in numbers)
+  return [[*numbers[0], "+", *numbers[1]], [*str(total).zfill(length + 1)]]
+
+
+_TASKS = {
+  "copy": _over("abcdefghijklmnop", list),
+  "reverse": _over("abcdefghijklmnop", lambda word: word[::-1]),
+  "addition": _addition,
+  "parity": _over("01", lambda bits: [str(bits.count("1") % 2)]),
+  "sorting": _over(_DIGITS, sorted),
+}
+LengthTask = Literal["copy", "reverse", "addition", "parity", "sorting"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthData(PartedData):
+  """One task on sequences; a part for every multiple of the training length.
+
+  `train`, `valid` and `test` have 1 to `length` symbols, or digits of a number, all equally often
+  as far as there are so many sequences; `longer_2` has from `length` + 1 to twice as many, and so
+  on: `longer_n` ends at n times as many.
+  """
+
+  task: LengthTask = "copy"
+  """what is to be done"""
+  length: int = 20
+  """most symbols of a training sequence"""
+  times: int = 3
+  """how many times as long the longest test sequence is"""
+
+  name: ClassVar[str] = "lengths"
+  source_language = "sequences"
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    check_choice("task", self.task, _TASKS)
+    self._at_least(8, "length")
+    check(self.times >= 2, f"times is {self.times}; it must be at least 2.")
+
+  def parts(self) -> Mapping[str, Sequence[Example]]:
+    """See `PartedData`."""
+    make = _TASKS[self.task]
+
+    def drawn(least: int, most: int) -> Draw:
+      def draw(chance: random.Random) -> Example:
+        length = chance.randint(least, most)
+        source, target = make(chance, length)
+        return Example(" ".join(source), " ".join(target), {"length": length})
+
+      return draw
+
+    trained = drawn(1, self.length)
+    longer = {
+      f"longer_{n}": drawn((n - 1) * self.length + 1, n * self.length)
+      for n in range(2, self.times + 1)
+    }
+    return self.draw(train=trained, valid=trained, test=trained, **longer)

@@ -1,0 +1,68 @@
+"""Expressions and sequences, tested deeper and longer than they are trained.
+
+Run:      python -m train.main --config configs/systematic.py --workdir runs/systematic
+Variants: table_lookup          tables of three bits, composed; the first one applied stands last
+          table_lookup_forward  the same, the first one applied stands first
+          arithmetic            sums and products modulo 10, nested
+          list_operations       least, largest, middle and sum of nested lists
+          copy, reverse, addition, parity, sorting
+                                sequences up to 20 symbols, tested up to 60
+          (none)                table_lookup
+Data:     made by the project; `compmod_jax/data/synthetic/expressions.py` and `lengths.py` say
+          which parts there are. Every part is scored by exact match at the end.
+"""
+
+import typing
+
+from compmod_jax.core import errors
+from compmod_jax.data.buckets import BatchConfig
+from compmod_jax.data.synthetic.expressions import ArithmeticData, ListOpsData, TableLookupData
+from compmod_jax.data.synthetic.lengths import LengthData, LengthTask
+from compmod_jax.data.tokenizers import TokenizerConfig
+from compmod_jax.decoding import DecodeConfig
+from compmod_jax.models.transformer import TransformerConfig
+from compmod_jax.tasks.translation import TranslationConfig
+from compmod_jax.training.experiment import Experiment, Phase
+from compmod_jax.training.optimizer import OptimizerConfig
+
+_DATA = {
+  "table_lookup": TableLookupData(),
+  "table_lookup_forward": TableLookupData(backward=False),
+  "arithmetic": ArithmeticData(),
+  "list_operations": ListOpsData(),
+  **{task: LengthData(task=task) for task in typing.get_args(LengthTask)},
+}
+
+
+def get_config(variant: str) -> Experiment:
+  variant = variant or "table_lookup"
+  errors.check_choice("variant", variant, tuple(_DATA))
+  return Experiment(
+    name=f"systematic generalisation: {variant.replace('_', ' ')}",
+    task=TranslationConfig(
+      data=_DATA[variant],
+      tokenizer=TokenizerConfig(kind="words"),
+      target_tokenizer=TokenizerConfig(kind="words"),
+      batch=BatchConfig(tokens=4096, ceiling=128, bucket_count=4),
+      label_smoothing=0.0,
+      decode=DecodeConfig(method="greedy", max_ratio=1.0, max_extra=4),
+    ),
+    model=TransformerConfig(
+      encoder_layers=2,
+      decoder_layers=2,
+      dim=128,
+      heads=4,
+      ffn_dim=256,
+      norm="pre",
+      dropout=0.1,
+      compete=("encoder_self",),
+    ),
+    optimizer=OptimizerConfig(
+      learning_rate=2e-3, schedule="cosine", warmup_steps=200, b2=0.98, clip=1.0
+    ),
+    phases=(Phase(steps=2000),),
+    evaluate_every=1000,
+    evaluate_sentences=500,
+    ema=0.99,
+    time_limit_minutes=9,
+  )

@@ -1,0 +1,167 @@
+"""Expressions: their answers by other means, what each part holds, and that parts share nothing."""
+
+import functools
+import re
+import statistics
+
+import pytest
+
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.synthetic.expressions import ArithmeticData, ListOpsData, TableLookupData
+
+DATA = {
+  "tables": TableLookupData(train=3_000, scored=200),
+  "tables, forward": TableLookupData(train=3_000, scored=200, backward=False),
+  "arithmetic": ArithmeticData(train=3_000, scored=200),
+  "lists": ListOpsData(train=3_000, scored=200),
+}
+TREES = ("arithmetic", "lists")
+
+
+def depths(data, part: str) -> set[int]:
+  return {int(one["depth"]) for one in data.load(part).info or ()}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_no_source_is_in_two_parts(name):
+  data = DATA[name]
+  seen: set[str] = set()
+  for part in data.splits():
+    sources = data.load(part).source
+    assert len(sources) >= 200
+    assert not seen & set(sources), part
+    seen |= set(sources)
+  assert data.splits()[:3] == ("train", "valid", "test")
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_parts_are_functions_of_the_fields_alone(name):
+  data = DATA[name]
+  other = type(data)(**{**vars(data), "seed": 1})
+  assert data.load("test").source != other.load("test").source
+  # The others choose before training does, and each has its own draws.
+  larger = type(data)(**{**vars(data), "train": 3_100})
+  assert larger.load("test").source == data.load("test").source
+  assert larger.load("test").where(3) == f"{data.name}:test[3]"
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_tables_are_applied_one_after_the_other(backward):
+  data = TableLookupData(train=2_000, scored=200, backward=backward)
+  for part in data.splits():
+    pairs = data.load(part)
+    for source, target in zip(pairs.source[:60], pairs.target[:60], strict=True):
+      words = source.split()[::-1] if backward else source.split()
+      value, *functions = words
+      for letter in functions:
+        value = data.table(letter)[value]
+      assert value == target
+
+
+def test_tables_are_bijections_of_three_bits():
+  tables = [DATA["tables"].table(letter) for letter in "abcdefgh"]
+  for table in tables:
+    assert len(table) == len(set(table.values())) == 8
+    assert set(table) == set(table.values())
+  assert len({tuple(sorted(table.items())) for table in tables}) == 8
+
+
+def test_parts_of_tables_hold_what_they_say():
+  data = DATA["tables"]
+  functions = {
+    part: [tuple(source.split()[:-1]) for source in data.load(part).source]
+    for part in data.splits()
+  }
+  composed = {words for words in functions["train"] if len(words) > 1}
+  assert depths(data, "train") == {1, 2, 3, 4, 5}
+  assert depths(data, "test") == {2, 3, 4, 5}
+  assert depths(data, "deeper_valid") == {6, 7, 8}
+  assert depths(data, "deeper") == {9, 10}
+  assert not composed & set(functions["composition"])
+  assert set("".join(letter for words in composed for letter in words)) == set("abcdef")
+  for words in functions["primitive"]:
+    assert set(words) & set("gh")
+  alone = [words for words in functions["train"] if len(words) == 1]
+  assert len(alone) == 8 * 8 * data.repeated
+  assert set(alone) == {(letter,) for letter in "abcdefgh"}
+
+
+def test_arithmetic_is_that_of_python():
+  data = DATA["arithmetic"]
+  for part in data.splits():
+    pairs = data.load(part)
+    for source, target in zip(pairs.source, pairs.target, strict=True):
+      assert re.fullmatch(r"[0-9()+* ]+", source)
+      assert str(eval(source) % 10) == target  # digits, signs and brackets alone
+
+
+def answer(words: list[str]) -> int:
+  """The value of a list expression, whose words are taken from the front."""
+  word = words.pop(0)
+  if word != "[":
+    return int(word)
+  operator, members = words.pop(0), []
+  while words[0] != "]":
+    members.append(answer(words))
+  words.pop(0)
+  found = {
+    "MIN": min(members),
+    "MAX": max(members),
+    "MED": int(statistics.median(members)),
+    "SM": sum(members) % 10,
+  }
+  return found[operator]
+
+
+def test_list_operations_are_those_of_python():
+  data = DATA["lists"]
+  assert answer(["[", "MAX", "4", "3", "[", "MIN", "2", "3", "]", "1", "0", "]"]) == 4
+  assert answer(["[", "MED", "4", "[", "SM", "9", "9", "]", "1", "2", "]"]) == 3
+  for part in data.splits():
+    pairs = data.load(part)
+    for source, target in zip(pairs.source, pairs.target, strict=True):
+      words = source.split()
+      assert str(answer(words)) == target
+      assert words == []
+
+
+def nesting(source: str) -> int:
+  level = most = 0
+  for symbol in source.split():
+    level += (symbol in "([") - (symbol in ")]")
+    most = max(most, level)
+  return most
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_trees_are_as_deep_and_as_short_as_they_say(name):
+  data = DATA[name]
+  for part, known in {
+    "train": {1, 2, 3, 4, 5},
+    "test": {1, 2, 3, 4, 5},
+    "deeper_valid": {6},
+    "deeper": {7, 8},
+  }.items():
+    pairs = data.load(part)
+    assert depths(data, part) == known
+    for source, info in zip(pairs.source, pairs.info or (), strict=True):
+      assert nesting(source) == info["depth"]
+      assert len(source.split()) <= data.symbols
+
+
+@pytest.mark.parametrize(
+  ("make", "match"),
+  [
+    (lambda: ArithmeticData(train=0), "train is 0; it must be at least 1"),
+    (lambda: ArithmeticData(symbols=20), "symbols is 20 with depth 5; .* at least 33"),
+    (lambda: ListOpsData(arguments=1), "arguments is 1"),
+    (lambda: TableLookupData(tables=40), "tables is 40; it must be 2 to 16"),
+    (lambda: TableLookupData(new=7), "new is 7 of 8 tables"),
+    (lambda: TableLookupData(depth=1), "depth is 1"),
+    (functools.partial(ArithmeticData().load, "deep"), "'deep'"),
+    (lambda: ArithmeticData(depth=1, scored=150).splits(), "scored is 150, and only 50 different"),
+  ],
+)
+def test_what_cannot_be_made_is_refused_by_name(make, match):
+  with pytest.raises(UserError, match=match):
+    make()

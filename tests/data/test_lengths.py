@@ -1,0 +1,50 @@
+"""Tasks on sequences: their answers by other means, and how long each part is."""
+
+import typing
+
+import pytest
+
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.synthetic.lengths import LengthData, LengthTask
+
+TASKS = typing.get_args(LengthTask)
+
+
+def data_of(task) -> LengthData:
+  return LengthData(task=task, train=1_000, scored=100)
+
+
+def expected(task: str, source: list[str]) -> list[str]:
+  if task == "addition":
+    first, second = ("".join(source[: source.index("+")]), "".join(source[source.index("+") + 1 :]))
+    assert len(first) == len(second)
+    return list(f"{int(first) + int(second):0{len(first) + 1}d}")
+  if task == "parity":
+    return [str(sum(map(int, source)) % 2)]
+  return {"copy": source, "reverse": source[::-1], "sorting": sorted(source)}[task]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_answers_are_right_and_lengths_are_those_of_the_part(task):
+  data = data_of(task)
+  assert data.splits() == ("train", "valid", "test", "longer_2", "longer_3")
+  bounds = {"train": (1, 20), "test": (1, 20), "longer_2": (21, 40), "longer_3": (41, 60)}
+  seen: set[str] = set()
+  for part, (least, most) in bounds.items():
+    pairs = data.load(part)
+    lengths = {int(one["length"]) for one in pairs.info or ()}
+    assert least <= min(lengths)
+    assert max(lengths) == most
+    for source, target in zip(pairs.source, pairs.target, strict=True):
+      assert target.split() == expected(task, source.split())
+    assert not seen & set(pairs.source)
+    seen |= set(pairs.source)
+
+
+@pytest.mark.parametrize(
+  ("fields", "match"),
+  [({"task": "add"}, "'add'"), ({"length": 4}, "length is 4"), ({"times": 1}, "times is 1")],
+)
+def test_what_cannot_be_made_is_refused_by_name(fields, match):
+  with pytest.raises(UserError, match=match):
+    LengthData(**fields)

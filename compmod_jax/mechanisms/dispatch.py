@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from compmod_jax.core import sharding
+from compmod_jax.core import scopes, sharding
 from compmod_jax.core.linear import over_rows
 from compmod_jax.kernels import grouped
 
@@ -174,7 +174,9 @@ def _sparse_part(
   spread: jax.Array = _spread(shares, plan, keep)
   share = jnp.sum(expert * spread, axis=1, keepdims=True)
   multiply = functools.partial(grouped.product, sizes=plan.sizes, implementation=implementation)
-  hidden = multiply(_spread(inputs, plan, keep), weights.up, axis=1) + expert @ weights.up_bias
+  hidden = multiply(_spread(inputs, plan, keep), weights.up, axis=1)
+  with jax.named_scope(scopes.SELECTION):
+    hidden = hidden + expert @ weights.up_bias
   hidden = activation(hidden)
   for factor in factors:
     hidden = hidden * _pick(factor.reshape(-1, factor.shape[-1]), plan.pair)

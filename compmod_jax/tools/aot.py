@@ -126,7 +126,7 @@ def costs(run: Run, topology: Topology, trainable: str, batch: shapes.Shapes) ->
   traced = trace(run, trainable, batch)
   laid_out, alone = (
     matmul_flops.count(traced.jaxpr),
-    matmul_flops.count(trace_alone(run, trainable).jaxpr),
+    matmul_flops.count(trace_alone(run, trainable).jaxpr, model=True),
   )
   try:
     program = traced.lower().compile()

@@ -119,12 +119,9 @@ def test_experts_count_what_each_row_needs_and_neither_filling_nor_selection():
     made = dispatch.sparse(inputs, shares, active, weights, jax.nn.relu, keep=keep)
     return jnp.sum(jnp.sin(made))
 
+  shapes = (embed, experts, mlp), (experts, mlp), (experts, mlp, embed), (experts, embed)
   given = [
-    jax.tree.map(
-      lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
-      ExpertWeights((embed, experts, mlp), (experts, mlp), (experts, mlp, embed), (experts, embed)),
-      is_leaf=lambda leaf: type(leaf) is tuple,
-    ),
+    ExpertWeights._make(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
     jax.ShapeDtypeStruct((batch, time, embed), jnp.float32),
     jax.ShapeDtypeStruct((batch, time, experts), jnp.float32),
   ]

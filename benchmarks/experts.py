@@ -1,16 +1,26 @@
 """Expert feed-forward networks beside a plain one of the same width, and beside PyTorch.
 
     python -m benchmarks.experts [--quick] [--json FILE] [--check] [--device gpu]
+    python -m benchmarks.experts --compiled weights gather exchange [--json FILE] [--check]
 
-Needs the environment of `make test-peers`. One layer: 8 experts of 512 hidden units, width 512,
-2,048 tokens; the plain network has 4,096 hidden units. A training step is the gradient with respect
-to parameters and inputs. The router, InfF and signatures, is part of every layer with experts.
+The first needs the environment of `make test-peers`. One layer: 8 experts of 512 hidden units,
+width 512, 2,048 tokens; the plain network has 4,096 hidden units. A training step is the gradient
+with respect to parameters and inputs. The router, InfF and signatures, is part of every layer with
+experts.
 PyTorch's layers are written as one would: the plain network, a batched product over experts, and a
 loop over experts that gathers the tokens of each. In full about two minutes on 2 cores.
+
+The second, in the environment of `make aot`, compiles for accelerators that are not here and runs
+nothing. `weights`: the gradient of four experts' matrices, 8,192 rows, 1,024 x 4,096, bfloat16, in
+bytes as `benchmarks/census.py` counts them, by the kernel and as XLA alone would do it (a minute).
+`gather`, `exchange`: the step of configs/mlm_cah.py:billion on 16 v5e chips with that way to
+dispatch tokens, as `--aot` counts it (a quarter of an hour each; `--layers 2`, which has no target,
+a fifth of it).
 """
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,10 +29,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import common
+from benchmarks import common, devices
+from compmod_jax.commands.config_option import load_experiment
+from compmod_jax.kernels import grouped
 from compmod_jax.layers.basic import FeedForward
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
+from compmod_jax.tools import aot
+from compmod_jax.tools.devices import Topology
 
 ROUNDS = 20
 TOP_2 = CompetitionConfig(rule="top_k", keep=2)
@@ -201,8 +215,87 @@ def check_agreement(report: common.Report, case: Case, params: Any) -> None:
       raise RuntimeError(f"{what} do not do the same")
 
 
+# Compiled for accelerators that are not here.
+
+SLICE, BILLION, LAYERS = "v5e:4x4", "configs/mlm_cah.py:billion", 8
+LAYOUT = ("mesh.data=1", "mesh.fsdp=4", "mesh.tensor=4")
+MOST_MEBIBYTES = 130.0  # of operands and result 112 have to move
+LEAST_UTILISATION = {"gather": 0.24, "exchange": 0.60}
+
+
+def weights_compiled(report: common.Report) -> None:
+  """What the gradient of experts' matrices moves."""
+  rows, inner, outer, groups, dtype = 8192, 1024, 4096, 4, "bfloat16"
+  left, right = (jax.ShapeDtypeStruct((rows, n), jnp.dtype(dtype)) for n in (inner, outer))
+  sizes, table = jax.ShapeDtypeStruct((groups,), jnp.int32), {}
+  ways = {"kernel": grouped.outer, "batches": grouped._batched_outer}
+  for name in ("v5e", "v5p", "v6e", "h100"):
+    device = devices.DEVICES[name]
+    for way in ways if name in ("v5e", "h100") else ("kernel",):
+      function = functools.partial(ways[way], axis=0)
+      cuda = device.platform == "cuda"
+      made = devices.compile_for(device, function, (left, right, sizes), dtype, kernels=cuda)
+      table[f"{name}, {way}"] = {
+        "MiB": made.census.mebibytes,
+        "instructions": made.census.instructions,
+        "kernels": made.census.kernels,
+        "model us": made.seconds * 1e6,
+        "registers": max((r for r, _ in made.kernels.values()), default=None),
+        "spilt": max((s for _, s in made.kernels.values()), default=None),
+      }
+      report.say(f"{name}, {way}: {table[f'{name}, {way}']}")
+    moved, title = table[f"{name}, kernel"]["MiB"], f"weight gradient, {name}: MiB"
+    report.claim(f"{title}, kernel", moved, 1.0, at_most=MOST_MEBIBYTES)
+    if f"{name}, batches" in table:
+      report.claim(f"{title}, XLA's batches / kernel", table[f"{name}, batches"]["MiB"], moved)
+  report.tables["weight gradient"] = table
+
+
+def step_compiled(report: common.Report, way: str) -> None:
+  """What the step of the billion parameters costs on TPUs, by a way to dispatch tokens."""
+  layers = report.options.layers
+  changes = f"model.encoder_layers={layers}", f"model.experts.dispatch={way}"
+  flags = [f"--config.{one}" for one in (*LAYOUT, *changes)]
+  topology = Topology.parse(SLICE)
+  run, _ = aot.assemble(load_experiment(BILLION, flags), aot.devices_of(topology))
+  cost = aot.cost_of(run, topology, "all", aot.batch_of(run))
+  for line in cost.lines():
+    report.say(line)
+  report.tables[f"step, {layers} layers, {way}"] = {
+    "peak GB": cost.memory["peak"] / 1e9,
+    "TFLOP, step": cost.products / 1e12,
+    "TFLOP laid out, chip": cost.laid_out / topology.chips / 1e12,
+    "HBM GB, chip": cost.traffic / 1e9,
+    "sent GB, chip": cost.sent / 1e9,
+    "ms": cost.seconds * 1e3,
+    "ms, collectives beside": cost.hidden * 1e3,
+    "MFU at most": cost.utilisation(cost.seconds),
+    "MFU at most, collectives beside": cost.utilisation(cost.hidden),
+    "loops that run only if needed": cost.spare,
+  }
+  target = {"at_least": LEAST_UTILISATION[way]} if layers == LAYERS else {}
+  title = f"billion on {SLICE}, {layers} layers, dispatch = {way}: MFU at most"
+  report.claim(title, cost.utilisation(cost.seconds), 1.0, **target)
+
+
+COMPILED = {
+  "weights": weights_compiled,
+  **{way: functools.partial(step_compiled, way=way) for way in LEAST_UTILISATION},
+}
+
+
 def main() -> None:
-  options = common.options(__doc__).parse_args()
+  parser = common.options(__doc__)
+  parser.add_argument("--compiled", nargs="+", choices=COMPILED, metavar="NAME", default=[])
+  parser.add_argument("--layers", type=int, default=LAYERS, help="of the compiled step")
+  options = parser.parse_args()
+  if options.compiled:
+    devices.use_compilers()
+    report = common.start("Experts compiled for accelerators", options)
+    for name in options.compiled:
+      COMPILED[name](report)
+    report.finish()
+    return
   report = common.start("Expert feed-forward networks", options)
   case = sizes(options)
   params = case.params()

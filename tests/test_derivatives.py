@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 from compmod_jax.core import linear as rows
+from compmod_jax.core import sharding
+from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.kernels import grouped
 from compmod_jax.kernels.attention import routed_attention
 from compmod_jax.kernels.routing import (
@@ -27,7 +29,7 @@ from compmod_jax.kernels.routing import (
   scaled_projection,
 )
 from compmod_jax.layers import deferred_scan, lm_head, lstm
-from compmod_jax.mechanisms import dispatch, meta_transfer
+from compmod_jax.mechanisms import dispatch, expert_exchange, meta_transfer
 from compmod_jax.mechanisms.recoding import signals
 from compmod_jax.models import conv_net
 from compmod_jax.tasks import few_shot
@@ -153,19 +155,42 @@ PLAN = dispatch.Plan(
 
 def spread() -> Rule:
   def ours(rows: Any) -> Any:
-    return dispatch._spread(rows, PLAN, 2)
+    return dispatch.spread(rows, PLAN, 2)
 
   return Rule(ours, lambda rows: rows[PLACES // 2], (numbers(3, 2, seed=0),))
 
 
 def collect() -> Rule:
   def ours(rows: Any) -> Any:
-    return dispatch._collect(rows, PLAN, 2)
+    return dispatch.collect(rows, PLAN, 2)
 
   def plain(rows: Any) -> Any:
     return jnp.zeros((3, 2), rows.dtype).at[PLACES // 2].add(rows)
 
   return Rule(ours, plain, (numbers(6, 2, seed=0),))
+
+
+def exchanged_experts() -> Rule:
+  """Two devices with two experts each; all tokens choose those of one, which takes two rounds."""
+  mesh = make_mesh(MeshConfig(data=1, tensor=2), jax.devices()[:2])
+  active = np.arange(4) < 2
+
+  def ours(inputs: Any, shares: Any, up: Any, up_bias: Any, down: Any, down_bias: Any) -> Any:
+    weights = dispatch.ExpertWeights(up, up_bias, down, down_bias)
+    chosen = active[None, None] | jnp.zeros_like(shares, bool)
+    options = {"keep": 2, "capacity": 1.0, "implementation": "blocked"}
+    given = inputs, jnp.where(chosen, shares, 0), chosen, weights, jnp.tanh
+    return expert_exchange.sparse(*given, **options)[0]
+
+  def plain(inputs: Any, shares: Any, up: Any, up_bias: Any, down: Any, down_bias: Any) -> Any:
+    hidden = jnp.tanh(jnp.einsum("btd,def->btef", inputs, up) + up_bias[None, None])
+    made = jnp.einsum("btef,efd->bted", hidden, down) + down_bias[None, None]
+    return jnp.einsum("bte,bted->btd", jnp.where(active[None, None], shares, 0), made)
+
+  shapes = (1, 4, 3), (1, 4, 4), (3, 4, 2), (4, 2), (4, 2, 3), (4, 3)
+  whole = sharding.replicated(mesh)
+  args = (jax.device_put(numbers(*s, seed=i).astype("f"), whole) for i, s in enumerate(shapes))
+  return Rule(ours, plain, tuple(args))
 
 
 CHOICE = Choice(rule="top_k", temperature=0.5)
@@ -287,8 +312,11 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.kernels.attention.dispatch._standing_for.run": attention,
   "compmod_jax.kernels.grouped._product": grouped_product,
   "compmod_jax.kernels.grouped._outer": grouped_outer,
-  "compmod_jax.mechanisms.dispatch._spread": spread,
-  "compmod_jax.mechanisms.dispatch._collect": collect,
+  "compmod_jax.mechanisms.dispatch.spread": spread,
+  "compmod_jax.mechanisms.dispatch.collect": collect,
+  "compmod_jax.mechanisms.expert_exchange.exchange": exchanged_experts,
+  "compmod_jax.mechanisms.expert_exchange._rest": exchanged_experts,
+  "compmod_jax.mechanisms.expert_exchange._all_rounds": exchanged_experts,
   f"{ROUTING}.dispatch._softmax": softmax,
   f"{ROUTING}.dispatch._route": route,
   f"{ROUTING}.dispatch._project": project,

@@ -731,6 +731,38 @@ def long_texts():
   ]
 
 
+def expert_weights():
+  found = record("benchmarks/experts-weights-compiled.json")["tables"]["weight gradient"]
+  assert not any(row["spilt"] for row in found.values())
+  chips = ("v5e", "v5p", "v6e", "h100")
+  return [
+    [
+      label,
+      *(f"{found[f'{c}, {way}']['MiB']:,.0f}" if f"{c}, {way}" in found else "" for c in chips),
+    ]
+    for label, way in (("kernel", "kernel"), ("XLA's batches", "batches"))
+  ]
+
+
+def experts_over_chips():
+  rows = []
+  for label, way in (("gather, the default", "gather"), ("exchange, capacity 1.25", "exchange")):
+    tables = record(f"benchmarks/experts-{way}-2-layers-compiled.json")["tables"]
+    one = tables[f"step, 2 layers, {way}"]
+    beside = one["ms, collectives beside"], 100 * one["MFU at most, collectives beside"]
+    rows.append(
+      [
+        label,
+        f"{one['TFLOP laid out, chip']:.1f} TFLOP",
+        f"{one['HBM GB, chip']:.0f} GB",
+        f"{one['sent GB, chip']:.1f} GB",
+        f"{one['ms']:,.0f} ms ({beside[0]:,.0f})",
+        f"{100 * one['MFU at most']:.1f} % ({beside[1]:.1f} %)",
+      ]
+    )
+  return rows
+
+
 def whole_layers():
   compiled = record("benchmarks/routing-compiled.json")["tables"]
   rows = []
@@ -837,6 +869,7 @@ TABLES = {
   ("docs/kernels.md", "In the attention layer", 0): router_types,
   ("docs/kernels.md", "In the attention layer", 1): cpu_layers,
   ("docs/kernels.md", "In the attention layer", 2): whole_layers,
+  ("docs/kernels.md", "Products of experts", 0): expert_weights,
   ("docs/nemot.md", "A language model of public domain text and C4", 0): pretraining,
   ("docs/nemot.md", "With a gate, without, and a decoder of as many parameters", 0): zero_shot,
   ("docs/nemot.md", "With a gate, without, and a decoder of as many parameters", 1): (
@@ -849,6 +882,7 @@ TABLES = {
   ("docs/baselines.md", "T5", 0): REFERENCE,
   ("docs/pods-aot.md", "Models on v5e-16", 0): "printed by `train.main --aot`; no file is kept",
   ("docs/pods-aot.md", "Models on v5e-16", 1): "printed by `train.main --aot`; no file is kept",
+  ("docs/pods-aot.md", "Experts over chips", 0): experts_over_chips,
   ("docs/pods.md", "Layout", 0): REFERENCE,
   ("docs/pods.md", "Starting", 0): REFERENCE,
   ("docs/pods.md", "What fails, and how", 0): REFERENCE,

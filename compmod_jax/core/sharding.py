@@ -33,6 +33,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
   "batch": ("data", "fsdp", "expert"),
   "tokens": ("data", "fsdp"),  # rows that experts share: every expert sees those of its group
   "time": "sequence",
+  "expert_time": ("sequence", "tensor"),  # of rows that are sent to experts, each by one device
   "embed": "fsdp",
   "heads": "tensor",
   "head_dim": None,

@@ -16,7 +16,10 @@ Implementations:
 - `batched` lays all groups out in blocks, each beside a copy of its matrix, for one batched product
   without a loop, whose every turn would wait for the host: for CUDA.
 - `ragged` is `jax.lax.ragged_dot` for the product: one kernel on TPU, but a masked product with
-  all matrices on CPU and CUDA. The outer product is batched, as XLA has no ragged kernel for it.
+  all matrices on CPU and CUDA.
+- `mosaic` and `triton` are these two with the outer product in a kernel (`grouped_outer`), which
+  is interpreted elsewhere. `ragged` on TPU and `batched` on CUDA take the same kernels, since what
+  XLA makes of an outer product in batches moves a float32 result for every block of rows.
 - `auto`: the platform that a program is compiled for decides.
 """
 
@@ -30,9 +33,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from compmod_jax.core import errors
+from compmod_jax.core import errors, scopes
+from compmod_jax.kernels import grouped_outer
 
-Grouped = Literal["auto", "blocked", "batched", "ragged"]
+Grouped = Literal["auto", "blocked", "batched", "ragged", "mosaic", "triton"]
 
 BLOCK = 128
 # Of `batched`: large enough that copies of matrices cost less than their products, small enough
@@ -102,6 +106,7 @@ def _product(
   blocked = functools.partial(_blocked_product, **how, block=block)
   batched, ragged = (functools.partial(f, **how) for f in (_batched_product, _ragged_product))
   implementations = {"blocked": blocked, "batched": batched, "ragged": ragged}
+  implementations |= {"mosaic": ragged, "triton": batched}
   return _run(implementations, implementation, rows, kernels, sizes)
 
 
@@ -153,7 +158,17 @@ def _outer(
   """See `outer`. Reverse mode, any order."""
   blocked = functools.partial(_blocked_outer, axis=axis, block=block)
   batched = functools.partial(_batched_outer, axis=axis)
-  implementations = {"blocked": blocked, "batched": batched, "ragged": batched}
+  on_tpu, on_gpu = (
+    functools.partial(_outer_in_kernel, axis=axis, kernel=kernel, platform=platform)
+    for kernel, platform in ((grouped_outer.on_tpu, "tpu"), (grouped_outer.on_gpu, "cuda"))
+  )
+  implementations = {
+    "blocked": blocked,
+    "batched": functools.partial(on_gpu, elsewhere=batched),
+    "ragged": functools.partial(on_tpu, elsewhere=batched),
+    "mosaic": on_tpu,
+    "triton": on_gpu,
+  }
   return _run(implementations, implementation, left, right, sizes)
 
 
@@ -315,8 +330,33 @@ def _batched_outer(left: jax.Array, right: jax.Array, sizes: jax.Array, *, axis:
   right_blocks = right[layout.row]
   made = jnp.einsum("bnd,bnf->bdf", left_blocks, right_blocks, preferred_element_type=jnp.float32)
   member = (layout.group[:, None] == jnp.arange(sizes.shape[0])[None]).astype(jnp.float32)
-  summed = jnp.einsum("bg,bdf->gdf", member, made, precision=lax.Precision.HIGHEST)
+  with jax.named_scope(scopes.SELECTION):
+    summed = jnp.einsum("bg,bdf->gdf", member, made, precision=lax.Precision.HIGHEST)
   return jnp.moveaxis(summed.astype(left.dtype), 0, axis)
+
+
+def _outer_in_kernel(
+  left: jax.Array,
+  right: jax.Array,
+  sizes: jax.Array,
+  *,
+  axis: int,
+  kernel: grouped_outer.Outer,
+  platform: str,
+  elsewhere: Callable[..., jax.Array] | None = None,
+) -> jax.Array:
+  """By a kernel on its platform; on others another way, or the kernel interpreted."""
+
+  def run(left: jax.Array, right: jax.Array, sizes: jax.Array, **options: bool) -> jax.Array:
+    return jnp.moveaxis(kernel(left, right, sizes, **options), 0, axis)
+
+  if left.dtype != right.dtype or left.dtype not in grouped_outer.TYPES:
+    return _batched_outer(left, right, sizes, axis=axis)
+  return lax.platform_dependent(
+    *(left, right, sizes),
+    **{platform: run},
+    default=elsewhere or functools.partial(run, interpret=True),
+  )
 
 
 def _ragged_product(

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, cast, get_args
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -15,11 +15,12 @@ from compmod_jax.core import errors
 from compmod_jax.core.config import completed
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.sharding import logical
-from compmod_jax.kernels.grouped import Grouped
 from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout
-from compmod_jax.mechanisms import dispatch
+from compmod_jax.mechanisms import dispatch, expert_exchange
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
 from compmod_jax.mechanisms.dispatch import ExpertWeights, Implementation
+
+Dispatch = Literal["gather", "exchange"]
 
 
 def _with_keep(competition: object, experts: Mapping[str, Any]) -> object:
@@ -48,6 +49,13 @@ class ExpertsConfig:
   implementation: Implementation = "auto"
   """How they run: dense (all); blocked, batched, ragged (the chosen ones, under `top_k`, in ways
   for CPU, GPU, TPU); auto: what is least work on the platform."""
+  dispatch: Dispatch = "gather"
+  """How tokens reach experts on other devices, under `top_k`: gather (each device sees all tokens
+  of its group and runs its own experts' rows) or exchange (each sends its own tokens to the experts
+  that they chose)."""
+  capacity: float = 1.25
+  """Under dispatch = exchange: rows that a device takes at once, in multiples of the even share.
+  What does not fit waits for another round; no token is dropped."""
 
   def __post_init__(self):
     errors.check(self.count >= 1, f"experts.count is {self.count}; it must be at least 1.")
@@ -69,6 +77,18 @@ class ExpertsConfig:
       f"experts.implementation is {self.implementation!r} but experts.competition.rule is"
       f" {self.competition.rule!r}; only under 'top_k' is it known how many experts a token has."
       " Use rule = top_k or implementation = auto.",
+    )
+    errors.check_choice("experts.dispatch", self.dispatch, get_args(Dispatch))
+    errors.check(
+      self.dispatch == "gather" or self.competition.rule == "top_k",
+      f"experts.dispatch is {self.dispatch!r} but experts.competition.rule is"
+      f" {self.competition.rule!r}; only under 'top_k' are tokens sent to the experts that they"
+      " chose. Use rule = top_k or dispatch = gather.",
+    )
+    errors.check(
+      self.capacity >= 1,
+      f"experts.capacity is {self.capacity}; it must be at least 1, the even share. Usual values"
+      " are 1.25 to 2.",
     )
 
   def width(self, ffn_dim: int) -> int:
@@ -144,16 +164,17 @@ class Experts(nn.Module):
     if self.dropout > 0 and not deterministic:
       places = (*inputs.shape[:2], config.kept(count), self.hidden_dim)
       factors = drop(jnp.ones(places, self.dtype))
-    return dispatch.sparse(
-      inputs,
-      shares,
-      selection.active,
-      weights,
-      ACTIVATIONS[self.activation],
-      keep=config.kept(count),
-      factors=factors,
-      implementation=cast(Grouped, self.config.implementation),
-    )
+    given = (inputs, shares, selection.active, weights, ACTIVATIONS[self.activation])
+    options: dict[str, Any] = {
+      "keep": config.kept(count),
+      "factors": factors,
+      "implementation": self.config.implementation,
+    }
+    if self.config.dispatch == "gather":
+      return dispatch.sparse(*given, **options)
+    made, waiting = expert_exchange.sparse(*given, capacity=self.config.capacity, **options)
+    intermediates.scope("router")("waiting", waiting)
+    return made
 
   def _runs_all(self, tokens: int, intermediates: Intermediates) -> bool:
     """Whether all experts run, because they must or because that is less work."""

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from compmod_jax.core import sharding
+from compmod_jax.core import scopes, sharding
 from compmod_jax.core.linear import over_rows
 from compmod_jax.kernels import grouped
 
@@ -144,18 +144,18 @@ def sparse(
     rows.insert(0, factors)
     names.insert(0, ("tokens", "time", None, None))
   run = functools.partial(
-    _sparse_part, activation=activation, keep=keep, implementation=implementation
+    sparse_part, activation=activation, keep=keep, implementation=implementation
   )
-  return sharding.on_parts(run, [weights, *rows], [_LOGICAL, *names])
+  return sharding.on_parts(run, [weights, *rows], [LOGICAL, *names])
 
 
 # The matrices' other axes are gathered where they are split.
-_LOGICAL: PyTree = ExpertWeights._make(
+LOGICAL: PyTree = ExpertWeights._make(
   [(None, "experts", None), ("experts", None), ("experts", None, None), ("experts", None)]
 )
 
 
-def _sparse_part(
+def sparse_part(
   weights: ExpertWeights,
   *arrays: jax.Array,
   activation: Callable[[jax.Array], jax.Array],
@@ -171,14 +171,16 @@ def _sparse_part(
   plan = sort_by_expert((chosen - first) % experts, here)
   expert = plan.expert.astype(inputs.dtype)
   shares = lax.dynamic_slice_in_dim(shares, first, here, 1).astype(inputs.dtype)
-  spread: jax.Array = _spread(shares, plan, keep)
-  share = jnp.sum(expert * spread, axis=1, keepdims=True)
+  weighed: jax.Array = spread(shares, plan, keep)
+  share = jnp.sum(expert * weighed, axis=1, keepdims=True)
   multiply = functools.partial(grouped.product, sizes=plan.sizes, implementation=implementation)
-  hidden = multiply(_spread(inputs, plan, keep), weights.up, axis=1) + expert @ weights.up_bias
+  hidden = multiply(spread(inputs, plan, keep), weights.up, axis=1)
+  with jax.named_scope(scopes.SELECTION):
+    hidden = hidden + expert @ weights.up_bias
   hidden = activation(hidden)
   for factor in factors:
     hidden = hidden * _pick(factor.reshape(-1, factor.shape[-1]), plan.pair)
-  made: jax.Array = _collect(multiply(hidden * share, weights.down), plan, keep)
+  made: jax.Array = collect(multiply(hidden * share, weights.down), plan, keep)
   made = made + shares @ weights.down_bias
   made = lax.psum(made, axis) if axis else made
   return made.reshape(*arrays[-1].shape[:2], -1)
@@ -203,23 +205,23 @@ def _pick(rows: jax.Array, places: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _spread(rows: jax.Array, plan: Plan, keep: int) -> jax.Array:
+def spread(rows: jax.Array, plan: Plan, keep: int) -> jax.Array:
   """A token's row at each of its sorted places, [pairs, width]. Reverse mode, any order."""
   return _pick(rows, plan.pair // keep)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _collect(rows: jax.Array, plan: Plan, keep: int) -> jax.Array:
+def collect(rows: jax.Array, plan: Plan, keep: int) -> jax.Array:
   """The sum of a token's sorted rows, [tokens, width]. Reverse mode, any order."""
   return jnp.sum(_pick(rows, plan.row).reshape(-1, keep, rows.shape[-1]), axis=1)
 
 
 # Each is the other's transpose: a derivative reads rows, where XLA's own would add to them.
-_spread.defvjp(
-  lambda rows, plan, keep: (_spread(rows, plan, keep), plan),
-  lambda keep, plan, gradient: (_collect(gradient, plan, keep), None),
+spread.defvjp(
+  lambda rows, plan, keep: (spread(rows, plan, keep), plan),
+  lambda keep, plan, gradient: (collect(gradient, plan, keep), None),
 )
-_collect.defvjp(
-  lambda rows, plan, keep: (_collect(rows, plan, keep), plan),
-  lambda keep, plan, gradient: (_spread(gradient, plan, keep), None),
+collect.defvjp(
+  lambda rows, plan, keep: (collect(rows, plan, keep), plan),
+  lambda keep, plan, gradient: (spread(gradient, plan, keep), None),
 )

@@ -23,7 +23,10 @@ from compmod_jax.core.parameters import chosen
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data.episodes import EpisodeConfig, flat, split_episode
 from compmod_jax.mechanisms.competition import losses
-from compmod_jax.mechanisms.competition.statistics import router_statistics
+from compmod_jax.mechanisms.competition.statistics import (
+  router_statistics,
+  waiting_statistics,
+)
 from compmod_jax.mechanisms.modulation import gate_statistics
 from compmod_jax.models.base import ModelConfig
 from compmod_jax.tasks.base import (
@@ -129,8 +132,11 @@ class WithRouterStatistics:
     self, model: TaskModel[Any], params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    sites = {site: f"{site.removesuffix('/weights')}/signatures" for site in self.sites}
-    intermediates = context.intermediates.also([*sites, *sites.values()])
+    sites, waiting = (
+      {site: f"{site.removesuffix('/weights')}/{word}" for site in self.sites}
+      for word in ("signatures", "waiting")
+    )
+    intermediates = context.intermediates.also([*sites, *sites.values(), *waiting.values()])
     terms, carry, found = self.objective(
       model, params, carry, batch, context._replace(intermediates=intermediates)
     )
@@ -140,6 +146,8 @@ class WithRouterStatistics:
         name = site.removesuffix("/router/weights")
         rows = model.valid_mask(site, batch)
         statistics |= router_statistics(name, captured[site], captured[signatures], rows)
+        if waiting[site] in captured:
+          statistics |= waiting_statistics(name, captured[waiting[site]], rows)
     return terms, carry, statistics | found
 
 

@@ -123,19 +123,25 @@ def batch_of(run: Run) -> dict[str, jax.ShapeDtypeStruct]:
 def costs(run: Run, topology: Topology, trainable: str, batch: shapes.Shapes) -> list[str]:
   """Compiles a step and tells its cost; or why there is no program for it."""
   began = time.monotonic()
-  traced = trace(run, trainable, batch)
-  laid_out, alone = (
-    matmul_flops.count(traced.jaxpr),
-    matmul_flops.count(trace_alone(run, trainable).jaxpr),
-  )
   try:
-    program = traced.lower().compile()
+    cost = cost_of(run, topology, trainable, batch)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     return [out_of_memory(str(error), topology)]
-  took = time.monotonic() - began
-  return [*Cost.of(program, topology, alone, laid_out).lines(), "", f"compiled in {took:.0f} s"]
+  return [*cost.lines(), "", f"compiled in {time.monotonic() - began:.0f} s"]
+
+
+def cost_of(run: Run, topology: Topology, trainable: str, batch: shapes.Shapes) -> Cost:
+  """Compiles a step; what it costs.
+
+  Raises:
+    JaxRuntimeError: it does not fit into the chips' memory.
+  """
+  traced = trace(run, trainable, batch)
+  laid_out = matmul_flops.count(traced.jaxpr)
+  alone = matmul_flops.count(trace_alone(run, trainable).jaxpr, model=True)
+  return Cost.of(traced.lower().compile(), topology, alone, laid_out)
 
 
 def trace(run: Run, trainable: str, batch: shapes.Shapes) -> jax.stages.Traced:

@@ -35,6 +35,7 @@ class Cost:
     estimate: XLA's estimate in seconds, 0 where it has none.
     collectives: how often each runs.
     endless: loops that do not tell how often they run, and count once.
+    spare: loops that run only if the data ask for it, and count nothing.
   """
 
   topology: Topology
@@ -47,6 +48,7 @@ class Cost:
   estimate: float
   collectives: Counter[Collective]
   endless: int
+  spare: int = 0
 
   @classmethod
   def of(
@@ -76,6 +78,7 @@ class Cost:
       estimate=estimate - math.floor(estimate) if estimate < 0 else estimate,
       collectives=census(module),
       endless=module.endless(),
+      spare=module.spare(),
     )
 
   @property
@@ -146,6 +149,8 @@ class Cost:
     text = [f"{name:<38}{value:>14}" for name, value in rows]
     if self.endless:
       text.append(f"{self.endless} loops do not tell how often they run and count once")
+    if self.spare:
+      text.append(f"{self.spare} loops run only for rows that do not fit at once and count nothing")
     if not self.collectives:
       return [*text, "", "no collectives"]
     text += ["", f"{'collectives':<22}{'chips':>6}{'times':>7}{'bytes each':>14}{'sent':>14}"]

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from compmod_jax.core import scopes
+
 # These only name what others made; what loops and calls move is moved by what they run.
 _MOVES_NOTHING = {
   *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional"),
@@ -90,10 +92,15 @@ class Module:
     return cls(computations, entry)
 
   def runs(self, name: str = "", times: int = 1) -> Iterator[tuple[str, int]]:
-    """Every computation that runs and is no part of an instruction, and how often."""
+    """Every computation that runs and is no part of an instruction, and how often.
+
+    Loops of `scopes.IF_NEEDED` do not run.
+    """
     name = name or self.entry
     yield name, times
     for one in self.computations[name].values():
+      if one.opcode == "while" and not self.needed(one):
+        continue
       if one.opcode == "while":
         turns = self.turns(one) or 1
         yield from self.runs(one.attribute("body"), times * turns)
@@ -119,15 +126,25 @@ class Module:
     ]
     return limits[0] if len(limits) == 1 else None
 
-  def endless(self) -> int:
-    """How many loops there are that do not tell how often they run."""
-    loops = [
+  def needed(self, loop: Instruction) -> bool:
+    """Whether a `while` runs in any case, so that it is none of `scopes.IF_NEEDED`."""
+    return scopes.IF_NEEDED not in loop.rest
+
+  def _loops(self) -> list[Instruction]:
+    return [
       one
       for name, _ in self.runs()
       for one in self.computations[name].values()
       if one.opcode == "while"
     ]
-    return sum(self.turns(one) is None for one in loops)
+
+  def endless(self) -> int:
+    """How many loops there are that do not tell how often they run."""
+    return sum(self.needed(one) and self.turns(one) is None for one in self._loops())
+
+  def spare(self) -> int:
+    """How many loops of `scopes.IF_NEEDED` there are."""
+    return sum(not self.needed(one) for one in self._loops())
 
 
 def _branches(one: Instruction) -> list[str]:

@@ -2,7 +2,9 @@
 
 This is what utilisation is measured by (Chowdhery et al. 2022, appendix B): what XLA adds or saves,
 and work on single elements, counts nothing. Loops count as often as they run, but for those of a
-kernel that says itself how many operations its products have.
+kernel that says itself how many operations its products have; those whose turns depend on data,
+of a kernel's grid, too, count once, and not at all where they are in `scopes.IF_NEEDED`. With
+`model` only what the model needs counts: no product in `scopes.SELECTION`.
 """
 
 import math
@@ -12,23 +14,29 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.lax import DotDimensionNumbers
 
+from compmod_jax.core import scopes
 
-def count(jaxpr: Jaxpr | ClosedJaxpr, platform: str = "tpu") -> float:
+
+def count(jaxpr: Jaxpr | ClosedJaxpr, platform: str = "tpu", *, model: bool = False) -> float:
   """Operations of all devices together; a product of matrices [n, k] and [k, m] has 2 n k m.
 
   Args:
     jaxpr: of a traced function, such as `jax.jit(f).trace(x).jaxpr`.
     platform: whose branches count where a program has one for each.
+    model: leave out products that only select rows.
   """
-  return float(sum(_operations(equation, platform) for equation in _open(jaxpr).eqns))
+  return float(sum(_operations(one, platform, model) for one in _open(jaxpr).eqns))
 
 
 def _open(jaxpr: Jaxpr | ClosedJaxpr) -> Jaxpr:
   return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
-def _operations(equation: JaxprEqn, platform: str) -> float:
+def _operations(equation: JaxprEqn, platform: str, model: bool) -> float:
   name, params = equation.primitive.name, equation.params
+  scope = str(equation.source_info.name_stack)
+  if (model and scopes.SELECTION in scope) or (name == "while" and scopes.IF_NEEDED in scope):
+    return 0.0
   if name == "dot_general":
     return _product(equation, params["dimension_numbers"])
   if name == "ragged_dot_general":
@@ -45,7 +53,7 @@ def _operations(equation: JaxprEqn, platform: str) -> float:
   estimate = params.get("cost_estimate") if name == "pallas_call" else None
   if estimate is not None:  # of a kernel whose loops end where its data say
     return float(estimate.flops)
-  inner = [count(one, platform) for one in _programs(params)]
+  inner = [count(one, platform, model=model) for one in _programs(params)]
   if name == "cond":
     return _branch(inner, params.get("branches_platforms"), platform)
   return _times(name, params) * sum(inner)
@@ -81,7 +89,7 @@ def _times(name: str, params: Mapping[str, Any]) -> int:
     axes = params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]
     return math.prod(params["mesh"].shape[axis] for axis in axes)
   if name == "pallas_call":
-    return math.prod(params["grid_mapping"].grid)
+    return math.prod(size for size in params["grid_mapping"].grid if isinstance(size, int))
   return 1
 
 

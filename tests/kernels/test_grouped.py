@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from compmod_jax.kernels import grouped
+from compmod_jax.kernels import grouped, grouped_outer
 
 ROWS, INNER, OUTER, GROUPS = 23, 5, 6, 4
 STATIC = ("axis", "transposed", "implementation", "block")
@@ -23,7 +23,8 @@ sizes_of_groups = st.lists(st.integers(0, ROWS), min_size=GROUPS, max_size=GROUP
 )
 WORST = ([ROWS, 0, 0, 0], [0, 0, 0, ROWS], [0, 0, 0, 0], [5, 0, 18, 0], [6, 6, 6, 5], [1, 2, 3, 4])
 few = settings(max_examples=20, deadline=None, derandomize=True)
-each_way = pytest.mark.parametrize("implementation", ["blocked", "batched", "ragged"])
+WAYS = ("blocked", "batched", "ragged")
+each_way = pytest.mark.parametrize("implementation", WAYS)
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -77,7 +78,7 @@ def test_the_size_of_blocks_does_not_matter(block):
     np.testing.assert_allclose(found, loop(ROWS_IN, KERNELS, case), atol=1e-5)
 
 
-@each_way
+@pytest.mark.parametrize("implementation", [*WAYS, "mosaic", "triton"])
 def test_first_and_second_derivatives_are_those_of_a_product_with_every_matrix(implementation):
   sizes = jnp.asarray([3, 0, 11, 4], jnp.int32)
   member = np.zeros((ROWS, GROUPS), np.float32)
@@ -116,6 +117,37 @@ def test_bfloat16_sums_over_blocks_in_float32():
   assert float(found[0, 0, 0]) == 1000  # in bfloat16, 256 + 1 is 256
 
 
+# Six blocks of rows: groups that end at the end of one or inside, and some that share one.
+MANY, KERNEL_WORST = (
+  90,
+  ([90, 0, 0, 0], [0, 16, 0, 33], [17, 1, 2, 70], [0, 0, 0, 0], [32, 0, 9, 41]),
+)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+  "kernel",
+  [
+    functools.partial(grouped_outer.on_tpu, block=(16, 128, 128)),
+    functools.partial(grouped_outer.on_gpu, side=16, chunk=16),
+  ],
+  ids=["tpu", "gpu"],
+)
+def test_kernels_sum_the_rows_of_each_group_alone_in_blocks_that_groups_share(kernel, dtype):
+  left, right = (jnp.asarray(numbers(MANY, width), dtype) for width in (130, 20))
+  run = jax.jit(functools.partial(kernel, interpret=True))
+  for sizes in KERNEL_WORST:
+    # What lies beyond the last group is never read: it may be anything.
+    hole = (np.arange(MANY) >= sum(sizes))[:, None]
+    made = run(*(jnp.where(hole, jnp.nan, x) for x in (left, right)), jnp.asarray(sizes, jnp.int32))
+    assert made.dtype == dtype
+    expected = outer_loop(np.asarray(left, np.float32), np.asarray(right, np.float32), sizes)
+    tolerance = 1e-5 if dtype == jnp.float32 else 1e-2
+    np.testing.assert_allclose(
+      np.asarray(made, np.float32), expected, rtol=tolerance, atol=tolerance
+    )
+
+
 DEVICES = {
   "tpu": AbstractDevice(device_kind="TPU v5e", num_cores=1, platform="tpu"),
   "cuda": AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu"),
@@ -123,10 +155,14 @@ DEVICES = {
 
 
 @pytest.mark.parametrize(
-  ("platform", "ragged", "loops"),
-  [("tpu", True, False), ("cuda", False, False), ("cpu", False, True)],
+  ("platform", "ragged", "loops", "kernel"),
+  [
+    ("tpu", True, False, "tpu_custom_call"),
+    ("cuda", False, False, "xla.gpu.triton"),
+    ("cpu", False, True, None),
+  ],
 )
-def test_the_platform_that_is_compiled_for_decides(platform, ragged, loops):
+def test_the_platform_that_is_compiled_for_decides(platform, ragged, loops, kernel):
   def total(rows, kernels, sizes):
     made = grouped.product(rows, kernels, sizes)
     return jnp.sum(made) + jnp.sum(grouped.outer(rows, made, sizes))
@@ -141,3 +177,6 @@ def test_the_platform_that_is_compiled_for_decides(platform, ragged, loops):
       text = traced.trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
   assert ("ragged_dot" in text) == ragged
   assert ("stablehlo.while" in text) == loops
+  assert [one for one in ("tpu_custom_call", "xla.gpu.triton") if one in text] == (
+    [kernel] if kernel else []
+  )

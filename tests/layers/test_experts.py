@@ -1,5 +1,6 @@
 """Competing feed-forward networks: the layer against its equations, identities, sites, dropout."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -135,6 +136,17 @@ def test_only_the_chosen_experts_run():
   p["down"]["kernel"][idle] = np.nan
   np.testing.assert_array_equal(apply(p), expected)
   assert np.isfinite(expected).all()
+
+
+def test_experts_that_are_all_here_get_no_tokens_sent_and_none_waits():
+  gather = experts(TOP_2, "blocked")
+  exchange = dataclasses.replace(
+    gather, config=dataclasses.replace(gather.config, dispatch="exchange")
+  )
+  assert_equal(run(exchange, params()), run(gather, params()))
+  function = functools.partial(intermediates.run, exchange.apply, capture=("router/waiting",))
+  sites = jax.jit(function)({"params": params()}, jnp.asarray(INPUTS))[1]
+  np.testing.assert_array_equal(sites["router/waiting"], np.zeros((BATCH, TIME)))
 
 
 def test_a_step_of_decoding_runs_all_experts_and_a_batch_the_chosen_ones():
@@ -342,6 +354,8 @@ def test_bfloat16_is_near_float32_and_weights_stay_float32(implementation):
     ({"competition": competition(inactive="value")}, ["inactive is 'value'", "null"]),
     ({"implementation": "blocked"}, ["'blocked'", "'soft'", "top_k"]),
     ({"implementation": "ragged", "competition": competition("threshold")}, ["'threshold'"]),
+    ({"dispatch": "exchange"}, ["experts.dispatch is 'exchange'", "'soft'", "top_k"]),
+    ({"capacity": 0.5}, ["experts.capacity is 0.5", "at least 1", "1.25 to 2"]),
   ],
 )
 def test_a_bad_configuration_names_field_value_and_rule(fields, words):

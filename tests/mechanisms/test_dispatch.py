@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from compmod_jax.core import sharding
 from compmod_jax.core.sharding import MeshConfig, make_mesh
-from compmod_jax.mechanisms import dispatch
+from compmod_jax.mechanisms import dispatch, expert_exchange
 from compmod_jax.mechanisms.dispatch import ExpertWeights
 
 BATCH, TIME, EMBED, EXPERTS, MLP, KEEP = 8, 4, 5, 8, 6, 2
@@ -231,6 +231,42 @@ def test_eight_devices_give_the_values_and_gradients_of_one(layout, imbalance):
   found = gradients("blocked")(*arrays)
   assert_same(found, gradients("blocked")(INPUTS, shares, active, WEIGHTS), active)
   assert "shard_map" in str(jax.make_jaxpr(gradients("blocked"))(*arrays))
+
+
+# Sent to experts.
+
+
+def exchanged(inputs, shares, active, weights, factors=None, capacity=1.25):
+  options = {"keep": KEEP, "capacity": capacity, "factors": factors, "implementation": "blocked"}
+  return expert_exchange.sparse(inputs, shares, active, weights, jax.nn.relu, **options)
+
+
+@jax.jit
+def exchanged_gradients(inputs, shares, active, weights):
+  """As `gradients`, and the share of every token's choices that waited."""
+
+  def one(inputs, shares, weights):
+    made, waited = exchanged(inputs, shares, active, weights)
+    return jnp.sum(jnp.sin(made)), (made, waited)
+
+  found, (made, waited) = jax.grad(one, argnums=(0, 1, 2), has_aux=True)(inputs, shares, weights)
+  return (found, made), waited
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=layout_name)
+def test_tokens_that_are_sent_to_experts_get_the_values_and_gradients_of_one_device(layout):
+  both = np.isin(np.arange(EXPERTS), (2, 3)) & np.ones((BATCH, TIME, 1), bool)
+  crowded = (both * numbers(BATCH, TIME, EXPERTS, seed=9), both)
+  for shares, active in (choices(3), choices(3, 1.0), crowded):
+    found, waited = exchanged_gradients(*placed(layout, shares, active))
+    assert_same(found, gradients("blocked")(INPUTS, shares, active, WEIGHTS), active)
+    if layout == MeshConfig(data=2, expert=4):
+      # Two groups of four devices, each with two experts, eight pairs and room for ten.
+      received = active.reshape(2, -1, 4, 2).sum(axis=(1, 3))
+      assert float(waited.sum()) * KEEP == np.maximum(received - 10, 0).sum()
+      assert active is not both or received.max() > 3 * 10
+    # Four times cannot be shared by eight devices: all see all of them, and none waits.
+    assert active is not both or (waited.sum() > 0) == (layout.tensor != 8)
 
 
 def test_every_device_sorts_its_own_tokens_for_its_own_experts():

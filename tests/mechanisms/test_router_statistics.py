@@ -100,6 +100,9 @@ def test_norms_of_signatures_do_not_depend_on_tokens():
 RAN = {"a/self/router/weights": ROWS, "b/ffn/router/weights": ~ROWS}
 
 
+WAITING = jnp.array([[0.5, 1.0, 1.0], [0.0, 0.5, 0.5]])
+
+
 class Routed:
   """An objective, and its model, of which two routers of three run."""
 
@@ -111,6 +114,8 @@ class Routed:
       router = context.intermediates.scope(site.removesuffix("/weights"))
       router("signatures", batch[site][1])
       router("weights", batch[site][0])
+      if site.startswith("b/"):
+        router("waiting", WAITING)
     return {}, carry, {"own": (jnp.float32(1), jnp.float32(1))}
 
   def valid_mask(self, site, batch):
@@ -127,6 +132,8 @@ def test_routers_are_told_apart_and_those_that_do_not_run_left_out():
   expected = {"own": (1, 1)}
   for name, site in (("a/self", first), ("b/ffn", second)):
     expected |= router_statistics(name, *batch[site], RAN[site])
+  # Of choices of the three real tokens of the second.
+  expected["router/b/ffn/waiting"] = (2.0, 3)
   assert found.keys() == expected.keys()
   for name, pair in expected.items():
     for one, two in zip(found[name], pair, strict=True):

@@ -1,5 +1,6 @@
 """What programs move, as counted in the text of real ones and of pieces written for TPUs."""
 
+import functools
 from collections import Counter
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from compmod_jax.core import scopes
 from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.tools import hlo
 from compmod_jax.training.distributed.collectives import Collective, census
@@ -69,6 +71,20 @@ def test_a_loop_that_does_not_tell_how_often_it_runs_is_reported():
     lambda x: jax.lax.while_loop(lambda y: jnp.sum(y) < 9, lambda y: y * 2, x), jnp.ones(8)
   )
   assert module.endless() == 1
+
+
+def test_a_loop_that_runs_only_if_needed_counts_nothing_and_is_reported():
+  def double(x, scope):
+    with jax.named_scope(scope):
+      return jax.lax.while_loop(lambda y: jnp.sum(y) < 9, lambda y: y * 2, x)
+
+  module, other = (
+    compiled(functools.partial(double, scope=scope), jnp.ones(100_000))
+    for scope in (scopes.IF_NEEDED, "other")
+  )
+  assert (module.spare(), module.endless()) == (1, 0)
+  assert other.spare() == 0
+  assert hlo.traffic(module) < hlo.traffic(other)
 
 
 def test_a_program_reads_what_it_is_given_and_writes_what_it_makes():
@@ -189,6 +205,14 @@ def test_every_way_to_name_groups_is_read(groups, size):
   line = f"ROOT %r = f32[8]{{0}} all-reduce(%p), channel_id=1, {groups}, to_apply=%add"
   text = f"ENTRY %main (p: f32[8]) -> f32[8] {{\n  %p = f32[8]{{0}} parameter(0)\n  {line}\n}}\n"
   assert census(hlo.Module.parse(text)) == {Collective("all-reduce", 32, size): 1}
+
+
+def test_collectives_that_share_a_channel_count_each():
+  kind = "ragged-all-to-all(%p, %p), channel_id=1, replica_groups={{0,1},{2,3}}"
+  lines = [f"%a = f32[8]{{0}} {kind}", f"ROOT %b = f32[8]{{0}} {kind}"]
+  head = "ENTRY %main (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n  "
+  module = hlo.Module.parse(head + "\n  ".join(lines) + "\n}\n")
+  assert census(module) == {Collective("ragged-all-to-all", 32, 2): 2}
 
 
 def test_a_ring_sends_each_byte_on_from_chip_to_chip():

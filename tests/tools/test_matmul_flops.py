@@ -1,19 +1,26 @@
 """Operations in matrix products, counted from the program as it was written."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.sharding import PartitionSpec
 
+from compmod_jax.core import scopes
 from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.kernels import grouped
+from compmod_jax.mechanisms import dispatch
+from compmod_jax.mechanisms.dispatch import ExpertWeights
 from compmod_jax.tools import matmul_flops
 
 N, K, M = 6, 5, 7
 
 
-def counted(function, *shapes, platform="tpu"):
+def counted(function, *shapes, platform="tpu", model=False):
   given = [s if hasattr(s, "dtype") else jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
-  return matmul_flops.count(jax.jit(function).trace(*given).jaxpr, platform)
+  return matmul_flops.count(jax.jit(function).trace(*given).jaxpr, platform, model=model)
 
 
 def test_a_product_of_matrices_has_two_operations_for_each_pair_of_numbers():
@@ -76,3 +83,52 @@ def test_rows_of_groups_cost_one_matrix_each():
     return jax.lax.ragged_dot_general(left, right, sizes, numbers)
 
   assert counted(outer, (256, K), (256, M), sizes) == 2 * 256 * K * M
+
+
+def test_a_kernel_whose_grid_depends_on_data_counts_what_it_says_or_once():
+  sizes = jax.ShapeDtypeStruct((4,), jnp.int32)
+  told = functools.partial(gmm, tiling=(128, 128, 128))
+  assert counted(told, (256, 128), (4, 128, 256), sizes) == 2 * 256 * 128 * 256
+
+  def square(ref, out):
+    out[...] = ref[...] @ ref[...]
+
+  def silent(x, n):
+    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    return pl.pallas_call(square, grid=(3, n), out_shape=shape)(x)
+
+  number = jax.ShapeDtypeStruct((), jnp.int32)
+  assert counted(silent, (8, 8), number) == 3 * 2 * 8**3
+
+
+def test_a_loop_that_runs_only_if_needed_counts_nothing():
+  def repeat(x, n, scope):
+    with jax.named_scope(scope):
+      return jax.lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] @ c[1]), (0, x))[1]
+
+  for scope, times in (("other", 1), (scopes.IF_NEEDED, 0)):
+    run = functools.partial(repeat, scope=scope)
+    assert counted(run, (K, K), jax.ShapeDtypeStruct((), jnp.int32)) == times * 2 * K**3
+
+
+def test_experts_count_what_each_row_needs_and_neither_filling_nor_selection():
+  batch, time, embed, experts, mlp, keep = 4, 24, 16, 8, 32, 2
+
+  def total(weights, inputs, shares):
+    active = shares > 0
+    made = dispatch.sparse(inputs, shares, active, weights, jax.nn.relu, keep=keep)
+    return jnp.sum(jnp.sin(made))
+
+  shapes = (embed, experts, mlp), (experts, mlp), (experts, mlp, embed), (experts, embed)
+  given = [
+    ExpertWeights._make(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
+    jax.ShapeDtypeStruct((batch, time, embed), jnp.float32),
+    jax.ShapeDtypeStruct((batch, time, experts), jnp.float32),
+  ]
+  trained = jax.jit(jax.grad(total, argnums=(0, 1, 2))).trace(*given).jaxpr
+  rows = batch * time
+  networks, biases = 2 * (2 * rows * keep * embed * mlp), 2 * rows * experts * embed
+  assert matmul_flops.count(trained, model=True) == 3 * (networks + biases)
+  # Biases of hidden units, and their gradient, by products with zeros and ones.
+  selected = 2 * (2 * rows * keep * experts * mlp)
+  assert matmul_flops.count(trained) == 3 * (networks + biases) + selected

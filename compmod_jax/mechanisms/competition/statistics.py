@@ -57,6 +57,23 @@ def router_statistics(
   }
 
 
+def waiting_statistics(
+  name: str, waiting: Float[Array, "batch time"], rows: Bool[Array, "batch time"]
+) -> Sums:
+  """How many rows did not fit where they were sent, as a sum and a count; no gradient passes.
+
+  Args:
+    name: what the router is called.
+    waiting: share of every position's choices that waited for another round.
+    rows: true for real tokens.
+
+  Returns:
+    `router/<name>/waiting`: share of all choices.
+  """
+  waited = jnp.sum(jnp.where(rows, jax.lax.stop_gradient(waiting), 0))
+  return {f"router/{name}/waiting": (waited, jnp.sum(rows).astype(jnp.float32))}
+
+
 def least_tokens(units: int, chance: float = CHANCE) -> int:
   r"""Tokens among which every unit of an even router wins one, but for this chance.
 

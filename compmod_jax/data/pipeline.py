@@ -301,11 +301,13 @@ def eval_batches(
   multiple: int = 1,
   process: int = 0,
   processes: int = 1,
+  fit: bool = False,
 ) -> Iterator[Batch]:
   """Batches with each example once, longest first, neighbours in length together.
 
   Examples longer than the last bucket, which only evaluation has, get one further bucket of their
-  own. Arguments and batches are those of `train_batches`; the iterator ends.
+  own. With `fit`, examples that do not fill a batch of their bucket get one of fewer rows, a power
+  of two. Other arguments and batches are those of `train_batches`; the iterator ends.
 
   Raises:
     UserError: rows that processes cannot share.
@@ -321,6 +323,9 @@ def eval_batches(
     # Stable, so that the order of equal lengths is that of the pairs.
     ordered = numbers[np.argsort(-examples.lengths[numbers], kind="stable")]
     rows = rows_of(bucket, config, multiple)
+    if fit:
+      needed = 1 << (len(ordered) - 1).bit_length()
+      rows = min(rows, -(-needed // multiple) * multiple)
     for start in range(0, len(ordered), rows):
       mine, first = _slice_rows(rows, process, processes)
       yield assemble(examples, bucket, ordered[start : start + rows], mine, first)

@@ -20,7 +20,7 @@ def names(numbers: Sequence[int]) -> list[str]:
 
 
 def translation(
-  marian: Any, kind: str, threads: int, *, beams: int, limits: Callable[[int], int]
+  marian: Any, kind: str, threads: int, *, beams: int, most: int
 ) -> Callable[[Sequence[Sequence[int]]], list[list[int]]]:
   """A call that translates sources, each with its end token: the best tokens of each, in order.
 
@@ -29,7 +29,7 @@ def translation(
     kind: of numbers, `float32` or `int8`.
     threads: cores.
     beams: of the search.
-    limits: most tokens of a translation, from those of its source.
+    most: tokens of a translation.
   """
   # Its attention and norms are BART's; Marian's own start token there is not an embedding.
   marian.config.normalize_before = marian.config.normalize_embedding = False
@@ -41,20 +41,17 @@ def translation(
   translator = _load(spec, kind, ctranslate2.Translator, threads)
 
   def run(sources: Sequence[Sequence[int]]) -> list[list[int]]:
-    # One limit for all of a call; sources come sorted by length, and so in calls of few limits.
-    found: list[list[int]] = []
-    for start in range(0, len(sources), _ROWS):
-      part = sources[start : start + _ROWS]
-      results = translator.translate_batch(
-        [names(source) for source in part],
-        beam_size=beams,
-        length_penalty=1.0,
-        max_decoding_length=max(limits(len(source)) for source in part),
-        suppress_sequences=[names([token]) for token in NEVER],
-        return_end_token=True,
-      )
-      found += [[int(token[1:]) for token in one.hypotheses[0]] for one in results]
-    return found
+    results = translator.translate_batch(
+      [names(source) for source in sources],
+      beam_size=beams,
+      length_penalty=1.0,
+      min_decoding_length=0,
+      max_decoding_length=most,
+      suppress_sequences=[names([token]) for token in NEVER],
+      return_end_token=True,
+      max_batch_size=32,
+    )
+    return [[int(token[1:]) for token in one.hypotheses[0]] for one in results]
 
   return run
 
@@ -76,9 +73,6 @@ def generation(gpt2: Any, kind: str, threads: int, *, end: int) -> Callable[...,
     return np.asarray([one.sequences_ids[0] for one in results])
 
   return run
-
-
-_ROWS = 32
 
 
 def _load(spec: Any, kind: str, load: Callable[..., Any], threads: int, end: int = EOS) -> Any:

@@ -120,7 +120,7 @@ $(VENV)/.test: $(VENV)/.run requirements/test.txt
 	@touch $@
 
 $(PEERS)/.peers: pyproject.toml constraints.txt
-	@echo "installing PyTorch and transformers in $(PEERS)"
+	@echo "installing PyTorch, transformers and CTranslate2 in $(PEERS)"
 	@$(PYTHON) -m venv $(PEERS)
 	@$(PEERS)/bin/pip install $(PIP_FLAGS) torch==2.13.0
 	@$(PEERS)/bin/pip install $(PIP_FLAGS) --editable '.[test,peers]'

@@ -239,7 +239,7 @@ def machine(device: str) -> dict[str, Any]:
     except RuntimeError as error:
       sys.exit(f"--device is {device}, but JAX cannot use one here ({error}).")
   found["python"] = platform.python_version()
-  for package in ("jax", "jaxlib", "flax", "torch", "transformers"):
+  for package in ("jax", "jaxlib", "flax", "torch", "transformers", "ctranslate2"):
     try:
       found[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -123,7 +123,9 @@ class Ours(NamedTuple):
     forward, batch = jax.jit(self.task.model.forward), jax.tree.map(jnp.asarray, self.case.batch())
     return lambda: jax.block_until_ready(forward(self.params, batch))
 
-  def generation(self, rows: int) -> Callable[[], Any]:
+  def generation(
+    self, rows: int, rewrite: Callable[..., Any] = lambda generate: generate
+  ) -> Callable[[], Any]:
     """A call that goes on from prompts: tokens [rows, new], of which the last is the end."""
     new, model, auxiliary = self.case.new, self.task.model.module, None
     if isinstance(model.config, NemotConfig):
@@ -139,7 +141,7 @@ class Ours(NamedTuple):
       sizes = {"batch": rows, "max_length": new, "limit": jnp.full(rows, new)}
       return greedy(step, cache, **sizes, bos=LAST, eos=END, pad=END).tokens[:, 0]
 
-    jitted, prompts = jax.jit(generate), jnp.asarray(self.case.prompts(rows))
+    jitted, prompts = jax.jit(rewrite(generate)), jnp.asarray(self.case.prompts(rows))
     return lambda: np.asarray(jitted({"params": self.params}, prompts))
 
 

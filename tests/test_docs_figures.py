@@ -183,6 +183,17 @@ def transformer_speed():
   return [[None, ratio("transformer-cpu", name)] for name in names]
 
 
+def decoding_speed():
+  ratios = (
+    "our speed / Hugging Face's",
+    "our speed / CTranslate2 float32's",
+    "our speed with bfloat16 products / Hugging Face's",
+    "our speed with bfloat16 products / CTranslate2 float32's",
+    "our speed with bfloat16 products / CTranslate2 int8's",
+  )
+  return [[None, ratio("decoding-cpu", f"translation, 5 beams: {name}")] for name in ratios]
+
+
 def experts_speed():
   return [
     [None, *(ratio("experts-cpu", f"{way}: {name}") for way in ("forward", "training"))]
@@ -851,9 +862,10 @@ TABLES = {
   ("README.md", "Results so far", 1): tatoeba,
   ("README.md", "Results so far", 2): scan,
   ("README.md", "Speed", 0): transformer_speed,
-  ("README.md", "Speed", 1): experts_speed,
-  ("README.md", "Speed", 2): recoding_speed,
-  ("README.md", "Speed", 3): nemot_speed,
+  ("README.md", "Speed", 1): decoding_speed,
+  ("README.md", "Speed", 2): experts_speed,
+  ("README.md", "Speed", 3): recoding_speed,
+  ("README.md", "Speed", 4): nemot_speed,
   ("README.md", "Data", 0): REFERENCE,
   ("docs/install.md", "What comes with what", 0): REFERENCE,
   ("docs/meta_transfer.md", "Two variables of a few values", 0): discrete_causes,

@@ -47,6 +47,14 @@ def rows_of(bucket: int, config: BatchConfig, multiple: int = 1) -> int:
   return max(multiple, config.tokens // bucket // multiple * multiple)
 
 
+def _fitting(rows: int, count: int, multiple: int) -> int:
+  """Rows with which as many batches hold `count` examples, with little filler; few numbers."""
+  even = -(-count // -(-count // rows))
+  unit = min(8, 1 << (even - 1).bit_length())
+  unit = -(-unit // multiple) * multiple
+  return min(rows, -(-even // unit) * unit)
+
+
 def _members(lengths: np.ndarray, edges: tuple[int, ...]) -> list[tuple[int, np.ndarray]]:
   """(bucket, numbers of its examples) for every bucket that has any."""
   check(
@@ -301,11 +309,13 @@ def eval_batches(
   multiple: int = 1,
   process: int = 0,
   processes: int = 1,
+  fit: bool = False,
 ) -> Iterator[Batch]:
   """Batches with each example once, longest first, neighbours in length together.
 
   Examples longer than the last bucket, which only evaluation has, get one further bucket of their
-  own. Arguments and batches are those of `train_batches`; the iterator ends.
+  own. With `fit`, batches of a bucket have fewer rows if so many hold its examples, too. Other
+  arguments and batches are those of `train_batches`; the iterator ends.
 
   Raises:
     UserError: rows that processes cannot share.
@@ -321,6 +331,7 @@ def eval_batches(
     # Stable, so that the order of equal lengths is that of the pairs.
     ordered = numbers[np.argsort(-examples.lengths[numbers], kind="stable")]
     rows = rows_of(bucket, config, multiple)
+    rows = _fitting(rows, len(ordered), multiple) if fit else rows
     for start in range(0, len(ordered), rows):
       mine, first = _slice_rows(rows, process, processes)
       yield assemble(examples, bucket, ordered[start : start + rows], mine, first)

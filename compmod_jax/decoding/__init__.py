@@ -5,7 +5,13 @@ pytree that this package reorders as hypotheses come and go (`compmod_jax.decodi
 """
 
 from compmod_jax.decoding.beam import beam_search
-from compmod_jax.decoding.config import DecodeConfig, decode, for_generation, override
+from compmod_jax.decoding.config import (
+  DecodeConfig,
+  decode,
+  for_generation,
+  override,
+  with_products,
+)
 from compmod_jax.decoding.sampling import greedy, restricted, sample
 from compmod_jax.decoding.stop import stop_table, stopping
 from compmod_jax.decoding.types import Decoded, Record, Step
@@ -24,4 +30,5 @@ __all__ = [
   "sample",
   "stop_table",
   "stopping",
+  "with_products",
 ]

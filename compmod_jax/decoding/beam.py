@@ -4,12 +4,12 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.decoding.candidates import top_candidates, top_k
+from compmod_jax.decoding.narrowing import until_done
 from compmod_jax.decoding.types import (
   Cache,
   Decoded,
@@ -41,6 +41,7 @@ class _Finished(NamedTuple):
 
 class _State(NamedTuple):
   position: Int[Array, ""]
+  limit: Int[Array, " batch"]
   done: Bool[Array, " batch"]
   last: Int[Array, "batch beams"]
   living: _Living
@@ -51,7 +52,6 @@ class _State(NamedTuple):
 class _Settings(NamedTuple):
   step: Step
   record: Record | None
-  limit: Int[Array, " batch"]
   eos: int
   forbidden: tuple[int, ...]
   length_penalty: float
@@ -77,6 +77,7 @@ def beam_search(
   stop: Stop = "filled",
   cut: bool = False,
   record: Record | None = None,
+  narrow: bool = False,
 ) -> Decoded:
   r"""Searches for the hypotheses with the best length-normalised log probability.
 
@@ -114,6 +115,8 @@ def beam_search(
     stop: see above.
     cut: at an example's limit, hypotheses stop as they stand instead of ending with the end token.
     record: picks what is returned with each hypothesis; None costs nothing.
+    narrow: go on with fewer rows as examples get done, for which `step` must be able to run; see
+      `compmod_jax.decoding.narrowing`.
 
   Returns:
     `Decoded`, best hypothesis first. `records` are those of the cache after the step that read the
@@ -132,12 +135,13 @@ def beam_search(
   check_choice("stop", stop, ("filled", "bound", "limit"))
   check_cache(cache, batch, beams)
   limit = jnp.minimum(jnp.asarray(limit, jnp.int32), max_length)
-  settings = _Settings(step, record, limit, eos, forbidden, length_penalty, n_best, stop, cut)
+  settings = _Settings(step, record, eos, forbidden, length_penalty, n_best, stop, cut)
 
   blank = jnp.full((batch, beams, max_length), pad, jnp.int32)
   nothing = jnp.full((batch, beams), -jnp.inf, jnp.float32)
   state = _State(
     position=jnp.zeros((), jnp.int32),
+    limit=limit,
     done=limit <= 0,
     last=first_tokens(bos, batch, beams),
     living=_Living(blank, nothing.at[:, 0].set(0.0)),  # the beams start equal: one counts
@@ -149,7 +153,7 @@ def beam_search(
     ),
     cache=cache,
   )
-  state = lax.while_loop(lambda s: ~s.done.all(), lambda s: _advance(s, settings), state)
+  state = until_done(lambda s: _advance(s, settings), state, narrow=narrow)
   found = jax.tree.map(lambda leaf: leaf[:, :n_best], state.finished)
   return Decoded(*found[:3], records=None if record is None else found.records)
 
@@ -160,7 +164,7 @@ def _advance(state: _State, settings: _Settings) -> _State:
   logits, cache = settings.step(state.cache, state.last)
   logits = logits.astype(jnp.float32)
   scores, parents, tokens = _candidates(logits, state, settings)
-  ends = (tokens == settings.eos) | (state.position + 1 >= settings.limit)[:, None]
+  ends = (tokens == settings.eos) | (state.position + 1 >= state.limit)[:, None]
 
   records = rows_of_record(cache, settings.record, state.done.shape[0], beams)
   ending = jnp.where(ends & ~state.done[:, None], scores, -jnp.inf)[:, :beams]
@@ -175,7 +179,8 @@ def _advance(state: _State, settings: _Settings) -> _State:
   )
   return _State(
     position=state.position + 1,
-    done=state.done | _is_done(state.position + 1, living, finished, settings),
+    limit=state.limit,
+    done=state.done | _is_done(state.position + 1, state.limit, living, finished, settings),
     last=tokens,
     living=living,
     finished=finished,
@@ -203,7 +208,7 @@ def _candidates(logits: Array, state: _State, settings: _Settings) -> tuple[Arra
   ends = logits[:, :, settings.eos] + offsets
   ends = jnp.pad(ends, ((0, 0), (0, count - beams)), constant_values=-jnp.inf)
   places = jnp.minimum(jnp.arange(count, dtype=jnp.int32), beams - 1)[None]
-  last = (state.position + 1 >= settings.limit)[:, None]
+  last = (state.position + 1 >= state.limit)[:, None]
   return (
     jnp.where(last, ends, scores),
     jnp.where(last, places, parents),
@@ -256,12 +261,12 @@ def _finish(
 
 
 def _is_done(
-  position: Array, living: _Living, finished: _Finished, settings: _Settings
+  position: Array, limit: Array, living: _Living, finished: _Finished, settings: _Settings
 ) -> Bool[Array, " batch"]:
-  at_limit = position >= settings.limit
+  at_limit = position >= limit
   if settings.stop == "limit":
     return at_limit
-  longest = jnp.maximum(settings.limit, 1).astype(jnp.float32)
+  longest = jnp.maximum(limit, 1).astype(jnp.float32)
   bound = living.log_probs.max(-1) / longest**settings.length_penalty
   hopeless = bound <= finished.scores[:, settings.n_best - 1]
   if settings.stop == "bound":

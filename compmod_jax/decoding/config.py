@@ -1,8 +1,9 @@
 """How a model's outputs are decoded, as configuration."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict, TypeVar
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -10,6 +11,7 @@ from jaxtyping import Array, Int
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.decoding.beam import beam_search
+from compmod_jax.decoding.rounding import rounded
 from compmod_jax.decoding.sampling import greedy, sample
 from compmod_jax.decoding.types import Cache, Decoded, Record, Step
 
@@ -38,6 +40,9 @@ class DecodeConfig:
   """Of sample: only the k most probable tokens; 0 keeps all."""
   top_p: float = 1.0
   """Of sample: only the most probable tokens that reach this probability together; 1 keeps all."""
+  products: Literal["model", "bfloat16"] = "model"
+  """Products with weights: as the model makes them, or of operands rounded to bfloat16 with sums in
+  float32, which is faster on CPUs that multiply bfloat16; results then differ in rounding."""
 
   recode_layer: int | None = None
   """The decoder layer whose output is recoded at every step (see `recode_size`); -1: the last one;
@@ -50,6 +55,7 @@ class DecodeConfig:
   def __post_init__(self):
     check_choice("method", self.method, ("beam", "greedy", "sample"))
     check_choice("stop", self.stop, ("filled", "bound"))
+    check_choice("products", self.products, ("model", "bfloat16"))
     for field in ("beams", "n_best"):
       value = getattr(self, field)
       check(value >= 1, f"{field} is {value}; it must be at least 1.")
@@ -115,6 +121,7 @@ class GenerationOptions(TypedDict, total=False):
   temperature: float
   top_k: int
   top_p: float
+  products: Literal["model", "bfloat16"]
   recode_layer: int | None
   recode_size: float
   recode_steps: int
@@ -171,6 +178,20 @@ def for_generation(fields: Mapping[str, Any]) -> DecodeConfig:
   return override(DecodeConfig(method="greedy"), {**fields, "method": method})
 
 
+R = TypeVar("R")
+
+
+def with_products(search: Callable[..., R]) -> Callable[..., R]:
+  """A search `(model, params, ...; config, ...)` whose products are as `config.products` says."""
+
+  @functools.wraps(search)
+  def run(model: Any, *arrays: Any, config: DecodeConfig, **static: Any) -> R:
+    whole = functools.partial(search, model, config=config, **static)
+    return (rounded(whole) if config.products == "bfloat16" else whole)(*arrays)
+
+  return run
+
+
 def decode(
   step: Step,
   cache: Cache,
@@ -186,11 +207,12 @@ def decode(
   cut: bool = False,
   rng: Array | None = None,
   record: Record | None = None,
+  narrow: bool = False,
 ) -> Decoded:
   """Decodes by `config.method`; the cache has `config.width` beams.
 
   Arguments, result and errors as in `beam_search`; `limit` usually comes from `config.limits`.
-  `rng` is needed for the method 'sample' and ignored by the others.
+  `rng` is needed for the method 'sample' and ignored by the others, `narrow` by that one.
   """
   shared: dict[str, Any] = {
     "batch": batch,
@@ -205,11 +227,10 @@ def decode(
     "record": record,
   }
   if config.method == "greedy":
-    return greedy(step, cache, **shared)
+    return greedy(step, cache, narrow=narrow, **shared)
   if config.method == "beam":
-    return beam_search(
-      step, cache, beams=config.beams, n_best=config.n_best, stop=config.stop, **shared
-    )
+    search = {"beams": config.beams, "n_best": config.n_best, "stop": config.stop}
+    return beam_search(step, cache, narrow=narrow, **search, **shared)
   check(rng is not None, "rng is None; the method 'sample' needs a random key: pass rng.")
   return sample(
     step,

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from compmod_jax.core.errors import check
 from compmod_jax.decoding import candidates
+from compmod_jax.decoding.narrowing import until_done
 from compmod_jax.decoding.types import (
   Cache,
   Decoded,
@@ -29,6 +29,7 @@ _Choose = Callable[[Array, Array], Array]  # (logits, position) -> tokens [batch
 
 class _State(NamedTuple):
   position: Int[Array, ""]
+  limit: Int[Array, " batch"]
   done: Bool[Array, "batch beams"]
   last: Int[Array, "batch beams"]
   tokens: Int[Array, "batch beams time"]
@@ -52,6 +53,7 @@ def greedy(
   forbidden: tuple[int, ...] = (),
   cut: bool = False,
   record: Record | None = None,
+  narrow: bool = False,
 ) -> Decoded:
   """Takes the most probable token at every step; at an example's limit, the end token.
 
@@ -64,7 +66,7 @@ def greedy(
   return _walk(
     step,
     cache,
-    lambda logits, _: candidates.top_candidates(logits, jnp.zeros((batch, 1)), 1, forbidden)[2],
+    lambda logits, _: _most_probable(logits, forbidden),
     batch=batch,
     beams=1,
     max_length=max_length,
@@ -76,7 +78,12 @@ def greedy(
     forbidden=forbidden,
     cut=cut,
     record=record,
+    narrow=narrow,
   )
+
+
+def _most_probable(logits: Array, forbidden: tuple[int, ...]) -> Int[Array, "batch 1"]:
+  return candidates.top_candidates(logits, jnp.zeros((len(logits), 1)), 1, forbidden)[2]
 
 
 def sample(
@@ -151,6 +158,7 @@ def sample(
     forbidden=forbidden,
     cut=cut,
     record=record,
+    narrow=False,
   )
   order = jnp.argsort(-found.scores, axis=1, stable=True)
   return jax.tree.map(lambda leaf: take_beams(leaf, order), found)
@@ -225,6 +233,7 @@ def _walk(
   forbidden: tuple[int, ...],
   cut: bool,
   record: Record | None,
+  narrow: bool,
 ) -> Decoded:
   check_search(
     batch=batch, max_length=max_length, eos=eos, forbidden=forbidden, length_penalty=length_penalty
@@ -234,6 +243,7 @@ def _walk(
   zeros = jnp.zeros((batch, beams), jnp.int32)
   state = _State(
     position=jnp.zeros((), jnp.int32),
+    limit=limit,
     done=jnp.broadcast_to((limit <= 0)[:, None], (batch, beams)),
     last=first_tokens(bos, batch, beams),
     tokens=jnp.full((batch, beams, max_length), pad, jnp.int32),
@@ -246,7 +256,7 @@ def _walk(
   def advance(state: _State) -> _State:
     logits, cache = step(state.cache, state.last)
     logits = logits.astype(jnp.float32)
-    last_place = (state.position + 1 >= limit)[:, None]
+    last_place = (state.position + 1 >= state.limit)[:, None]
     tokens = choose(logits, state.position)
     tokens = tokens if cut else jnp.where(last_place, eos, tokens)
     log_probs = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
@@ -258,16 +268,17 @@ def _walk(
 
     return _State(
       position=state.position + 1,
+      limit=state.limit,
       done=state.done | ends,
       last=tokens,
       tokens=state.tokens.at[:, :, state.position].set(jnp.where(state.done, pad, tokens)),
       log_probs=state.log_probs + jnp.where(state.done, 0.0, log_probs),
       lengths=state.lengths + ~state.done,
-      records=jax.tree.map(keep, state.records, rows_of_record(cache, record, batch, beams)),
+      records=jax.tree.map(keep, state.records, rows_of_record(cache, record, *tokens.shape)),
       cache=cache,
     )
 
-  state = lax.while_loop(lambda s: ~s.done.all(), advance, state)
+  state = until_done(advance, state, narrow=narrow)
   lengths = jnp.maximum(state.lengths, 1).astype(jnp.float32)
   return Decoded(
     state.tokens,

@@ -18,7 +18,7 @@ from compmod_jax.data.qa.batches import blocks_of, eval_batches
 from compmod_jax.data.qa.question import Question
 from compmod_jax.data.qa.tokenized import QuestionTokenizer, tokenize_questions
 from compmod_jax.data.qa.unified import SEPARATOR, segments, task_token
-from compmod_jax.decoding import DecodeConfig, decode, recoding
+from compmod_jax.decoding import DecodeConfig, decode, recoding, with_products
 from compmod_jax.decoding.types import Cache, Decoded
 from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
@@ -186,6 +186,7 @@ class Answerer:
     return answers
 
 
+@with_products
 def search_answers(
   model: ReadsQuestions,
   params: Params,

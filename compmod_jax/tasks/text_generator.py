@@ -13,7 +13,14 @@ from compmod_jax.core.errors import check
 from compmod_jax.core.sharding import fetch
 from compmod_jax.core.types import Params
 from compmod_jax.data.tokenizers import Tokenizer
-from compmod_jax.decoding import DecodeConfig, decode, recoding, stop_table, stopping
+from compmod_jax.decoding import (
+  DecodeConfig,
+  decode,
+  recoding,
+  stop_table,
+  stopping,
+  with_products,
+)
 from compmod_jax.decoding.recoding import Searched
 from compmod_jax.decoding.types import Decoded
 from compmod_jax.models.base import ModelConfig
@@ -252,6 +259,7 @@ class TextGenerator(NoSearch):
     return result
 
 
+@with_products
 def _search(
   model: ContinuesTexts,
   params: Params,

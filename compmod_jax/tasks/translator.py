@@ -16,7 +16,7 @@ from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.examples import Examples
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, Tokenizer
-from compmod_jax.decoding import DecodeConfig, decode, recoding
+from compmod_jax.decoding import DecodeConfig, decode, recoding, with_products
 from compmod_jax.decoding.types import Cache, Decoded
 from compmod_jax.models.base import Seq2Seq
 from compmod_jax.tasks.base import Batch, Sharing, Status, TaskModel, silent
@@ -114,6 +114,8 @@ class Translator:
     nothing = Hypothesis("", 0.0, np.zeros(0, np.int32), {})
     results: list[list[Hypothesis]] = [[nothing] for _ in sentences]
     done = 0
+    # What is read or changed in a step is of all rows, and on devices rows stay where they are.
+    plain = not (routing or edits or model.edits) and config.recode_layer is None
     for number, batch in enumerate(self._batches(sentences, sharing.multiple)):
       longest = int(config.max_ratio * batch["source"].shape[1]) + config.max_extra
       search = model.jit(
@@ -122,6 +124,7 @@ class Translator:
         config=config,
         longest=min(longest, model.config.max_length),
         routing=routing,
+        narrow=plain and sharing.multiple == 1,
       )
       key = jax.random.fold_in(rng, number)
       found = fetch(search(params, sharing.place(batch), key, dict(edits or {})))
@@ -138,7 +141,7 @@ class Translator:
     limit = self.data.batch.longest - 1
     columns = {"source": [np.asarray([*encoded[i][:limit], EOS], np.int32) for i in kept]}
     examples = Examples(columns=columns, index=np.asarray(kept, np.int32))
-    return eval_batches(examples, self.data.batch, multiple=multiple)
+    return eval_batches(examples, self.data.batch, multiple=multiple, fit=True)
 
   def _hypotheses(self, found: Decoded, row: int) -> list[Hypothesis]:
     """The hypotheses of one row of a decoded batch."""
@@ -154,6 +157,7 @@ class Translator:
     return result
 
 
+@with_products
 def _search(
   model: TaskModel[Seq2Seq],
   params: Params,
@@ -165,6 +169,7 @@ def _search(
   config: DecodeConfig,
   longest: int,
   routing: bool,
+  narrow: bool,
 ) -> Decoded:
   """The best translations of a batch, of at most `longest` tokens; see `decode`."""
   source, apply = batch["source"], functools.partial(model.module.apply, {"params": params})
@@ -199,6 +204,7 @@ def _search(
     forbidden=target.never_produced,
     rng=rng,
     record=one.recorded("routing") if routing else one.recorded(),
+    narrow=narrow,
   )
 
 

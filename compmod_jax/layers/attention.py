@@ -19,7 +19,7 @@ from compmod_jax.core.sharding import logical, platform_of
 from compmod_jax.kernels.attention import (
   Visibility,
   flash_attention,
-  has_kernel,
+  kernel_for,
   packed_attention,
   routed_attention,
 )
@@ -91,7 +91,7 @@ def attend(
     intermediates: activations to read or change.
   """
   explicit = dropout is not None or intermediates.wants("attention")
-  if not explicit and bias is None and has_kernel(query, query.shape[-1], query.dtype):
+  if not explicit and bias is None and kernel_for(query, query.shape[-1], query.dtype):
     visibility = mask.visibility()
     if visibility is not None:
       return _in_kernel(query, key, value, visibility)
@@ -155,12 +155,13 @@ class IntoHeads(nn.Module):
     inputs: Float[Array, "batch time embed"],
     beside: tuple[Float[Array, "embed other"], Float[Array, " other"]] | None = None,
     *,
-    split: bool = True,
+    parts: int | None = None,
   ) -> tuple[Float[Array, "..."], ...]:
     """The projections, in order; last what another kernel and bias, of the same inputs, make.
 
-    Not split, they are one matrix, all projections of the first head, of the second, and so on, to
-    which a bias [columns] is still to be added: that and the bias.
+    In `parts` they are one matrix, to which a bias [columns] is still to be added: that and the
+    bias. Each part holds as many heads as the others: the first projection of its heads, the
+    second, and so on.
     """
     # Heads come first, so that they can be split over devices after the axes are merged.
     shape = (self.heads, self.projections, self.head_dim)
@@ -169,6 +170,8 @@ class IntoHeads(nn.Module):
     init = self.kernel_init if groups == 1 else _within_slice(0.5, embed)
     kernel = self.param("kernel", logical(init, "embed", *names), (embed, *shape))
     bias = _bias(self, names, shape)
+    if parts is not None and parts < self.heads:
+      kernel, bias = (self._by_kind(one, parts) for one in (kernel, bias))
     kernel = kernel.astype(self.dtype).reshape(embed, -1)
     whole = bias.reshape(-1)
     bias = bias.astype(self.dtype).reshape(1, -1)
@@ -177,7 +180,7 @@ class IntoHeads(nn.Module):
       kernel = jnp.concatenate([kernel, beside[0]], axis=1)
       bias = jnp.concatenate([bias, beside[1][None]], axis=1)
       whole = jnp.concatenate([whole, beside[1]])
-    if not split:
+    if parts is not None:
       return over_rows(lambda rows: rows.astype(self.dtype) @ kernel, inputs), whole
 
     def project(rows: jax.Array) -> jax.Array:
@@ -190,6 +193,11 @@ class IntoHeads(nn.Module):
     apart = outputs[..., :width].reshape(*inputs.shape[:2], *shape)
     rest = () if beside is None else (outputs[..., width:],)
     return (*(apart[:, :, :, i] for i in range(self.projections)), *rest)
+
+  def _by_kind(self, array: jax.Array, parts: int) -> jax.Array:
+    """Columns [..., heads, projections, head_dim] in the order of parts."""
+    split = array.reshape(*array.shape[:-3], parts, -1, *array.shape[-2:])
+    return split.swapaxes(-3, -2)
 
 
 def _bias(
@@ -344,7 +352,7 @@ class Attention(nn.Module):
   def _visibility(self, inputs: jax.Array, ctx: Context) -> Visibility | None:
     """Which keys are read, where self-attention of whole texts runs in one kernel; else None."""
     config, intermediates = self.competition, ctx.intermediates
-    if self.cross or not has_kernel(inputs, self.width, self.dtype):
+    if self.cross or not kernel_for(inputs, self.width, self.dtype):
       return None
     # Nothing happens between the product and the heads, or between these and their weights.
     plain = self.positions not in ("rotary", "relative") and ctx.position_bias is None
@@ -374,20 +382,30 @@ class Attention(nn.Module):
         return self._routed(inputs, visibility, *readout, options["intermediates"])
       weights = self.router.weights_of(self.router.hidden_of(inputs), **options)
       weights = weights * self.heads if config.rescale else weights
-    packed, bias = self.query_key_value(inputs, split=False)
-    names = ("batch", None, "heads", None)
+    parts = self._parts(inputs)
+    packed, bias = self.query_key_value(inputs, parts=parts)
+    names, heads = ("batch", None, "heads", None), self.heads // parts
     return sharding.on_parts(
       lambda visibility, weights, bias, packed: packed_attention(
-        packed, bias, weights=weights, visibility=visibility
+        packed, bias, heads=heads * packed.shape[2], weights=weights, visibility=visibility
       ),
       [
         visibility,
         weights,
-        bias.reshape(self.heads, -1),
-        packed.reshape(*inputs.shape[:2], self.heads, -1),
+        bias.reshape(parts, -1),
+        packed.reshape(*inputs.shape[:2], parts, -1),
       ],
       [seen, None if weights is None else names[:3], names[2:], names],
     )
+
+  def _parts(self, inputs: jax.Array) -> int:
+    """Into how many parts heads are cut whose columns lie by kind: one on each of a TPU's devices.
+
+    Elsewhere kernels read every head by itself.
+    """
+    devices = sharding.parts_of(inputs, "heads")
+    by_kind = kernel_for(inputs, self.width, self.dtype) == "tpu"
+    return devices if by_kind and self.heads % devices == 0 else self.heads
 
   def _routed(
     self,
@@ -407,10 +425,11 @@ class Attention(nn.Module):
       factor=self.heads if self.competition.rescale else 1.0,
     )
     beside = self.router.hidden(inputs.shape[-1])
-    packed, bias = self.query_key_value(inputs, beside, split=False)
+    parts = self._parts(inputs)
+    packed, bias = self.query_key_value(inputs, beside, parts=parts)
     heads, weights = sharding.on_parts(
       lambda visibility, bias, readout, packed: attention(
-        packed, bias, readout, visibility=visibility
+        packed, bias, readout, by_kind=parts == 1, visibility=visibility
       ),
       [visibility, bias, readout, packed],
       [

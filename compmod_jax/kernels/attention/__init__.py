@@ -5,13 +5,14 @@
 - `routed_attention`: from a product that made the first layer of the inference network, too, with
   the competition of the heads inside.
 
-Each has a definition (`definition`) and a kernel for NVIDIA GPUs (`gpu`); `dispatch` chooses.
+Each has a definition (`definition`), a kernel for NVIDIA GPUs (`gpu`) and one for TPUs (`tpu`);
+`dispatch` chooses.
 """
 
 from compmod_jax.kernels.attention.dispatch import (
   Tiles,
   flash_attention,
-  has_kernel,
+  kernel_for,
   packed_attention,
   routed_attention,
 )
@@ -21,7 +22,7 @@ __all__ = [
   "Tiles",
   "Visibility",
   "flash_attention",
-  "has_kernel",
+  "kernel_for",
   "packed_attention",
   "routed_attention",
 ]

@@ -34,12 +34,14 @@ WIDEST = 128
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-  """Sizes of blocks, powers of two and at least 16."""
+  """Sizes of blocks."""
 
   forward: tuple[int, int] = (128, 64)
-  """Queries and keys of the forward pass."""
+  """Queries and keys of a GPU's forward pass, powers of two and at least 16."""
   backward: tuple[int, int] = (64, 64)
-  """Those of the reverse pass."""
+  """Those of its reverse pass."""
+  tpu: tuple[int, int] = (512, 16_384)
+  """Queries, and keys, of a TPU's blocks; keys whose gradients it sums at once. Multiples of it."""
   routing: Blocks = Blocks()
   """Those of the inference network."""
 
@@ -54,6 +56,10 @@ class Tiles:
       return queries, keys
 
     return dataclasses.replace(self, forward=fit(self.forward), backward=fit(self.backward))
+
+  def block(self, platform: str, *, reverse: bool = False) -> tuple[int, int]:
+    """Sizes of a pass on a platform."""
+    return self.tpu if platform == "tpu" else self.backward if reverse else self.forward
 
 
 def flash_attention(
@@ -104,9 +110,10 @@ def flash_attention(
 
 
 def packed_attention(
-  packed: Float[Array, "batch time heads three_head_dims"],
-  bias: Float[Array, "heads three_head_dims"] | None = None,
+  packed: Float[Array, "batch time parts columns"],
+  bias: Float[Array, "parts columns"] | None = None,
   *,
+  heads: int | None = None,
   weights: Float[Array, "batch time heads"] | None = None,
   visibility: Visibility = Visibility(),
   implementation: Implementation | None = None,
@@ -116,8 +123,10 @@ def packed_attention(
   """The same from one product that made queries, keys and values, which nobody takes apart.
 
   Args:
-    packed: query, key and value of every head, side by side.
+    packed: query, key and value of every head, side by side. Of a single part, by kind: those of
+      `heads` heads, first all queries, then all keys, then all values.
     bias: what is still to be added to them.
+    heads: how many; none for as many as parts.
     weights: as in `flash_attention`, and so the others.
     visibility: which keys a query may read.
     implementation: how.
@@ -125,10 +134,15 @@ def packed_attention(
     tiles: sizes of blocks.
 
   Raises:
-    UserError: a named implementation cannot do it.
+    UserError: a named implementation cannot do it, or there are parts of several heads.
   """
-  batch, time, heads, width = packed.shape
-  layout = Layout.packed(batch, time, heads, width // 3)
+  batch, time, parts, width = packed.shape
+  heads = parts if heads is None else heads
+  if parts not in (1, heads):
+    raise errors.UserError(
+      f"packed_attention got {parts} parts for {heads} heads; they must be {heads}, or 1."
+    )
+  layout = Layout.packed(batch, time, heads, parts * width // (3 * heads), parts == 1)
   rows = packed.reshape(batch * time, -1)
   own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
   plan = _plan(layout, implementation, interpret, tiles, rows)
@@ -144,6 +158,7 @@ def routed_attention(
   *,
   heads: int,
   head_dim: int,
+  by_kind: bool = False,
   choice: Choice = Choice(),
   factor: Float[Array, "#batch #time #heads"] | float = 1.0,
   visibility: Visibility = Visibility(),
@@ -160,6 +175,7 @@ def routed_attention(
     readout: from there to scores.
     heads: how many.
     head_dim: columns of each.
+    by_kind: whether all queries come first, then all keys, then all values.
     choice: which heads stay.
     factor: what heads are multiplied by besides their weights.
     visibility: the keys that a query may read.
@@ -179,7 +195,7 @@ def routed_attention(
       f"routed_attention got {columns} columns for {heads} heads of {head_dim} and {hidden} hidden"
       f" units; they must be {3 * heads * head_dim + hidden}."
     )
-  layout = Layout.packed(batch, time, heads, head_dim)
+  layout = Layout.packed(batch, time, heads, head_dim, by_kind)
   choice = dataclasses.replace(choice, keep=choice.kept(heads))
   rows = packed.reshape(-1, columns)
   plan = _plan(layout, implementation, interpret, tiles, rows, hidden)
@@ -191,8 +207,10 @@ def routed_attention(
   return made.reshape(batch, time, -1), weights.reshape(batch, time, heads)
 
 
-def has_kernel(array: jax.Array, head_dim: int, dtype: DTypeLike) -> bool:
-  """Whether attention runs in a kernel on the platform that is traced for.
+def kernel_for(array: jax.Array, head_dim: int, dtype: DTypeLike) -> str | None:
+  """Platform whose kernel attention runs in, as it is traced; none where it runs in none.
+
+  On a TPU, columns of one product had better lie by kind (`packed_attention`).
 
   Args:
     array: whose mesh may say what the program is for.
@@ -200,7 +218,8 @@ def has_kernel(array: jax.Array, head_dim: int, dtype: DTypeLike) -> bool:
     dtype: of queries, keys and values.
   """
   refusals = functools.partial(_refusals, Layout.packed(1, 1, 1, head_dim), dtype)
-  return _usable(make_plan(None, False, Blocks(), refusals, array), array) is not None
+  plan = _usable(make_plan(None, False, Blocks(), refusals, array), array)
+  return None if plan is None else plan.kernels[0]
 
 
 def _plan(
@@ -217,9 +236,11 @@ def _plan(
 
 
 def _usable(plan: Plan | None, array: jax.Array) -> Plan | None:
-  """The plan, where it has a kernel for the platform that is traced for."""
+  """The plan with one kernel: the named one, or that of the platform that is traced for."""
   platform = {"cuda": "gpu"}.get(name := platform_of(array), name)
-  return plan if plan is not None and (plan.exact or platform in plan.kernels) else None
+  if plan is None or plan.exact:
+    return plan
+  return dataclasses.replace(plan, kernels=(platform,)) if platform in plan.kernels else None
 
 
 def _refusals(
@@ -235,21 +256,29 @@ def _refusals(
     refusal = f"{jnp.dtype(dtype)} is neither float32 nor bfloat16"
   elif hidden:
     rows = (layout.batch * layout.queries, hidden)
-    refusal = routing_shapes.route(rows, (hidden, layout.heads), False, dtype, blocks)["gpu"]
-  return {"gpu": refusal, "tpu": "there is no kernel for it yet"}
+    return routing_shapes.route(rows, (hidden, layout.heads), False, dtype, blocks)
+  return {"gpu": refusal, "tpu": refusal}
 
 
 # The derivative rules.
 
 
 @functools.cache
-def _gpu() -> tuple[ModuleType, ModuleType]:
-  """The kernels of attention and of routing; their compiler is imported when first needed."""
+def _kernels(platform: str) -> tuple[ModuleType, ModuleType]:
+  """Those of attention and of routing; their compiler is imported when first needed."""
   folder = "compmod_jax.kernels"
   attention, routing = (
-    importlib.import_module(f"{folder}.{n}.gpu") for n in ("attention", "routing")
+    importlib.import_module(f"{folder}.{name}.{platform}") for name in ("attention", "routing")
   )
   return attention, routing
+
+
+class _Run(NamedTuple):
+  """How kernels run: whose, with which blocks, and whether without the hardware."""
+
+  platform: str
+  tiles: Tiles
+  interpret: Any
 
 
 class _Attention(NamedTuple):
@@ -268,20 +297,18 @@ class _Attention(NamedTuple):
     heads = definition.attention(*layout.split(matrices), weights, visibility)
     return heads.reshape(layout.batch * layout.queries, -1)
 
-  def forward(
-    self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
-  ) -> tuple[jax.Array, jax.Array | None]:
+  def forward(self, args: PyTree, run: _Run, *, save: bool) -> tuple[jax.Array, jax.Array | None]:
     """The heads, and the logsumexp of every row."""
-    return _gpu()[0].forward(
-      *args, layout=self.layout, block=tiles.forward, interpret=interpret, save=save
+    block = run.tiles.block(run.platform)
+    return _kernels(run.platform)[0].forward(
+      *args, layout=self.layout, block=block, interpret=run.interpret, save=save
     )
 
-  def backward(
-    self, args: PyTree, results: PyTree, slope: jax.Array, tiles: Tiles, *, interpret: bool
-  ) -> PyTree:
+  def backward(self, args: PyTree, results: PyTree, slope: jax.Array, run: _Run) -> PyTree:
     """Gradients of matrices, bias and weights."""
-    gradients, d_bias, delta = _gpu()[0].backward(
-      *args, *results, slope, layout=self.layout, block=tiles.backward, interpret=interpret
+    block = run.tiles.block(run.platform, reverse=True)
+    gradients, d_bias, delta = _kernels(run.platform)[0].backward(
+      *args, *results, slope, layout=self.layout, block=block, interpret=run.interpret
     )
     weights = args[2]
     return gradients, d_bias, None if weights is None else _over(delta, weights)
@@ -313,31 +340,28 @@ class _Routed(NamedTuple):
     return heads, weights
 
   def forward(
-    self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
+    self, args: PyTree, run: _Run, *, save: bool
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array | None]:
     """Heads and weights, and the logsumexp of every row."""
     packed, shift, kernel, bias, factor, visibility = args
-    weights = _gpu()[1].route_columns(
-      packed, shift, kernel, bias, **self._routing(tiles, interpret)
-    )
-    attention = _Attention(self.layout)
+    routing = _kernels(run.platform)[1]
+    weights = routing.route_columns(packed, shift, kernel, bias, **self._routing(run))
     args = ((packed,), shift, weights * factor, visibility)
-    heads, saved = attention.forward(args, tiles, interpret=interpret, save=save)
+    heads, saved = _Attention(self.layout).forward(args, run, save=save)
     return (heads, weights), saved
 
-  def backward(
-    self, args: PyTree, results: PyTree, slope: PyTree, tiles: Tiles, *, interpret: bool
-  ) -> PyTree:
+  def backward(self, args: PyTree, results: PyTree, slope: PyTree, run: _Run) -> PyTree:
     """Gradients of all but the visibility; the matrix's last columns are written in place."""
     packed, shift, kernel, _, factor, visibility = args
     ((heads, weights), saved), (d_heads, d_weights) = results, slope
     args = ((packed,), shift, weights * factor, visibility)
-    options = {"layout": self.layout, "block": tiles.backward, "interpret": interpret}
-    attention, routing = _gpu()
+    block = run.tiles.block(run.platform, reverse=True)
+    options = {"layout": self.layout, "block": block, "interpret": run.interpret}
+    attention, routing = _kernels(run.platform)
     (gradient,), d_shift, delta = attention.backward(*args, heads, saved, d_heads, **options)
     given = (packed, shift, kernel, weights, _over(delta, weights) + d_weights, gradient)
     d_packed, d_hidden, d_kernel, d_bias = routing.route_columns_backward(
-      *given, **self._routing(tiles, interpret)
+      *given, **self._routing(run)
     )
     d_shift = jnp.concatenate([d_shift[:, : self.column], d_hidden[None]], axis=1)
     return d_packed, d_shift, d_kernel, d_bias, _over(delta, factor)
@@ -346,8 +370,8 @@ class _Routed(NamedTuple):
     """The logsumexp."""
     return _Attention(self.layout).saved()
 
-  def _routing(self, tiles: Tiles, interpret: bool) -> dict[str, Any]:
-    options = {"blocks": tiles.routing, "interpret": interpret}
+  def _routing(self, run: _Run) -> dict[str, Any]:
+    options = {"blocks": run.tiles.routing, "interpret": run.interpret}
     return {"column": self.column, "choice": self.choice, **options}
 
 
@@ -369,7 +393,7 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
   """
   if plan is None:
     return function.define
-  options = {"tiles": tiles, "interpret": bool(plan.interpret)}
+  how = _Run(plan.kernels[0], tiles, plan.interpret)
 
   def gradients(*args_and_slope: PyTree) -> PyTree:
     """Those of the definition."""
@@ -381,20 +405,21 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
   ) -> Callable[..., PyTree]:
     if plan.exact:
       return kernel
-    return lambda *args: lax.platform_dependent(*args, cuda=kernel, default=default)
+    name = {"gpu": "cuda"}.get(how.platform, how.platform)
+    return lambda *args: lax.platform_dependent(*args, default=default, **{name: kernel})
 
-  value = choose(lambda *args: function.forward(args, **options, save=False)[0], function.define)
+  value = choose(lambda *args: function.forward(args, how, save=False)[0], function.define)
 
   def defined(*args: PyTree) -> PyTree:
     nothing = function.saved()
     return function.define(*args), jnp.zeros(nothing.shape, nothing.dtype)
 
   saving = _standing_for(
-    choose(lambda *args: function.forward(args, **options, save=True), defined), defined
+    choose(lambda *args: function.forward(args, how, save=True), defined), defined
   )
   reverse = _standing_for(
     choose(
-      lambda args, results, slope: function.backward(args, results, slope, **options),
+      lambda args, results, slope: function.backward(args, results, slope, how),
       lambda args, results, slope: gradients(*args, slope),
     ),
     lambda args, results, slope: gradients(*args, slope),

@@ -33,7 +33,8 @@ TOKENS = {"h100": 16_384, "v5e": 131_072}
 TIMES = (128, 1024, 4096)
 INSIDE = CompetitionConfig(dtype="model")
 LAYERS = {"plain": None, "float32": CompetitionConfig(), "inside": INSIDE}
-# What must move: every array that is an operand or a result of a product or a kernel, once.
+# What must move: every array that is an operand or a result of a product or a kernel, once. Kernels
+# for TPUs that hold the output projection save heads and their gradient of it.
 FLOOR = {
   "h100": {"forward": 160.0, "training": 480.0},
   "v5e": {"forward": 1280.0, "training": 3840.0},

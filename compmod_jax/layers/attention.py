@@ -17,6 +17,7 @@ from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import affine, group_product, over_rows
 from compmod_jax.core.sharding import logical, platform_of
 from compmod_jax.kernels.attention import (
+  Projection,
   Visibility,
   flash_attention,
   kernel_for,
@@ -54,6 +55,10 @@ def _small_queries(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jn
 _OUT_OF_HEADS = nn.initializers.variance_scaling(
   1.0, "fan_avg", "uniform", in_axis=(0, 1), out_axis=2
 )
+
+
+_WHOLE: Any = ((None, None), (None,))
+"""Names of the dimensions of W_O and its bias, which every device has whole."""
 
 
 def _within_slice(scale: float, width: int) -> Callable[..., jax.Array]:
@@ -128,6 +133,14 @@ def _names_of(visibility: Visibility, batch: int) -> Visibility:
   return jax.tree.map(lambda ids: ("batch" if len(ids) == batch else None, None), visibility)
 
 
+def _one_product(kernel: jax.Array) -> jax.Array:
+  """A matrix whose gradient is formed as one, before it takes the shape of its parameter.
+
+  XLA for TPUs would form it in that shape, from a transposed copy of activations or their gradient.
+  """
+  return lax.optimization_barrier(kernel)
+
+
 class IntoHeads(nn.Module):
   """One matrix product that makes several projections, each split into heads.
 
@@ -173,6 +186,8 @@ class IntoHeads(nn.Module):
     if parts is not None and parts < self.heads:
       kernel, bias = (self._by_kind(one, parts) for one in (kernel, bias))
     kernel = kernel.astype(self.dtype).reshape(embed, -1)
+    if parts is not None and parts < self.heads:
+      kernel = _one_product(kernel)
     whole = bias.reshape(-1)
     bias = bias.astype(self.dtype).reshape(1, -1)
     width = kernel.shape[1]
@@ -227,14 +242,17 @@ class OutOfHeads(nn.Module):
   @nn.compact
   def __call__(
     self,
-    heads: Float[Array, "batch time heads head_dim"],
+    heads: Float[Array, "batch time heads head_dim"] | jax.ShapeDtypeStruct,
     weights: Float[Array, "batch time heads"] | None = None,
+    *,
+    within: Callable[[Projection], jax.Array] | None = None,
   ) -> Float[Array, "batch time embed"]:
     """What the attention module adds to the residual stream.
 
     Args:
       heads: outputs of all heads.
       weights: what each is multiplied with, in the same pass; none for nothing.
+      within: from W_O and its bias to the result, where heads are nothing but their shape.
     """
     groups = self.mechanisms
     shape = (*heads.shape[2:], self.dim // groups)
@@ -242,6 +260,9 @@ class OutOfHeads(nn.Module):
     init = _OUT_OF_HEADS if groups == 1 else _within_slice(1.0, shape[-1])
     kernel = self.param("kernel", logical(init, *names), shape).astype(self.dtype)
     bias = _bias(self, ("norm",), (self.dim,))
+    if isinstance(heads, jax.ShapeDtypeStruct):
+      assert within is not None, "heads that are not there are made within"
+      return within((_one_product(kernel.reshape(-1, self.dim)), bias))
     if weights is None and groups == 1:
       flat, features = kernel.reshape(-1, self.dim), heads.reshape(*heads.shape[:2], -1)
       return over_rows(lambda rows: affine(rows, flat, bias), features)
@@ -364,9 +385,16 @@ class Attention(nn.Module):
     return ctx.mask.visibility()
 
   def _in_one_kernel(
-    self, inputs: Float[Array, "batch time embed"], visibility: Visibility, ctx: Context
-  ) -> Float[Array, "batch time heads head_dim"]:
-    """Scaled heads of self-attention whose queries, keys and values are never taken apart."""
+    self,
+    inputs: Float[Array, "batch time embed"],
+    visibility: Visibility,
+    ctx: Context,
+    output: Projection | None = None,
+  ) -> Float[Array, "batch time ..."]:
+    """Scaled heads of self-attention whose queries, keys and values are never taken apart.
+
+    Or what the output projection makes of them.
+    """
     config, seen = self.competition, _names_of(visibility, len(inputs))
     options: dict[str, Any] = {
       "deterministic": ctx.deterministic,
@@ -379,23 +407,36 @@ class Attention(nn.Module):
       beside = config.dtype == "model" and sharding.parts_of(inputs, "heads") == 1
       readout = self.router.readout(**options) if beside else None
       if readout is not None:
-        return self._routed(inputs, visibility, *readout, options["intermediates"])
+        return self._routed(inputs, visibility, *readout, options["intermediates"], output)
       weights = self.router.weights_of(self.router.hidden_of(inputs), **options)
       weights = weights * self.heads if config.rescale else weights
     parts = self._parts(inputs)
     packed, bias = self.query_key_value(inputs, parts=parts)
     names, heads = ("batch", None, "heads", None), self.heads // parts
     return sharding.on_parts(
-      lambda visibility, weights, bias, packed: packed_attention(
-        packed, bias, heads=heads * packed.shape[2], weights=weights, visibility=visibility
+      lambda visibility, output, weights, bias, packed: packed_attention(
+        packed,
+        bias,
+        heads=heads * packed.shape[2],
+        weights=weights,
+        output=output,
+        visibility=visibility,
       ),
       [
         visibility,
+        output,
         weights,
         bias.reshape(parts, -1),
         packed.reshape(*inputs.shape[:2], parts, -1),
       ],
-      [seen, None if weights is None else names[:3], names[2:], names],
+      [
+        seen,
+        _WHOLE if output is not None else None,
+        None if weights is None else names[:3],
+        names[2:],
+        names,
+      ],
+      result=names if output is None else ("batch", None, None),
     )
 
   def _parts(self, inputs: jax.Array) -> int:
@@ -414,7 +455,8 @@ class Attention(nn.Module):
     readout: Readout,
     choice: Choice,
     intermediates: Intermediates,
-  ) -> Float[Array, "batch time heads head_dim"]:
+    output: Projection | None,
+  ) -> Float[Array, "batch time ..."]:
     """The same, with the competition inside."""
     assert self.competition is not None
     attention = functools.partial(
@@ -428,19 +470,20 @@ class Attention(nn.Module):
     parts = self._parts(inputs)
     packed, bias = self.query_key_value(inputs, beside, parts=parts)
     heads, weights = sharding.on_parts(
-      lambda visibility, bias, readout, packed: attention(
-        packed, bias, readout, by_kind=parts == 1, visibility=visibility
+      lambda visibility, output, bias, readout, packed: attention(
+        packed, bias, readout, by_kind=parts == 1, output=output, visibility=visibility
       ),
-      [visibility, bias, readout, packed],
+      [visibility, output, bias, readout, packed],
       [
         _names_of(visibility, len(inputs)),
+        _WHOLE if output is not None else None,
         (None,),
         Readout((None, None), (None,)),  # pyright: ignore[reportArgumentType]  # names, not arrays
         ("batch", None, None),
       ],
     )
     intermediates("weights", weights)
-    return heads.reshape(*inputs.shape[:2], self.heads, self.width)
+    return heads if output else heads.reshape(*inputs.shape[:2], self.heads, self.width)
 
   def __call__(
     self,
@@ -468,6 +511,10 @@ class Attention(nn.Module):
     config, intermediates = self.competition, ctx.intermediates
     visibility = None if state is not None or bias is not None else self._visibility(inputs, ctx)
     if visibility is not None:
+      if self._parts(inputs) == 1 < self.heads and not intermediates.wants("heads_scaled"):
+        like = jax.ShapeDtypeStruct((*inputs.shape[:2], self.heads, self.width), self.dtype)
+        within = functools.partial(self._in_one_kernel, inputs, visibility, ctx)
+        return self.output(like, within=within), None
       heads = self._in_one_kernel(inputs, visibility, ctx)
       return self.output(intermediates("heads_scaled", heads)), None
     # Whether nothing is formed between heads and output projection.

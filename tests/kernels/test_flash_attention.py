@@ -25,7 +25,9 @@ from compmod_jax.kernels.attention import (
   kernel_for,
   packed_attention,
   routed_attention,
+  tpu,
 )
+from compmod_jax.kernels.attention.layout import Layout
 from compmod_jax.kernels.routing import Choice, Readout
 from compmod_jax.tools import matmul_flops
 
@@ -108,7 +110,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_heads_and_gradients_are_those_of_double_precision(name):
-  (batch, queries, keys, heads, key_heads, dim), seen, tpu = CASES[name]
+  (batch, queries, keys, heads, key_heads, dim), seen, tpu_way = CASES[name]
   args = (
     numbers(batch, queries, heads, dim, seed=1),
     numbers(batch, keys, key_heads, dim, seed=2),
@@ -117,7 +119,7 @@ def test_heads_and_gradients_are_those_of_double_precision(name):
   )
   slope = numbers(batch, queries, heads, dim, seed=5)
   found = {}
-  for way in ("reference", "gpu", tpu):
+  for way in ("reference", "gpu", tpu_way):
     options = WAYS[way]
 
     def run(query, key, value, weights, seen, options=options):
@@ -131,7 +133,7 @@ def test_heads_and_gradients_are_those_of_double_precision(name):
     found[way] = jax.device_get(both(args, seen, slope))
     np.testing.assert_allclose(found[way][0], expected(*args, seen), rtol=2e-5, atol=2e-6)
   *true, true_of_weights = found["reference"][1]
-  for way in ("gpu", tpu):
+  for way in ("gpu", tpu_way):
     *mine, of_weights = found[way][1]
     for one, other in zip(mine, true, strict=True):
       np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
@@ -232,14 +234,14 @@ CHOICES = {
 
 
 @pytest.mark.parametrize(
-  ("rule", "units", "by_kind", "tpu"),
+  ("rule", "units", "by_kind", "tpu_way"),
   [
     ("soft", 24, False, "tpu"),
     ("top_k", 128, True, "tpu, by blocks"),
     ("threshold", 128, True, "tpu"),
   ],
 )
-def test_competition_inside_is_that_of_the_definition(rule, units, by_kind, tpu):
+def test_competition_inside_is_that_of_the_definition(rule, units, by_kind, tpu_way):
   args, choice = routed_case(units), CHOICES[rule]
   packed, shift, kernel, bias, factor = args
   packed = packed + shift
@@ -255,13 +257,13 @@ def test_competition_inside_is_that_of_the_definition(rule, units, by_kind, tpu)
   shares /= shares.sum(axis=-1, keepdims=True)
   parts = (columns.take(i, axis=2 if by_kind else 3) for i in range(3))
   truth = expected(*parts, shares * factor, Visibility(by_kind))
-  for way in ("reference", "gpu", tpu):
+  for way in ("reference", "gpu", tpu_way):
     heads, weights = jax.device_get(routed(way, choice, by_kind, gradients=False)(*args))
     np.testing.assert_allclose(weights, shares, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(heads.reshape(truth.shape), truth, rtol=1e-4, atol=1e-5)
   true, *mine = (
     jax.device_get(routed(way, choice, by_kind, gradients=True)(*args))
-    for way in ("reference", "gpu", tpu)
+    for way in ("reference", "gpu", tpu_way)
   )
   for found in mine:
     for one, other in zip(found, true, strict=True):
@@ -316,6 +318,36 @@ def test_packed_heads_are_those_of_their_parts():
     both = jax.jit(lambda weights, *cases, run=run: [run(*case, weights=weights) for case in cases])
     for found in both(weights, (packed, bias), (by_kind(packed), by_kind(bias))):
       np.testing.assert_allclose(found, truth, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("by_blocks", [False, True])
+def test_what_the_output_projection_makes_of_heads_is_that_of_the_definition(by_blocks):
+  """Inside the kernel, which keeps heads where a block does not hold all keys."""
+  tiles, layout = SMALL if by_blocks else Tiles(), Layout.packed(2, 20, 2, 64, True)
+  assert tpu.takes_projection(layout, 128, tiles.tpu)
+  assert tpu.keeps_heads(layout, tiles.tpu) == by_blocks
+  assert not tpu.takes_projection(Layout.packed(2, 20, 2, 64), 128, tiles.tpu)
+  args = (
+    numbers(2, 20, 1, 384, seed=0) / 2,
+    numbers(1, 384, seed=1) / 2,
+    np.exp(numbers(2, 20, 2, seed=2) / 2),
+    (numbers(128, 128, seed=3) / 8, numbers(128, seed=4)),
+  )
+
+  def run(how, packed, bias, weights, output):
+    options = {"heads": 2, "visibility": Visibility(causal=True), **how}
+    return packed_attention(packed, bias, weights=weights, output=output, **options)
+
+  ways = {"implementation": "tpu", "interpret": True, "tiles": tiles}, WAYS["reference"]
+
+  @jax.jit
+  def both(*args):
+    pulled = [jax.vjp(functools.partial(run, how), *args) for how in ways]
+    return [(made, pull(jnp.sin(made))) for made, pull in pulled]
+
+  found, true = map(jax.tree.leaves, jax.device_get(both(*args)))
+  for one, other in zip(found, true, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5 * np.abs(other).max())
 
 
 DEVICES = {

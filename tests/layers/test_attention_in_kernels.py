@@ -17,7 +17,7 @@ from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 PLATFORMS = ("gpu", "tpu")
-BATCH, TIME, KEYS, DIM, HEADS = 2, 20, 13, 24, 4
+BATCH, TIME, KEYS, DIM, HEADS = 2, 20, 13, 128, 4
 SOFT = CompetitionConfig(hidden_dim=16, key_dim=8)
 PACKED = CompetitionConfig(
   hidden_dim=128, key_dim=8, dtype="model", rule="top_k", keep=1, rescale=True
@@ -66,7 +66,7 @@ def params(name: str, cross: bool = False):
   inputs = numbers(BATCH, TIME, DIM, seed=0)
   memory = numbers(BATCH, KEYS, DIM, seed=0) if cross else None
   module = layer(COMPETITIONS[name], cross)
-  return drawn(module.init, inputs, None, memory, seed=1, spread=0.3)
+  return drawn(module.init, inputs, None, memory, seed=1, spread=0.1)
 
 
 def outcome(module, given, inputs, ctx, memory=None, capture=()):

@@ -10,6 +10,7 @@ Each has a definition (`definition`), a kernel for NVIDIA GPUs (`gpu`) and one f
 """
 
 from compmod_jax.kernels.attention.dispatch import (
+  Projection,
   Tiles,
   flash_attention,
   kernel_for,
@@ -19,6 +20,7 @@ from compmod_jax.kernels.attention.dispatch import (
 from compmod_jax.kernels.attention.visibility import Visibility
 
 __all__ = [
+  "Projection",
   "Tiles",
   "Visibility",
   "flash_attention",

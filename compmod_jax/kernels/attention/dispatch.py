@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
 from compmod_jax.core import errors
+from compmod_jax.core.linear import affine
 from compmod_jax.core.sharding import platform_of
 from compmod_jax.kernels.attention import definition
 from compmod_jax.kernels.attention.layout import Layout
@@ -28,6 +29,8 @@ from compmod_jax.kernels.routing.blocks import Blocks
 from compmod_jax.kernels.routing.dispatch import Implementation, Plan, Readout, make_plan
 from compmod_jax.kernels.routing.reference import Choice
 
+Projection = tuple[Float[Array, "features embed"], Float[Array, " embed"]]
+"""W_O, features being all heads side by side, and its bias."""
 WIDEST = 128
 """Columns of a head that kernels take at most."""
 
@@ -106,7 +109,7 @@ def flash_attention(
   own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
   plan = _plan(layout, implementation, interpret, tiles, rows[0])
   run = _rule(_Attention(layout), plan, tiles.within(layout))
-  return run(rows, None, own, visibility).reshape(query.shape)
+  return run(rows, None, own, None, visibility).reshape(query.shape)
 
 
 def packed_attention(
@@ -115,12 +118,15 @@ def packed_attention(
   *,
   heads: int | None = None,
   weights: Float[Array, "batch time heads"] | None = None,
+  output: Projection | None = None,
   visibility: Visibility = Visibility(),
   implementation: Implementation | None = None,
   interpret: Hashable = False,
   tiles: Tiles = Tiles(),
-) -> Float[Array, "batch time heads head_dim"]:
+) -> Float[Array, "batch time ..."]:
   """The same from one product that made queries, keys and values, which nobody takes apart.
+
+  Returns heads [batch, time, heads, head_dim], or what `output` makes of them [batch, time, embed].
 
   Args:
     packed: query, key and value of every head, side by side. Of a single part, by kind: those of
@@ -128,6 +134,7 @@ def packed_attention(
     bias: what is still to be added to them.
     heads: how many; none for as many as parts.
     weights: as in `flash_attention`, and so the others.
+    output: what heads go through, inside the kernel where it can; W_O is rounded to their type.
     visibility: which keys a query may read.
     implementation: how.
     interpret: run a named kernel without its hardware.
@@ -148,7 +155,12 @@ def packed_attention(
   plan = _plan(layout, implementation, interpret, tiles, rows)
   run = _rule(_Attention(layout), plan, tiles.within(layout))
   shift = None if bias is None else bias.reshape(1, -1).astype(jnp.float32)
-  return run((rows,), shift, own, visibility).reshape(batch, time, heads, -1)
+  output = _rounded(output, rows)
+  inside = _inside(output, layout, plan, tiles)
+  made = run((rows,), shift, own, inside, visibility)
+  if output is None:
+    return made.reshape(batch, time, heads, -1)
+  return (made if inside else affine(made, *output)).reshape(batch, time, -1)
 
 
 def routed_attention(
@@ -161,6 +173,7 @@ def routed_attention(
   by_kind: bool = False,
   choice: Choice = Choice(),
   factor: Float[Array, "#batch #time #heads"] | float = 1.0,
+  output: Projection | None = None,
   visibility: Visibility = Visibility(),
   implementation: Implementation | None = None,
   interpret: Hashable = False,
@@ -178,13 +191,15 @@ def routed_attention(
     by_kind: whether all queries come first, then all keys, then all values.
     choice: which heads stay.
     factor: what heads are multiplied by besides their weights.
+    output: as in `packed_attention`.
     visibility: the keys that a query may read.
     implementation: how; `None` for the best way that platform and shapes allow.
     interpret: run a named kernel without its hardware.
     tiles: sizes of blocks.
 
   Returns:
-    Heads side by side, each times its weight and the factor; and the weights, float32.
+    Heads side by side, each times its weight and the factor, or what `output` makes of them; and
+    the weights, float32.
 
   Raises:
     UserError: a named implementation cannot do it, or the columns do not fit.
@@ -203,7 +218,12 @@ def routed_attention(
   factor = jnp.broadcast_to(jnp.asarray(factor, jnp.float32), (batch, time, heads))
   kernel = readout.kernel.astype(packed.dtype)
   shift = bias.reshape(1, -1).astype(jnp.float32)
-  made, weights = run(rows, shift, kernel, readout.bias, factor.reshape(-1, heads), visibility)
+  output = _rounded(output, rows)
+  inside = _inside(output, layout, plan, tiles)
+  args = (rows, shift, kernel, readout.bias, factor.reshape(-1, heads), inside)
+  made, weights = run(*args, visibility)
+  if output is not None and inside is None:
+    made = affine(made, *output)
   return made.reshape(batch, time, -1), weights.reshape(batch, time, heads)
 
 
@@ -233,6 +253,21 @@ def _plan(
   """The kernels that may run; None for the definition."""
   refusals = functools.partial(_refusals, layout, rows.dtype, hidden, tiles.routing)
   return _usable(make_plan(implementation, interpret, tiles.routing, refusals, rows), rows)
+
+
+def _rounded(output: Projection | None, rows: jax.Array) -> Projection | None:
+  """The projection in the type of the rows, but for its bias."""
+  return None if output is None else (output[0].astype(rows.dtype), output[1])
+
+
+def _inside(
+  output: Projection | None, layout: Layout, plan: Plan | None, tiles: Tiles
+) -> Projection | None:
+  """The projection, where the kernel that may run takes it in."""
+  if output is None or plan is None or plan.kernels[0] != "tpu":
+    return None
+  attention, _ = _kernels("tpu")
+  return output if attention.takes_projection(layout, output[0].shape[1], tiles.tpu) else None
 
 
 def _usable(plan: Plan | None, array: jax.Array) -> Plan | None:
@@ -282,41 +317,64 @@ class _Run(NamedTuple):
 
 
 class _Attention(NamedTuple):
-  """Heads [batch * queries, heads * head_dim] of matrices, bias and weights, under a visibility."""
+  """Heads [batch * queries, heads * head_dim] of matrices, bias and weights, under a visibility.
+
+  Or what a projection makes of them, which comes before the visibility.
+  """
 
   layout: Layout
 
   def define(self, *args: PyTree) -> jax.Array:
     """The definition."""
-    matrices, bias, weights, visibility = args
+    matrices, bias, weights, projection, visibility = args
     layout = self.layout
     if bias is not None:
       matrices = (_shifted(matrices[0], bias),)
     if weights is not None:
       weights = weights.reshape(layout.batch, layout.queries, layout.heads)
     heads = definition.attention(*layout.split(matrices), weights, visibility)
-    return heads.reshape(layout.batch * layout.queries, -1)
+    heads = heads.reshape(layout.batch * layout.queries, -1)
+    return heads if projection is None else affine(heads, *projection)
 
   def forward(self, args: PyTree, run: _Run, *, save: bool) -> tuple[jax.Array, jax.Array | None]:
     """The heads, and the logsumexp of every row."""
-    block = run.tiles.block(run.platform)
-    return _kernels(run.platform)[0].forward(
-      *args, layout=self.layout, block=block, interpret=run.interpret, save=save
-    )
+    args, options = self._given(args, run, reverse=False)
+    return _kernels(run.platform)[0].forward(*args, **options, save=save)
 
   def backward(self, args: PyTree, results: PyTree, slope: jax.Array, run: _Run) -> PyTree:
-    """Gradients of matrices, bias and weights."""
-    block = run.tiles.block(run.platform, reverse=True)
-    gradients, d_bias, delta = _kernels(run.platform)[0].backward(
-      *args, *results, slope, layout=self.layout, block=block, interpret=run.interpret
-    )
-    weights = args[2]
-    return gradients, d_bias, None if weights is None else _over(delta, weights)
+    """Gradients of matrices, bias, weights and projection."""
+    gradients, d_bias, delta, *more = self.reverse(args, results, slope, run)
+    weights, (d_projection,) = args[2], more or (None,)
+    d_weights = None if weights is None else _over(delta, weights)
+    return gradients, d_bias, d_weights, d_projection
 
-  def saved(self) -> jax.ShapeDtypeStruct:
-    """The logsumexp."""
-    lines = self.layout.batch * self.layout.heads
-    return jax.ShapeDtypeStruct((lines, self.layout.queries), jnp.float32)
+  def reverse(self, args: PyTree, results: PyTree, slope: jax.Array, run: _Run) -> PyTree:
+    """What the kernel returns."""
+    args, options = self._given(args, run, reverse=True)
+    return _kernels(run.platform)[0].backward(*args, *results, slope, **options)
+
+  def _given(self, args: PyTree, run: _Run, *, reverse: bool) -> tuple[PyTree, dict[str, Any]]:
+    """What a kernel takes by place and by name."""
+    *args, projection, visibility = args
+    block = run.tiles.block(run.platform, reverse=reverse)
+    options = {"layout": self.layout, "block": block, "interpret": run.interpret}
+    # Kernels that take none do not know the word.
+    options |= {} if projection is None else {"projection": projection}
+    return (*args, visibility), options
+
+  def kept(self, args: PyTree, made: jax.Array) -> jax.Array | None:
+    """What of the results the reverse pass reads."""
+    return made if args[3] is None else None
+
+  def saved(self, args: PyTree, run: _Run) -> PyTree:
+    """The logsumexp; heads beside it where a kernel that holds the projection keeps them."""
+    layout, (matrices, *_, projection, _) = self.layout, args
+    lines = (layout.batch * layout.heads, layout.queries)
+    logsumexp = jax.ShapeDtypeStruct(lines, jnp.float32)
+    if projection is None or not _kernels(run.platform)[0].keeps_heads(layout, run.tiles.tpu):
+      return logsumexp
+    heads = (layout.batch, layout.queries, layout.heads * layout.head_dim)
+    return logsumexp, jax.ShapeDtypeStruct(heads, matrices[0].dtype)
 
 
 class _Routed(NamedTuple):
@@ -332,43 +390,47 @@ class _Routed(NamedTuple):
 
   def define(self, *args: PyTree) -> tuple[jax.Array, jax.Array]:
     """The definition."""
-    packed, shift, kernel, bias, factor, visibility = args
+    packed, shift, kernel, bias, factor, projection, visibility = args
     packed = _shifted(packed, shift)
     hidden = packed[:, self.column :]
     weights, _ = routing_reference.route(hidden, None, kernel, bias, choice=self.choice)
-    heads = _Attention(self.layout).define((packed,), None, weights * factor, visibility)
+    args = (weights * factor, projection, visibility)
+    heads = _Attention(self.layout).define((packed,), None, *args)
     return heads, weights
 
   def forward(
     self, args: PyTree, run: _Run, *, save: bool
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array | None]:
     """Heads and weights, and the logsumexp of every row."""
-    packed, shift, kernel, bias, factor, visibility = args
+    packed, shift, kernel, bias, factor, projection, visibility = args
     routing = _kernels(run.platform)[1]
     weights = routing.route_columns(packed, shift, kernel, bias, **self._routing(run))
-    args = ((packed,), shift, weights * factor, visibility)
+    args = ((packed,), shift, weights * factor, projection, visibility)
     heads, saved = _Attention(self.layout).forward(args, run, save=save)
     return (heads, weights), saved
 
   def backward(self, args: PyTree, results: PyTree, slope: PyTree, run: _Run) -> PyTree:
     """Gradients of all but the visibility; the matrix's last columns are written in place."""
-    packed, shift, kernel, _, factor, visibility = args
+    packed, shift, kernel, _, factor, *rest = args
     ((heads, weights), saved), (d_heads, d_weights) = results, slope
-    args = ((packed,), shift, weights * factor, visibility)
-    block = run.tiles.block(run.platform, reverse=True)
-    options = {"layout": self.layout, "block": block, "interpret": run.interpret}
-    attention, routing = _kernels(run.platform)
-    (gradient,), d_shift, delta = attention.backward(*args, heads, saved, d_heads, **options)
+    args, routing = ((packed,), shift, weights * factor, *rest), _kernels(run.platform)[1]
+    found = _Attention(self.layout).reverse(args, (heads, saved), d_heads, run)
+    (gradient,), d_shift, delta, *more = found
     given = (packed, shift, kernel, weights, _over(delta, weights) + d_weights, gradient)
     d_packed, d_hidden, d_kernel, d_bias = routing.route_columns_backward(
       *given, **self._routing(run)
     )
     d_shift = jnp.concatenate([d_shift[:, : self.column], d_hidden[None]], axis=1)
-    return d_packed, d_shift, d_kernel, d_bias, _over(delta, factor)
+    (d_projection,) = more or (None,)
+    return d_packed, d_shift, d_kernel, d_bias, _over(delta, factor), d_projection
 
-  def saved(self) -> jax.ShapeDtypeStruct:
-    """The logsumexp."""
-    return _Attention(self.layout).saved()
+  def kept(self, args: PyTree, made: PyTree) -> PyTree:
+    """What of the results the reverse pass reads."""
+    return (made[0] if args[5] is None else None), made[1]
+
+  def saved(self, args: PyTree, run: _Run) -> PyTree:
+    """See there."""
+    return _Attention(self.layout).saved(((args[0],), *args[5:]), run)
 
   def _routing(self, run: _Run) -> dict[str, Any]:
     options = {"blocks": run.tiles.routing, "interpret": run.interpret}
@@ -411,8 +473,8 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
   value = choose(lambda *args: function.forward(args, how, save=False)[0], function.define)
 
   def defined(*args: PyTree) -> PyTree:
-    nothing = function.saved()
-    return function.define(*args), jnp.zeros(nothing.shape, nothing.dtype)
+    nothing = function.saved(args, how)
+    return function.define(*args), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), nothing)
 
   saving = _standing_for(
     choose(lambda *args: function.forward(args, how, save=True), defined), defined
@@ -427,7 +489,7 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
 
   def forward(*args: PyTree) -> tuple[PyTree, PyTree]:
     made, saved = saving(*args)
-    return made, (args, (made, saved))
+    return made, (args, (function.kept(args, made), saved))
 
   def backward(kept: PyTree, slope: PyTree) -> PyTree:
     return *reverse(*kept, slope), None

@@ -11,6 +11,9 @@ and a block of keys of one. What lies beyond an array has any value and is repla
 A number for every head and position, such as a weight, lies in memory as [batch, tiles, heads of a
 tile, time], and in a kernel as [time, 128], the same in all columns of a head.
 
+The output projection may be inside. Where a program has all keys of its examples, heads are then
+written nowhere, and the reverse pass forms them again; else they are kept for it.
+
 Source: Dao 2023 (FlashAttention-2) for blocks and the saved logsumexp; Kolios 2023, equation 5.3,
 for the weights.
 """
@@ -118,20 +121,45 @@ class Operands(NamedTuple, Generic[A]):
   biases: tuple[A, ...] | None
   weights: A | None
   ids: tuple[A, A] | None
+  projection: tuple[A, A] | None = None
+  """W_O [columns, embed] and its bias [1, embed], float32; none where heads are the result."""
 
 
 class Reverse(NamedTuple, Generic[A]):
   """What the reverse pass reads besides.
 
   Attributes:
-    outputs: the heads as they left [batch, queries, columns].
-    slopes: the gradient with respect to them.
+    outputs: the heads as they left [batch, queries, columns]; none with a projection.
+    slopes: the gradient with respect to them, or to what the projection made of them.
     logsumexp: logarithm of the sum of a row [batch, tiles, heads, queries].
   """
 
-  outputs: A
+  outputs: A | None
   slopes: A
   logsumexp: A
+
+
+Projection = tuple[jax.Array, jax.Array]
+"""W_O [heads * head_dim, embed], in the type of the heads, and its bias [embed]."""
+
+
+def takes_projection(layout: Layout, embed: int, block: tuple[int, int]) -> bool:
+  """Whether the output projection may be inside.
+
+  Args:
+    layout: sizes, and where columns begin.
+    embed: columns of the projection.
+    block: as in `forward`.
+  """
+  # A matrix, its float32 gradient, and blocks of rows of them and of their sums.
+  needed = embed * (layout.heads * layout.head_dim * 8 + 2 * _ROWS * 12)
+  fits = layout.keys <= block[1] and embed % LANES == 0 and needed <= ROOM
+  return layout.in_tiles and fits
+
+
+def keeps_heads(layout: Layout, block: tuple[int, int]) -> bool:
+  """Whether heads are kept for the reverse pass where the projection is inside."""
+  return max(layout.queries, layout.keys) > block[0]
 
 
 def forward(
@@ -144,8 +172,12 @@ def forward(
   block: tuple[int, int],
   interpret: bool | pltpu.InterpretParams,
   save: bool,
-) -> tuple[jax.Array, jax.Array | None]:
+  projection: Projection | None = None,
+) -> tuple[jax.Array, jax.Array | tuple[jax.Array, jax.Array] | None]:
   """Heads side by side [batch * queries, heads * head_dim] and, to `save`, the logsumexp.
+
+  With a projection its result, in place of the heads [batch * queries, embed]; these are then saved
+  beside the logsumexp where `keeps_heads`.
 
   Args:
     matrices: that hold queries, keys and values [batch * time, columns].
@@ -156,33 +188,48 @@ def forward(
     block: queries and keys of a block, a multiple of 128; keys of a reverse pass.
     interpret: run without the hardware.
     save: whether a reverse pass follows.
+    projection: where `takes_projection`.
   """
   matrices, bias, tiled = _to_tiles(matrices, bias, layout)
   static = Static.of(tiled, block[0], visibility, layout.head_dim)
   spans, given = _operands(static, matrices, bias, _from_heads(weights, static), visibility)
-  rows = given.rows[QUERY]
-  outputs = [jax.ShapeDtypeStruct((*rows.shape[:2], static.tiles * LANES), rows.dtype)]
+  given = given._replace(projection=_as_rows(projection))
+  rows, columns = given.rows[QUERY], static.tiles * LANES
+  flops = 4 * layout.pairs * layout.head_dim
+  scratch = [pltpu.VMEM((static.size(QUERY), LANES), jnp.float32)] * (3 if static.several else 0)
+  if projection is not None:
+    inner, columns = projection[0].shape
+    flops += 2 * layout.batch * layout.queries * inner * columns
+    size = static.examples, static.size(QUERY), columns
+    scratch.append(pltpu.VMEM(size, jnp.float32))
+  outputs = [jax.ShapeDtypeStruct((*rows.shape[:2], columns), rows.dtype)]
   outputs += [jax.ShapeDtypeStruct(_lines_shape(static), jnp.float32)] * save
+  kept = save and projection is not None and keeps_heads(layout, block)
+  outputs += [jax.ShapeDtypeStruct((*rows.shape[:2], static.tiles * LANES), rows.dtype)] * kept
 
   def place(example: Any, query: Any, tile: Any, key: Any, *spans: jax.Ref) -> _Place:
     return _Place(example, query, tile, _visited(static, spans, example, query, key))
 
-  state = pltpu.VMEM((static.size(QUERY), LANES), jnp.float32)
-  heads, *logsumexp = _call(
+  out_specs = [_results_spec(static, given.projection, place), _lines_spec(static, place)]
+  out_specs.append(_results_spec(static, None, place))
+  heads, *saved = _call(
     functools.partial(_forward, static=static),
     (layout.batch // static.examples, static.blocks(QUERY), static.tiles, static.blocks(KEY)),
     spans,
     [given],
     [_specs(static, given, place)],
     outputs,
-    [_heads_spec(static, place), _lines_spec(static, place)][: len(outputs)],
-    scratch=[state] * 3 if static.several else [],
-    ordered=1,
-    flops=4 * layout.pairs * layout.head_dim,
+    out_specs[: len(outputs)],
+    scratch=scratch,
+    ordered=1 if projection is None else 2,
+    flops=flops,
     interpret=interpret,
   )
-  saved = _to_heads(logsumexp[0], layout).reshape(-1, layout.queries) if save else None
-  return _from_tiles(heads, layout), saved
+  made = heads.reshape(-1, heads.shape[2]) if projection else _from_tiles(heads, layout)
+  if not save:
+    return made, None
+  logsumexp = _to_heads(saved[0], layout).reshape(-1, layout.queries)
+  return made, (logsumexp, saved[1]) if kept else logsumexp
 
 
 def backward(
@@ -190,20 +237,23 @@ def backward(
   bias: jax.Array | None,
   weights: jax.Array | None,
   visibility: Visibility,
-  outputs: jax.Array,
-  logsumexp: jax.Array,
+  outputs: jax.Array | None,
+  logsumexp: jax.Array | tuple[jax.Array, jax.Array],
   slopes: jax.Array,
   *,
   layout: Layout,
   block: tuple[int, int],
   interpret: bool | pltpu.InterpretParams,
-) -> tuple[tuple[jax.Array, ...], jax.Array | None, jax.Array]:
-  """See `gpu.backward`; the same formulas.
+  projection: Projection | None = None,
+) -> tuple[tuple[jax.Array, ...], jax.Array | None, jax.Array, Projection | None]:
+  """See `gpu.backward`; the same formulas. Last, the gradients of a projection.
 
   One pass over all pairs of blocks forms all gradients: those of keys and values are summed in
   vector memory, of `block[1]` keys at once; where there are more, those of queries are sums of
   several such passes.
   """
+  if isinstance(logsumexp, tuple):
+    logsumexp, outputs = logsumexp
   lines = logsumexp.reshape(layout.batch, layout.heads, layout.queries)
   run = functools.partial(
     _backward_pass,
@@ -214,6 +264,7 @@ def backward(
     layout=layout,
     side=block[0],
     interpret=interpret,
+    projection=projection,
   )
   if layout.in_tiles and layout.keys <= block[1]:
     return run(matrices, bias, visibility, 0, matrices[0].dtype)
@@ -228,7 +279,7 @@ def backward(
   def of_keys(first: int) -> tuple[tuple[jax.Array, ...], jax.Array]:
     part = slice(first, first + block[1])
     own = [one[:, part].reshape(-1, one.shape[2]) for one in read]
-    found, _, delta = run((query, *own), None, visibility, first, dtype)
+    found, _, delta, _ = run((query, *own), None, visibility, first, dtype)
     return found, delta
 
   (d_query, *others), delta = of_keys(0)
@@ -242,7 +293,7 @@ def backward(
     jnp.concatenate(parts, axis=1).reshape(layout.batch * layout.keys, -1) for parts in d_read
   ]
   gradients, d_bias = back((d_query.astype(query.dtype), *joined))
-  return gradients, d_bias, delta
+  return gradients, d_bias, delta, None
 
 
 def _backward_pass(
@@ -253,13 +304,14 @@ def _backward_pass(
   dtype: DTypeLike,
   *,
   weights: jax.Array | None,
-  outputs: jax.Array,
+  outputs: jax.Array | None,
   logsumexp: jax.Array,
   slopes: jax.Array,
   layout: Layout,
   side: int,
   interpret: bool | pltpu.InterpretParams,
-) -> tuple[tuple[jax.Array, ...], jax.Array | None, jax.Array]:
+  projection: Projection | None,
+) -> tuple[tuple[jax.Array, ...], jax.Array | None, jax.Array, Projection | None]:
   """Gradients of matrices in tiles, which hold the keys from `first_key` on; `dtype` of queries."""
   tiled = layout if layout.in_tiles else layout.tiled
   if len(matrices) > 1:
@@ -267,8 +319,12 @@ def _backward_pass(
   static = Static.of(tiled, side, visibility, layout.head_dim, first_key)
   own = _from_heads(weights, static)
   spans, given = _operands(static, matrices, bias, own, visibility, layout.keys)
-  heads = [_in_tiles(one, layout) for one in (outputs, slopes)]
-  reverse = Reverse(heads[0], heads[1], _as_lines(logsumexp, static, -FAR))
+  given = given._replace(projection=_as_rows(projection))
+  lines = _as_lines(logsumexp, static, -FAR)
+  heads = None if outputs is None else _in_tiles(outputs, layout)
+  by_row = (layout.batch, layout.queries, -1)
+  errors = _in_tiles(slopes, layout) if projection is None else slopes.reshape(by_row)
+  reverse = Reverse(heads, errors, lines)
   pairs, keys = static.blocks(QUERY) * static.blocks(KEY), static.blocks(KEY)
 
   def place(example: Any, tile: Any, step: Any, *spans: jax.Ref) -> _Place:
@@ -314,7 +370,16 @@ def _backward_pass(
   def room(rows: int) -> Any:
     return pltpu.VMEM((static.examples, rows, LANES), jnp.float32)
 
-  heads_spec = _heads_spec(static, place)
+  # Logits are formed again, which counts nothing.
+  flops = 8 * layout.batch * layout.heads * layout.queries * tiled.keys * layout.head_dim
+  if projection is not None:
+    kernel = projection[0]
+    flops += 4 * layout.batch * layout.queries * kernel.size
+    made += [
+      jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (kernel.shape, (1, kernel.shape[1]))
+    ]
+    specs += [_whole_spec(one.shape) for one in made[-2:]]
+  heads_spec = None if heads is None else _results_spec(static, None, place)
   found = _call(
     functools.partial(_backward, static=static, matrices=len(matrices)),
     (programs, static.tiles, pairs + 2 * keys),
@@ -322,20 +387,27 @@ def _backward_pass(
     [given, reverse],
     [
       _specs(static, given, place),
-      Reverse(heads_spec, heads_spec, _lines_spec(static, place)),
+      Reverse(
+        heads_spec,
+        _results_spec(static, given.projection, place),
+        _lines_spec(static, place),
+      ),
     ],
     made,
     specs,
     scratch=[room(static.size(QUERY)), *[room(keys * static.size(KEY))] * 2],
-    ordered=1,
-    # Logits are formed again, which counts nothing.
-    flops=8 * layout.batch * layout.heads * layout.queries * tiled.keys * layout.head_dim,
+    ordered=1 if projection is None else 3,
+    flops=flops,
     interpret=interpret,
   )
   count = len(matrices)
   gradients = tuple(one.reshape(-1, one.shape[2]) for one in found[:count])
   delta = _to_heads(found[count], layout).swapaxes(1, 2).reshape(-1, layout.heads)
-  return gradients, None if bias is None else jnp.sum(found[-1], axis=0), delta
+  d_bias = None if bias is None else jnp.sum(found[count + 1], axis=0)
+  if projection is None:
+    return gradients, d_bias, delta, None
+  d_projection = found[-2].astype(projection[0].dtype), found[-1][0].astype(projection[1].dtype)
+  return gradients, d_bias, delta, d_projection
 
 
 # What kernels are given.
@@ -444,17 +516,35 @@ def _specs(
     None if given.biases is None else tuple(map(bias, kinds)),
     None if given.weights is None else _lines_spec(static, place),
     None if given.ids is None else (numbers(QUERY), numbers(KEY)),
+    None if given.projection is None else _projection_specs(given.projection, place),
   )
 
 
-def _heads_spec(static: Static, place: Callable[..., _Place]) -> pl.BlockSpec:
-  """The block of heads side by side."""
+def _projection_specs(
+  projection: tuple[jax.Array, jax.Array], place: Callable[..., _Place]
+) -> tuple[pl.BlockSpec, pl.BlockSpec]:
+  """The rows of W_O that belong to a tile, and its bias."""
+  kernel, bias = projection
+  rows = pl.BlockSpec((LANES, kernel.shape[1]), lambda *ids: (place(*ids).tile, 0))
+  return rows, _whole_spec(bias.shape)
+
+
+def _whole_spec(shape: tuple[int, ...]) -> pl.BlockSpec:
+  """An array that every program has in full."""
+  return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
+
+
+def _results_spec(
+  static: Static, projection: Projection | None, place: Callable[..., _Place]
+) -> pl.BlockSpec:
+  """The block of heads side by side, or of what the projection makes of all of them."""
 
   def index(*ids: Any) -> _Index:
     at = place(*ids)
-    return at.example, at.query, at.tile
+    return at.example, at.query, at.tile if projection is None else 0
 
-  return pl.BlockSpec((static.examples, static.size(QUERY), LANES), index)
+  columns = LANES if projection is None else projection[0].shape[1]
+  return pl.BlockSpec((static.examples, static.size(QUERY), columns), index)
 
 
 def _lines_spec(static: Static, place: Callable[..., _Place]) -> pl.BlockSpec:
@@ -505,6 +595,14 @@ def _to_tiles(
   return layout.to_tiles(shifted), None, layout.tiled
 
 
+def _as_rows(projection: Projection | None) -> Projection | None:
+  """A projection whose bias is a row."""
+  if projection is None:
+    return None
+  kernel, bias = projection
+  return kernel, bias.astype(jnp.float32)[None]
+
+
 def _shifted(rows: jax.Array, bias: jax.Array) -> jax.Array:
   return (rows.astype(jnp.float32) + bias).astype(rows.dtype)
 
@@ -550,7 +648,6 @@ def _call(
       list(refs[second:]),
     )
 
-  run.__name__ = getattr(kernel, "func", kernel).__name__
   axes: list[Any] = ["parallel"] * (len(grid) - ordered) + ["arbitrary"] * ordered
   return pl.pallas_call(
     run,
@@ -564,6 +661,7 @@ def _call(
     out_shape=outputs,
     compiler_params=pltpu.CompilerParams(dimension_semantics=axes, vmem_limit_bytes=ROOM * 3 // 2),
     cost_estimate=pl.CostEstimate(flops=flops, transcendentals=0, bytes_accessed=0),
+    name=getattr(kernel, "func", kernel).__name__,
     interpret=interpret,
   )(*spans, *arrays)
 
@@ -669,8 +767,8 @@ def _forward(
   static: Static,
 ) -> None:
   """Of a block of queries in a tile of heads, key block by key block."""
-  number, block, _, key_block = (pl.program_id(axis) for axis in range(4))
-  heads, *logsumexp = outputs
+  number, block, tile, key_block = (pl.program_id(axis) for axis in range(4))
+  heads, *saved = outputs
 
   def begin() -> _State:
     zeros = jnp.zeros((static.size(QUERY), LANES), jnp.float32)
@@ -701,28 +799,59 @@ def _forward(
     scaled = total / mass
     if given.weights is not None:
       scaled = scaled * _from_lines(given.weights[n], static)
-    heads[n] = scaled.astype(heads.dtype)
-    for ref in logsumexp:
+    scaled = scaled.astype(heads.dtype)
+    if given.projection is None:
+      heads[n] = scaled
+    else:
+      _add_projected(n, tile, scaled, given.projection, scratch[-1])
+    if saved[1:]:
+      saved[1][n] = scaled
+    for ref in saved[:1]:
       # A row that read nothing has one so large that it has no probabilities later, either.
       line = jnp.where(largest > FAR, largest + jnp.log(mass), -FAR)
       ref[n] = _into_lines(line, static)
 
+  def write_projected() -> None:
+    if given.projection is not None:
+
+      @pl.when((tile == static.tiles - 1) & (key_block == static.blocks(KEY) - 1))
+      def _() -> None:
+        heads[...] = scratch[-1][...].astype(heads.dtype)
+
   if not static.several:
     pl.loop(0, static.examples)(lambda n: finish(n, visit(n, begin())))
+    write_projected()
     return
   first, past = _span(static, spans, number, block)
 
   def keep(state: _State) -> None:
-    for ref, one in zip(scratch, state, strict=True):
+    for ref, one in zip(scratch[:3], state, strict=True):
       ref[...] = one
 
   def kept() -> _State:
-    total, largest, mass = (ref[...] for ref in scratch)
+    total, largest, mass = (ref[...] for ref in scratch[:3])
     return total, largest, mass
 
   pl.when(key_block == 0)(lambda: keep(begin()))
   pl.when((first <= key_block) & (key_block < past))(lambda: keep(visit(0, kept())))
   pl.when(key_block == static.blocks(KEY) - 1)(lambda: finish(0, kept()))
+  write_projected()
+
+
+def _add_projected(
+  n: Any, tile: Any, heads: jax.Array, projection: tuple[jax.Ref, jax.Ref], sums: jax.Ref
+) -> None:
+  """Adds what a tile of heads contributes to the projection; its bias comes with the first one."""
+  kernel, bias = projection
+  made = dot(heads, kernel[...])
+
+  @pl.when(tile == 0)
+  def _() -> None:
+    sums[n] = made + bias[...]
+
+  @pl.when(tile > 0)
+  def _() -> None:
+    sums[n] += made
 
 
 def _backward(
@@ -737,12 +866,19 @@ def _backward(
 ) -> None:
   """Of all pairs of blocks of a tile of heads, one after the other.
 
+  Heads that were not kept are formed again, which takes all keys in one block.
+
   Queries' gradients are written when their last block of keys is done; then, block by block, those
   of keys, and those of values.
   """
-  gradients, delta, parts = outputs[:matrices], outputs[matrices], outputs[matrices + 1 :]
+  gradients, delta, *parts = outputs[:matrices], *outputs[matrices:]
+  d_projection, projection = [], given.projection
+  if projection is not None:
+    *parts, d_kernel, d_shift = parts
+    d_projection = [d_kernel, d_shift]
   d_query, d_key, d_value = scratch
-  number, step, keys = pl.program_id(0), pl.program_id(2), static.blocks(KEY)
+  number, tile, step = (pl.program_id(axis) for axis in range(3))
+  keys = static.blocks(KEY)
   (block, key_block), pairs = _pair(static, step), static.blocks(QUERY) * keys
 
   def put(which: int, values: jax.Array) -> None:
@@ -751,33 +887,61 @@ def _backward(
     for one in parts:
       one[0] = jnp.sum(jnp.sum(values, axis=0), axis=0, keepdims=True)
 
-  def slope(example: _Example) -> tuple[jax.Array, jax.Array]:
-    """The gradient of heads times their weights, and that of weights times the weights."""
-    n = example.number
-    slope, output = (example.within(one[n], QUERY) for one in (reverse.slopes, reverse.outputs))
-    products = slope.astype(jnp.float32) * output.astype(jnp.float32)
+  def sums_of(products: jax.Array) -> jax.Array:
+    """The sum of each head's columns."""
     own = [_only(products, head, static) for head in range(static.share)]
-    sums = _spread([jnp.sum(one, axis=1, keepdims=True) for one in own], static)
-    if given.weights is not None:
-      slope = (slope * _from_lines(given.weights[n], static)).astype(slope.dtype)
-    return slope, sums
+    return _spread([jnp.sum(one, axis=1, keepdims=True) for one in own], static)
+
+  def slope(example: _Example) -> jax.Array:
+    """The gradient of heads times their weights."""
+    slope = example.within(reverse.slopes[example.number], QUERY)
+    return (
+      slope if projection is None else dot(slope, projection[0][...], (1, 1)).astype(slope.dtype)
+    )
+
+  def delta_of(example: _Example) -> jax.Array:
+    """That of weights times the weights, where heads were kept."""
+    return sums_of(slope(example).astype(jnp.float32) * kept(example).astype(jnp.float32))
+
+  def kept(example: _Example) -> jax.Array:
+    assert reverse.outputs is not None
+    return example.within(reverse.outputs[example.number], QUERY)
+
+  def add_to_kernel(example: _Example, heads: jax.Array) -> None:
+    """Adds to the gradient of the projection's matrix."""
+    rows = pl.ds(tile * LANES, LANES)
+    slope = example.within(reverse.slopes[example.number], QUERY)
+    d_projection[0][rows] += dot(heads, slope, (0, 0))
 
   def visit(n: Any) -> None:
     example = _Example(given, static, n, (block, key_block))
     query, key, value = (example.rows(which) for which in (QUERY, KEY, VALUE))
-    (back, sums), allowed = slope(example), example.allowed()
-    logsumexp = _from_lines(reverse.logsumexp[n], static)
+    logsumexp, allowed = _from_lines(reverse.logsumexp[n], static), example.allowed()
+    asked = [_only(query, head, static) for head in range(static.share)]
+    shares = []
+    for head, one in enumerate(asked):
+      logits = dot(one, key, (1, 1)) * static.scale
+      share = jnp.exp(logits - _column(logsumexp, head, static))
+      shares.append(share if allowed is None else jnp.where(allowed, share, 0.0))
+    back = slope(example)
+    weights = None if given.weights is None else _from_lines(given.weights[n], static)
+    if reverse.outputs is not None:
+      sums = delta_of(example)
+    else:
+      heads = _spread([dot(one.astype(value.dtype), value) for one in shares], static)
+      heads = (heads if weights is None else heads * weights).astype(back.dtype)
+      sums = sums_of(back.astype(jnp.float32) * heads.astype(jnp.float32))
+      delta[n] = _into_lines(sums, static)
+      add_to_kernel(example, heads)
+    back = back if weights is None else (back * weights).astype(back.dtype)
     of_query = []
     of_key = of_value = jnp.zeros(key.shape, jnp.float32)
-    for head in range(static.share):
-      mine, own = _only(query, head, static), _only(back, head, static)
-      logits = dot(mine, key, (1, 1)) * static.scale
-      share = jnp.exp(logits - _column(logsumexp, head, static))
-      share = share if allowed is None else jnp.where(allowed, share, 0.0)
+    for head, (one, share) in enumerate(zip(asked, shares, strict=True)):
+      own = _only(back, head, static)
       error = share * (dot(own, value, (1, 1)) - _column(sums, head, static))
       share, error = share.astype(query.dtype), error.astype(query.dtype)
       of_query.append(dot(error, key))
-      of_key = of_key + dot(error, mine, (0, 0))
+      of_key = of_key + dot(error, one, (0, 0))
       of_value = of_value + dot(share, own, (0, 0))
     at = pl.ds(key_block * static.size(KEY), static.size(KEY))
     d_query[n] += _spread(of_query, static)
@@ -792,16 +956,34 @@ def _backward(
     d_key[...] = jnp.zeros(d_key.shape, jnp.float32)
     d_value[...] = jnp.zeros(d_value.shape, jnp.float32)
 
+  if projection is not None:
+
+    @pl.when((number == 0) & (tile == 0) & (step == 0))
+    def _() -> None:
+      for ref in d_projection:
+        ref[...] = jnp.zeros(ref.shape, jnp.float32)
+
+    @pl.when((tile == 0) & (step < pairs) & (key_block == 0))
+    def _() -> None:
+      @over_examples
+      def _(n: Any) -> None:
+        example = _Example(given, static, n, (block, key_block))
+        rows = example.within(reverse.slopes[n], QUERY).astype(jnp.float32)
+        d_projection[1][...] += jnp.sum(rows, axis=0, keepdims=True)
+
   open_ = step < pairs
 
   @pl.when(open_ & (key_block == 0))
   def _() -> None:
     d_query[...] = jnp.zeros(d_query.shape, jnp.float32)
+    if reverse.outputs is not None:
 
-    @over_examples
-    def _(n: Any) -> None:
-      _, sums = slope(_Example(given, static, n, (block, key_block)))
-      delta[n] = _into_lines(sums, static)
+      @over_examples
+      def _(n: Any) -> None:
+        example = _Example(given, static, n, (block, key_block))
+        delta[n] = _into_lines(delta_of(example), static)
+        if projection is not None:
+          add_to_kernel(example, kept(example))
 
   seen = open_
   if static.several:

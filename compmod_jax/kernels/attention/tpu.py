@@ -68,8 +68,7 @@ class Static:
     cls, layout: Layout, side: int, visibility: Visibility, head_dim: int, first_key: int = 0
   ) -> "Static":
     """Of a layout in tiles, whose heads were `head_dim` wide before they were filled up."""
-    rows = (min(side, t + -t % _LEAST) for t in (layout.queries, layout.keys))
-    queries, keys = rows
+    queries, keys = (min(side, t + -t % _LEAST) for t in (layout.queries, layout.keys))
     scale = 1 / math.sqrt(head_dim)
     return cls(layout, (queries, keys), visibility.order, scale, first_key)
 
@@ -115,6 +114,8 @@ class Operands(NamedTuple, Generic[A]):
     biases: what is added to each [1, columns], float32; none for nothing.
     weights: of heads [batch, tiles, heads, queries], float32; none for 1.
     ids: numbers of queries and of keys [batch, 1, time], where there are any.
+    projection: W_O [columns, embed] and its bias [1, embed], float32; none where heads are the
+      result.
   """
 
   rows: tuple[A, ...]
@@ -122,7 +123,6 @@ class Operands(NamedTuple, Generic[A]):
   weights: A | None
   ids: tuple[A, A] | None
   projection: tuple[A, A] | None = None
-  """W_O [columns, embed] and its bias [1, embed], float32; none where heads are the result."""
 
 
 class Reverse(NamedTuple, Generic[A]):
@@ -866,20 +866,19 @@ def _backward(
 ) -> None:
   """Of all pairs of blocks of a tile of heads, one after the other.
 
-  Heads that were not kept are formed again, which takes all keys in one block.
-
   Queries' gradients are written when their last block of keys is done; then, block by block, those
-  of keys, and those of values.
+  of keys, and those of values. Heads that were not kept are formed again, which takes all keys in
+  one block.
   """
   gradients, delta, *parts = outputs[:matrices], *outputs[matrices:]
-  d_projection, projection = [], given.projection
-  if projection is not None:
-    *parts, d_kernel, d_shift = parts
-    d_projection = [d_kernel, d_shift]
+  projection = given.projection
+  d_projection = [] if projection is None else parts[-2:]
+  parts = parts[: len(parts) - len(d_projection)]
   d_query, d_key, d_value = scratch
   number, tile, step = (pl.program_id(axis) for axis in range(3))
   keys = static.blocks(KEY)
   (block, key_block), pairs = _pair(static, step), static.blocks(QUERY) * keys
+  at_pairs = step < pairs
 
   def put(which: int, values: jax.Array) -> None:
     ref = gradients[static.layout.columns[which][0]]
@@ -895,9 +894,9 @@ def _backward(
   def slope(example: _Example) -> jax.Array:
     """The gradient of heads times their weights."""
     slope = example.within(reverse.slopes[example.number], QUERY)
-    return (
-      slope if projection is None else dot(slope, projection[0][...], (1, 1)).astype(slope.dtype)
-    )
+    if projection is None:
+      return slope
+    return dot(slope, projection[0][...], (1, 1)).astype(slope.dtype)
 
   def delta_of(example: _Example) -> jax.Array:
     """That of weights times the weights, where heads were kept."""
@@ -963,7 +962,7 @@ def _backward(
       for ref in d_projection:
         ref[...] = jnp.zeros(ref.shape, jnp.float32)
 
-    @pl.when((tile == 0) & (step < pairs) & (key_block == 0))
+    @pl.when((tile == 0) & at_pairs & (key_block == 0))
     def _() -> None:
       @over_examples
       def _(n: Any) -> None:
@@ -971,9 +970,7 @@ def _backward(
         rows = example.within(reverse.slopes[n], QUERY).astype(jnp.float32)
         d_projection[1][...] += jnp.sum(rows, axis=0, keepdims=True)
 
-  open_ = step < pairs
-
-  @pl.when(open_ & (key_block == 0))
+  @pl.when(at_pairs & (key_block == 0))
   def _() -> None:
     d_query[...] = jnp.zeros(d_query.shape, jnp.float32)
     if reverse.outputs is not None:
@@ -985,16 +982,16 @@ def _backward(
         if projection is not None:
           add_to_kernel(example, kept(example))
 
-  seen = open_
+  seen = at_pairs
   if static.several:
     first, past = _span(static, spans, number, block)
-    seen = open_ & (first <= key_block) & (key_block < past)
+    seen = at_pairs & (first <= key_block) & (key_block < past)
   pl.when(seen)(lambda: over_examples(visit))
 
   def ready(ref: jax.Ref, first: int) -> jax.Array:
     return ref[:, pl.ds((step - first) * static.size(KEY), static.size(KEY))]
 
-  last = open_ & (key_block == keys - 1)
+  last = at_pairs & (key_block == keys - 1)
   pl.when(last)(lambda: put(QUERY, d_query[...] * static.scale))
   turn = (step >= pairs) & (step < pairs + keys)
   pl.when(turn)(lambda: put(KEY, ready(d_key, pairs) * static.scale))

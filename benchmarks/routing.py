@@ -220,7 +220,7 @@ class Case:
 
   def passes(self, layer: nn.Module) -> tuple[Any, dict[str, Callable[..., Any]]]:
     """Parameters of a layer, and its passes: of them, inputs, in training a gradient."""
-    few = jnp.zeros((1, *self.shape[1:]), self.dtype)
+    few = jnp.zeros((1, 1, self.dim), self.dtype)
     params = nn.unbox(jax.jit(layer.init)(jax.random.key(0), few))["params"]
 
     def forward(params: Any, inputs: jax.Array) -> Any:

@@ -224,9 +224,9 @@ def project() -> Rule:
   return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
 
 
-def attention() -> Rule:
+def attention(platform: str, dim: int) -> Rule:
   """Heads that compete, from the product that made all they need."""
-  heads, dim, hidden = 2, 3, 4
+  heads, hidden = 2, 4
   columns = 3 * heads * dim + hidden
 
   def ours(way: Any, packed: Any, shift: Any, kernel: Any, bias: Any, factor: Any) -> Any:
@@ -234,10 +234,18 @@ def attention() -> Rule:
     sizes = {"heads": heads, "head_dim": dim, "choice": CHOICE, "factor": factor}
     return routed_attention(packed, shift, readout, **sizes, **way)
 
-  played = {"implementation": "gpu", "interpret": True}
+  played = {"implementation": platform, "interpret": True}
   both = (functools.partial(ours, way) for way in (played, REFERENCE))
   shapes = (2, 5, columns), (columns,), (hidden, heads), (heads,), (2, 5, heads)
   return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
+
+
+def attention_on_a_gpu() -> Rule:
+  return attention("gpu", 3)
+
+
+def attention_on_a_tpu() -> Rule:
+  return attention("tpu", 64)
 
 
 def affine() -> Rule:
@@ -308,8 +316,8 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.layers.lm_head._known_gradients": known_losses,
   "compmod_jax.core.linear.narrow_product": narrow_product,
   "compmod_jax.core.linear._rounded_affine": affine,
-  "compmod_jax.kernels.attention.dispatch._rule.run": attention,
-  "compmod_jax.kernels.attention.dispatch._standing_for.run": attention,
+  "compmod_jax.kernels.attention.dispatch._rule.run": attention_on_a_gpu,
+  "compmod_jax.kernels.attention.dispatch._standing_for.run": attention_on_a_tpu,
   "compmod_jax.kernels.grouped._product": grouped_product,
   "compmod_jax.kernels.grouped._outer": grouped_outer,
   "compmod_jax.mechanisms.dispatch.spread": spread,

@@ -712,9 +712,9 @@ def cpu_layers():
   ]
 
 
-def attention_layers():
-  found = record("benchmarks/attention-compiled.json")["tables"]["h100"]
-  assert not any(row["spilt"] for row in found.values())
+def attention_layers(device):
+  found = record("benchmarks/attention-compiled.json")["tables"][device]
+  assert not any(row.get("spilt") for row in found.values())
   return [
     [
       f"{way}: {label}",
@@ -771,18 +771,6 @@ def experts_over_chips():
         f"{100 * one['MFU at most']:.1f} % ({beside[1]:.1f} %)",
       ]
     )
-  return rows
-
-
-def whole_layers():
-  compiled = record("benchmarks/routing-compiled.json")["tables"]
-  rows = []
-  for way in ("forward", "training"):
-    for label, layer in (("no competition", "plain"), ("fused", "competing"),
-                         ("step by step", "step by step")):  # fmt: skip
-      name = f"layer {layer}, {way}"
-      found = [f"{compiled[chip][name]['MiB']:,.0f}" for chip in ("v5e", "v5p")]
-      rows.append([f"{way}: {label}", *found])
   return rows
 
 
@@ -872,15 +860,15 @@ TABLES = {
   ("docs/meta_transfer.md", "Two variables of a few values", 1): adaptation_to_causes,
   ("docs/meta_transfer.md", "Two real variables behind a rotation", 0): rotated_causes,
   ("docs/meta_transfer.md", "From Python", 0): REFERENCE,
-  ("docs/kernels.md", "Attention on GPUs", 0): REFERENCE,
-  ("docs/kernels.md", "Attention on GPUs", 1): attention_layers,
-  ("docs/kernels.md", "Attention on GPUs", 2): long_texts,
+  ("docs/kernels.md", "Attention on GPUs and TPUs", 0): REFERENCE,
+  ("docs/kernels.md", "Attention on GPUs and TPUs", 1): lambda: attention_layers("h100"),
+  ("docs/kernels.md", "Attention on GPUs and TPUs", 2): long_texts,
+  ("docs/kernels.md", "What is different on TPUs", 0): lambda: attention_layers("v5e"),
   ("docs/kernels.md", "Routing by itself", 0): REFERENCE,
   ("docs/kernels.md", "What moves how many bytes", 0): h100_designs,
   ("docs/kernels.md", "What moves how many bytes", 1): tpu_designs,
   ("docs/kernels.md", "In the attention layer", 0): router_types,
   ("docs/kernels.md", "In the attention layer", 1): cpu_layers,
-  ("docs/kernels.md", "In the attention layer", 2): whole_layers,
   ("docs/kernels.md", "Products of experts", 0): expert_weights,
   ("docs/nemot.md", "A language model of public domain text and C4", 0): pretraining,
   ("docs/nemot.md", "With a gate, without, and a decoder of as many parameters", 0): zero_shot,
@@ -1171,6 +1159,8 @@ def layer_sentences():
   yield f"move {forward['MiB']:,.0f} MiB forward and {training['MiB']:,.0f} in training"
   forward, training = (layers["v5e"][f"layer plain, {way}"] for way in ("forward", "training"))
   yield f"it is {forward['MiB']:,.0f} and {training['MiB']:,.0f} for"
+  forward, training = (layers["v5e"][f"layer competing, {way}"] for way in ("forward", "training"))
+  yield f"attention, is {forward['MiB']:,.0f} and {training['MiB']:,.0f}"
 
 
 def signal_sentences():

@@ -19,9 +19,10 @@ from compmod_jax.core.linear import affine, group_product, over_rows
 from compmod_jax.core.sharding import logical, platform_of
 from compmod_jax.kernels.attention import (
   ProbabilityDropout,
+  Projection,
   Visibility,
   flash_attention,
-  has_kernel,
+  kernel_for,
   packed_attention,
   routed_attention,
 )
@@ -56,6 +57,10 @@ def _small_queries(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jn
 _OUT_OF_HEADS = nn.initializers.variance_scaling(
   1.0, "fan_avg", "uniform", in_axis=(0, 1), out_axis=2
 )
+
+
+_WHOLE: Any = ((None, None), (None,))
+"""Names of the dimensions of W_O and its bias, which every device has whole."""
 
 
 def _within_slice(scale: float, width: int) -> Callable[..., jax.Array]:
@@ -94,7 +99,8 @@ def attend(
     intermediates: activations to read or change.
   """
   explicit = intermediates.wants("attention")
-  if not explicit and bias is None and has_kernel(query, query.shape[-1], query.dtype):
+  kernel = kernel_for(query, query.shape[-1], query.dtype, dropout=dropout is not None)
+  if not explicit and bias is None and kernel:
     visibility = mask.visibility()
     if visibility is not None:
       return _in_kernel(
@@ -155,6 +161,14 @@ def _names_of(visibility: Visibility, batch: int) -> Visibility:
   return jax.tree.map(lambda ids: ("batch" if len(ids) == batch else None, None), visibility)
 
 
+def _one_product(kernel: jax.Array) -> jax.Array:
+  """A matrix whose gradient is formed as one, before it takes the shape of its parameter.
+
+  XLA for TPUs would form it in that shape, from a transposed copy of activations or their gradient.
+  """
+  return lax.optimization_barrier(kernel)
+
+
 class IntoHeads(nn.Module):
   """One matrix product that makes several projections, each split into heads.
 
@@ -182,12 +196,13 @@ class IntoHeads(nn.Module):
     inputs: Float[Array, "batch time embed"],
     beside: tuple[Float[Array, "embed other"], Float[Array, " other"]] | None = None,
     *,
-    split: bool = True,
+    parts: int | None = None,
   ) -> tuple[Float[Array, "..."], ...]:
     """The projections, in order; last what another kernel and bias, of the same inputs, make.
 
-    Not split, they are one matrix, all projections of the first head, of the second, and so on, to
-    which a bias [columns] is still to be added: that and the bias.
+    In `parts` they are one matrix, to which a bias [columns] is still to be added: that and the
+    bias. Each part holds as many heads as the others: the first projection of its heads, the
+    second, and so on.
     """
     # Heads come first, so that they can be split over devices after the axes are merged.
     shape = (self.heads, self.projections, self.head_dim)
@@ -196,7 +211,11 @@ class IntoHeads(nn.Module):
     init = self.kernel_init if groups == 1 else _within_slice(0.5, embed)
     kernel = self.param("kernel", logical(init, "embed", *names), (embed, *shape))
     bias = _bias(self, names, shape)
+    if parts is not None and parts < self.heads:
+      kernel, bias = (self._by_kind(one, parts) for one in (kernel, bias))
     kernel = kernel.astype(self.dtype).reshape(embed, -1)
+    if parts is not None and parts < self.heads:
+      kernel = _one_product(kernel)
     whole = bias.reshape(-1)
     bias = bias.astype(self.dtype).reshape(1, -1)
     width = kernel.shape[1]
@@ -204,7 +223,7 @@ class IntoHeads(nn.Module):
       kernel = jnp.concatenate([kernel, beside[0]], axis=1)
       bias = jnp.concatenate([bias, beside[1][None]], axis=1)
       whole = jnp.concatenate([whole, beside[1]])
-    if not split:
+    if parts is not None:
       return over_rows(lambda rows: rows.astype(self.dtype) @ kernel, inputs), whole
 
     def project(rows: jax.Array) -> jax.Array:
@@ -217,6 +236,11 @@ class IntoHeads(nn.Module):
     apart = outputs[..., :width].reshape(*inputs.shape[:2], *shape)
     rest = () if beside is None else (outputs[..., width:],)
     return (*(apart[:, :, :, i] for i in range(self.projections)), *rest)
+
+  def _by_kind(self, array: jax.Array, parts: int) -> jax.Array:
+    """Columns [..., heads, projections, head_dim] in the order of parts."""
+    split = array.reshape(*array.shape[:-3], parts, -1, *array.shape[-2:])
+    return split.swapaxes(-3, -2)
 
 
 def _bias(
@@ -246,14 +270,17 @@ class OutOfHeads(nn.Module):
   @nn.compact
   def __call__(
     self,
-    heads: Float[Array, "batch time heads head_dim"],
+    heads: Float[Array, "batch time heads head_dim"] | jax.ShapeDtypeStruct,
     weights: Float[Array, "batch time heads"] | None = None,
+    *,
+    within: Callable[[Projection], jax.Array] | None = None,
   ) -> Float[Array, "batch time embed"]:
     """What the attention module adds to the residual stream.
 
     Args:
       heads: outputs of all heads.
       weights: what each is multiplied with, in the same pass; none for nothing.
+      within: from W_O and its bias to the result, where heads are nothing but their shape.
     """
     groups = self.mechanisms
     shape = (*heads.shape[2:], self.dim // groups)
@@ -261,6 +288,9 @@ class OutOfHeads(nn.Module):
     init = _OUT_OF_HEADS if groups == 1 else _within_slice(1.0, shape[-1])
     kernel = self.param("kernel", logical(init, *names), shape).astype(self.dtype)
     bias = _bias(self, ("norm",), (self.dim,))
+    if isinstance(heads, jax.ShapeDtypeStruct):
+      assert within is not None, "heads that are not there are made within"
+      return within((_one_product(kernel.reshape(-1, self.dim)), bias))
     if weights is None and groups == 1:
       flat, features = kernel.reshape(-1, self.dim), heads.reshape(*heads.shape[:2], -1)
       return over_rows(lambda rows: affine(rows, flat, bias), features)
@@ -375,7 +405,8 @@ class Attention(nn.Module):
   def _visibility(self, inputs: jax.Array, ctx: Context) -> Visibility | None:
     """Which keys are read, where self-attention of whole texts runs in one kernel; else None."""
     config, intermediates = self.competition, ctx.intermediates
-    if self.cross or not has_kernel(inputs, self.width, self.dtype):
+    dropped = self._active_dropout(ctx) is not None
+    if self.cross or not kernel_for(inputs, self.width, self.dtype, dropout=dropped):
       return None
     # Nothing happens between the product and the heads, or between these and their weights.
     plain = self.positions not in ("rotary", "relative") and ctx.position_bias is None
@@ -387,9 +418,16 @@ class Attention(nn.Module):
     return ctx.mask.visibility()
 
   def _in_one_kernel(
-    self, inputs: Float[Array, "batch time embed"], visibility: Visibility, ctx: Context
-  ) -> Float[Array, "batch time heads head_dim"]:
-    """Scaled heads of self-attention whose queries, keys and values are never taken apart."""
+    self,
+    inputs: Float[Array, "batch time embed"],
+    visibility: Visibility,
+    ctx: Context,
+    output: Projection | None = None,
+  ) -> Float[Array, "batch time ..."]:
+    """Scaled heads of self-attention whose queries, keys and values are never taken apart.
+
+    Or what the output projection makes of them.
+    """
     config, seen = self.competition, _names_of(visibility, len(inputs))
     options: dict[str, Any] = {
       "deterministic": ctx.deterministic,
@@ -403,30 +441,50 @@ class Attention(nn.Module):
       beside = config.dtype == "model" and sharding.parts_of(inputs, "heads") == 1
       readout = self.router.readout(**options) if beside else None
       if readout is not None:
-        return self._routed(inputs, visibility, dropout, *readout, options["intermediates"])
+        drawn = options["intermediates"]
+        return self._routed(inputs, visibility, dropout, *readout, drawn, output)
       weights = self.router.weights_of(self.router.hidden_of(inputs), **options)
       weights = weights * self.heads if config.rescale else weights
-    packed, bias = self.query_key_value(inputs, split=False)
-    names = ("batch", None, "heads", None)
+    parts = self._parts(inputs)
+    packed, bias = self.query_key_value(inputs, parts=parts)
+    names, heads = ("batch", None, "heads", None), self.heads // parts
     return sharding.on_parts(
-      lambda visibility, dropout, weights, bias, packed: packed_attention(
-        packed, bias, weights=weights, visibility=visibility, dropout=dropout
+      lambda visibility, dropout, output, weights, bias, packed: packed_attention(
+        packed,
+        bias,
+        heads=heads * packed.shape[2],
+        weights=weights,
+        output=output,
+        visibility=visibility,
+        dropout=dropout,
       ),
       [
         visibility,
         dropout,
+        output,
         weights,
-        bias.reshape(self.heads, -1),
-        packed.reshape(*inputs.shape[:2], self.heads, -1),
+        bias.reshape(parts, -1),
+        packed.reshape(*inputs.shape[:2], parts, -1),
       ],
       [
         seen,
         _names_of_dropout(dropout),
+        _WHOLE if output is not None else None,
         None if weights is None else names[:3],
         names[2:],
         names,
       ],
+      result=names if output is None else ("batch", None, None),
     )
+
+  def _parts(self, inputs: jax.Array) -> int:
+    """Into how many parts heads are cut whose columns lie by kind: one on each of a TPU's devices.
+
+    Elsewhere kernels read every head by itself.
+    """
+    devices = sharding.parts_of(inputs, "heads")
+    by_kind = kernel_for(inputs, self.width, self.dtype) == "tpu"
+    return devices if by_kind and self.heads % devices == 0 else self.heads
 
   def _routed(
     self,
@@ -436,7 +494,8 @@ class Attention(nn.Module):
     readout: Readout,
     choice: Choice,
     intermediates: Intermediates,
-  ) -> Float[Array, "batch time heads head_dim"]:
+    output: Projection | None,
+  ) -> Float[Array, "batch time ..."]:
     """The same, with the competition inside."""
     assert self.competition is not None
     attention = functools.partial(
@@ -447,22 +506,30 @@ class Attention(nn.Module):
       factor=self.heads if self.competition.rescale else 1.0,
     )
     beside = self.router.hidden(inputs.shape[-1])
-    packed, bias = self.query_key_value(inputs, beside, split=False)
+    parts = self._parts(inputs)
+    packed, bias = self.query_key_value(inputs, beside, parts=parts)
     heads, weights = sharding.on_parts(
-      lambda visibility, dropout, bias, readout, packed: attention(
-        packed, bias, readout, visibility=visibility, dropout=dropout
+      lambda visibility, dropout, output, bias, readout, packed: attention(
+        packed,
+        bias,
+        readout,
+        by_kind=parts == 1,
+        output=output,
+        visibility=visibility,
+        dropout=dropout,
       ),
-      [visibility, dropout, bias, readout, packed],
+      [visibility, dropout, output, bias, readout, packed],
       [
         _names_of(visibility, len(inputs)),
         _names_of_dropout(dropout),
+        _WHOLE if output is not None else None,
         (None,),
         Readout((None, None), (None,)),  # pyright: ignore[reportArgumentType]  # names, not arrays
         ("batch", None, None),
       ],
     )
     intermediates("weights", weights)
-    return heads.reshape(*inputs.shape[:2], self.heads, self.width)
+    return heads if output else heads.reshape(*inputs.shape[:2], self.heads, self.width)
 
   def __call__(
     self,
@@ -490,6 +557,10 @@ class Attention(nn.Module):
     config, intermediates = self.competition, ctx.intermediates
     visibility = None if state is not None or bias is not None else self._visibility(inputs, ctx)
     if visibility is not None:
+      if self._parts(inputs) == 1 < self.heads and not intermediates.wants("heads_scaled"):
+        like = jax.ShapeDtypeStruct((*inputs.shape[:2], self.heads, self.width), self.dtype)
+        within = functools.partial(self._in_one_kernel, inputs, visibility, ctx)
+        return self.output(like, within=within), None
       heads = self._in_one_kernel(inputs, visibility, ctx)
       return self.output(intermediates("heads_scaled", heads)), None
     # Whether nothing is formed between heads and output projection.

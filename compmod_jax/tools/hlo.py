@@ -234,12 +234,14 @@ def moves(one: Instruction) -> bool:
 def whole(one: Instruction, around: Computation) -> int:
   """Bytes of an instruction that reads all of its operands and writes all of its results.
 
+  What is an operand several times, as of a kernel that reads several parts of it, counts once.
+
   Args:
     one: it `moves` something.
     around: the computation that it stands in.
   """
   given = _given(one, around)
-  read = sum(map(_main, given))
+  read = sum(_main(around[name].arrays) for name in set(one.operands) & around.keys())
   if one.opcode in ("copy-start", "slice-start"):
     # What is made stands beside what was given, of which no more is read than is made.
     made = list(one.arrays)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from compmod_jax.core import sharding
@@ -24,17 +25,21 @@ from compmod_jax.kernels.attention import (
   Tiles,
   Visibility,
   flash_attention,
-  has_kernel,
+  kernel_for,
   packed_attention,
   routed_attention,
+  tpu,
 )
+from compmod_jax.kernels.attention.layout import Layout
 from compmod_jax.kernels.routing import Choice, Readout
 from compmod_jax.tools import matmul_flops
 
-SMALL = Tiles(forward=(16, 32), backward=(16, 16))
+SMALL = Tiles(forward=(16, 32), backward=(16, 16), tpu=(16, 32))
 WAYS: dict[str, dict[str, Any]] = {
   "reference": {"implementation": "reference"},
   "gpu": {"implementation": "gpu", "interpret": True, "tiles": SMALL},
+  "tpu": {"implementation": "tpu", "interpret": True},
+  "tpu, by blocks": {"implementation": "tpu", "interpret": True, "tiles": SMALL},
 }
 each_way = pytest.mark.parametrize("way", WAYS)
 
@@ -82,27 +87,33 @@ def expected(query, key, value, weights, seen: Visibility) -> np.ndarray:
 
 
 CASES = {
-  "everything": ((2, 37, 37, 2, 2, 16), Visibility()),
-  "causal": ((1, 40, 40, 3, 3, 8), Visibility(causal=True)),
-  "window and prefix": ((1, 50, 50, 2, 2, 20), Visibility(causal=True, window=9, prefix=3)),
+  "everything": ((2, 37, 37, 2, 2, 64), Visibility(), "tpu"),
+  "causal": ((1, 40, 40, 3, 3, 32), Visibility(causal=True), "tpu, by blocks"),
+  "window and prefix": (
+    (1, 50, 50, 2, 2, 40),
+    Visibility(causal=True, window=9, prefix=3),
+    "tpu, by blocks",
+  ),
   "cross attention to tokens alone, heads in groups": (
-    (2, 21, 45, 4, 2, 16),
+    (2, 21, 45, 4, 2, 64),
     Visibility(key_ids=hidden(np.zeros((2, 45), np.int32), 30)),
+    "tpu",
   ),
   "segments, and rows that read nothing": (
-    (2, 33, 33, 2, 1, 8),
+    (2, 33, 33, 2, 1, 128),
     Visibility(
       causal=True,
       query_ids=segments(2, 33, 0) + 1,
       key_ids=hidden(segments(2, 33, 0) + 1, 28),
     ),
+    "tpu, by blocks",
   ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_heads_and_gradients_are_those_of_double_precision(name):
-  (batch, queries, keys, heads, key_heads, dim), seen = CASES[name]
+  (batch, queries, keys, heads, key_heads, dim), seen, tpu_way = CASES[name]
   args = (
     numbers(batch, queries, heads, dim, seed=1),
     numbers(batch, keys, key_heads, dim, seed=2),
@@ -111,7 +122,8 @@ def test_heads_and_gradients_are_those_of_double_precision(name):
   )
   slope = numbers(batch, queries, heads, dim, seed=5)
   found = {}
-  for way, options in WAYS.items():
+  for way in ("reference", "gpu", tpu_way):
+    options = WAYS[way]
 
     def run(query, key, value, weights, seen, options=options):
       return flash_attention(query, key, value, weights=weights, visibility=seen, **options)
@@ -123,14 +135,16 @@ def test_heads_and_gradients_are_those_of_double_precision(name):
 
     found[way] = jax.device_get(both(args, seen, slope))
     np.testing.assert_allclose(found[way][0], expected(*args, seen), rtol=2e-5, atol=2e-6)
-  *mine, of_weights = found["gpu"][1]
   *true, true_of_weights = found["reference"][1]
-  for one, other in zip(mine, true, strict=True):
-    np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
-  # That of a weight of zero is zero, whatever it would be.
-  positive = args[3] > 0
-  np.testing.assert_allclose(of_weights[positive], true_of_weights[positive], rtol=1e-4, atol=1e-4)
-  assert not of_weights[~positive].any()
+  for way in ("gpu", tpu_way):
+    *mine, of_weights = found[way][1]
+    for one, other in zip(mine, true, strict=True):
+      np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+    # That of a weight of zero is zero, whatever it would be.
+    positive = args[3] > 0
+    truth = true_of_weights[positive]
+    np.testing.assert_allclose(of_weights[positive], truth, rtol=1e-4, atol=1e-4)
+    assert not of_weights[~positive].any()
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
@@ -175,11 +189,11 @@ def test_a_block_that_no_span_holds_has_nothing_to_read(queries, keys, block, ca
       assert not rows[:, past:].any()
 
 
-HEADS, DIM, HIDDEN, TIME = 3, 16, 24, 37
+HEADS, DIM, TIME = 4, 32, 37
 
 
 @functools.cache
-def routed(way: str, choice: Choice, causal: bool, *, gradients: bool):
+def routed(way: str, choice: Choice, by_kind: bool, *, gradients: bool):
   """A function of packed, shift, kernel, bias, factor: heads and weights, or their gradients."""
 
   def run(packed, shift, kernel, bias, factor):
@@ -189,9 +203,10 @@ def routed(way: str, choice: Choice, causal: bool, *, gradients: bool):
       Readout(kernel, bias),
       heads=HEADS,
       head_dim=DIM,
+      by_kind=by_kind,
       choice=choice,
       factor=factor,
-      visibility=Visibility(causal),
+      visibility=Visibility(causal=by_kind),
       **WAYS[way],
     )
 
@@ -204,11 +219,11 @@ def routed(way: str, choice: Choice, causal: bool, *, gradients: bool):
   return jax.jit(jax.grad(total, argnums=(0, 1, 2, 3, 4)))
 
 
-def routed_case() -> tuple[np.ndarray, ...]:
+def routed_case(units: int) -> tuple[np.ndarray, ...]:
   return (
-    numbers(2, TIME, 3 * HEADS * DIM + HIDDEN, seed=1) / 2,
-    numbers(3 * HEADS * DIM + HIDDEN, seed=5) / 2,
-    numbers(HIDDEN, HEADS, seed=2),
+    numbers(2, TIME, 3 * HEADS * DIM + units, seed=1) / 2,
+    numbers(3 * HEADS * DIM + units, seed=5) / 2,
+    numbers(units, HEADS, seed=2) / np.sqrt(units / 24, dtype=np.float32),
     numbers(HEADS, seed=3),
     np.exp(numbers(2, TIME, HEADS, seed=4)),
   )
@@ -221,50 +236,91 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("rule", CHOICES)
-def test_competition_inside_is_that_of_the_definition(rule):
-  args, choice, causal = routed_case(), CHOICES[rule], rule == "top_k"
+@pytest.mark.parametrize(
+  ("rule", "units", "by_kind", "tpu_way"),
+  [
+    ("soft", 24, False, "tpu"),
+    ("top_k", 128, True, "tpu, by blocks"),
+    ("threshold", 128, True, "tpu"),
+  ],
+)
+def test_competition_inside_is_that_of_the_definition(rule, units, by_kind, tpu_way):
+  args, choice = routed_case(units), CHOICES[rule]
   packed, shift, kernel, bias, factor = args
   packed = packed + shift
-  columns = packed[..., : 3 * HEADS * DIM].reshape(2, TIME, HEADS, 3, DIM)
+  order = (3, HEADS) if by_kind else (HEADS, 3)
+  columns = packed[..., : 3 * HEADS * DIM].reshape(2, TIME, *order, DIM)
   scores = np.maximum(packed[..., 3 * HEADS * DIM :], 0) @ kernel + bias
   scores = np.asarray(scores, np.float64) / choice.temperature
   shares = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
   if rule == "top_k":
-    shares = np.where(shares >= np.sort(shares)[..., 1:2], shares, 0)
+    shares = np.where(shares >= np.sort(shares)[..., -2:-1], shares, 0)
   if rule == "threshold":
     shares = np.where((shares >= 0.3) | (shares == shares.max(-1, keepdims=True)), shares, 0)
   shares /= shares.sum(axis=-1, keepdims=True)
-  parts = (columns[:, :, :, i] for i in range(3))
-  truth = expected(*parts, shares * factor, Visibility(causal))
-  for way in WAYS:
-    heads, weights = jax.device_get(routed(way, choice, causal, gradients=False)(*args))
+  parts = (columns.take(i, axis=2 if by_kind else 3) for i in range(3))
+  truth = expected(*parts, shares * factor, Visibility(by_kind))
+  for way in ("reference", "gpu", tpu_way):
+    heads, weights = jax.device_get(routed(way, choice, by_kind, gradients=False)(*args))
     np.testing.assert_allclose(weights, shares, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(heads.reshape(truth.shape), truth, rtol=1e-4, atol=1e-5)
-  mine, true = (
-    jax.device_get(routed(way, choice, causal, gradients=True)(*args))
-    for way in ("gpu", "reference")
+  true, *mine = (
+    jax.device_get(routed(way, choice, by_kind, gradients=True)(*args))
+    for way in ("reference", "gpu", tpu_way)
   )
-  for one, other in zip(mine, true, strict=True):
-    np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
+  for found in mine:
+    for one, other in zip(found, true, strict=True):
+      atol = 2e-5 * max(1, np.abs(other).max())  # terms cancel in sums over all positions
+      np.testing.assert_allclose(one, other, rtol=1e-4, atol=atol)
 
 
-def test_half_precision_is_as_near_as_its_inputs_allow():
-  query, key, value = (numbers(1, 40, 2, 32, seed=n).astype(jnp.bfloat16) for n in range(3))
-  found = jax.jit(lambda *args: flash_attention(*args, **WAYS["gpu"]))(query, key, value)
+@pytest.mark.parametrize("way", ["gpu", "tpu, by blocks"])
+def test_half_precision_is_as_near_as_its_inputs_allow(way):
+  query, key, value = (numbers(1, 40, 2, 64, seed=n).astype(jnp.bfloat16) for n in range(3))
+  found = jax.jit(lambda *args: flash_attention(*args, **WAYS[way]))(query, key, value)
   assert found.dtype == jnp.bfloat16
   truth = expected(query, key, value, None, Visibility())
   np.testing.assert_allclose(np.asarray(found, np.float64), truth, rtol=2e-2, atol=1e-2)
 
 
+def test_the_tpu_simulator_agrees_with_double_precision():
+  """Its memory is NaN where nothing was written, and it finds accesses that race."""
+  simulated = pltpu.InterpretParams(detect_races=True)
+  query, key, value = (numbers(1, 20, 2, 64, seed=n) for n in range(3))
+  weights, seen = np.exp(numbers(1, 20, 2, seed=3)), Visibility(causal=True)
+
+  def run(how: dict[str, Any], *args: jax.Array) -> jax.Array:
+    return flash_attention(*args[:3], weights=args[3], visibility=seen, **how)
+
+  ways = WAYS["tpu, by blocks"] | {"interpret": simulated}, WAYS["reference"]
+
+  @jax.jit
+  def both(*args):
+    pulled = [jax.vjp(functools.partial(run, how), *args) for how in ways]
+    return [(heads, *pull(heads)) for heads, pull in pulled]
+
+  found, true = jax.device_get(both(query, key, value, weights))
+  np.testing.assert_allclose(
+    found[0], expected(query, key, value, weights, seen), rtol=1e-4, atol=1e-5
+  )
+  for one, other in zip(found, true, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5 * np.abs(other).max())
+
+
 def test_packed_heads_are_those_of_their_parts():
-  packed, weights = numbers(2, 20, 2, 24, seed=0), np.exp(numbers(2, 20, 2, seed=1))
-  bias, seen = numbers(2, 24, seed=2), Visibility(causal=True)
+  packed, weights = numbers(2, 20, 2, 96, seed=0), np.exp(numbers(2, 20, 2, seed=1))
+  bias, seen = numbers(2, 96, seed=2), Visibility(causal=True)
   truth = expected(*np.split(packed + bias, 3, axis=-1), weights, seen)
+
+  def by_kind(array: np.ndarray) -> np.ndarray:
+    split = array.reshape(*array.shape[:-1], 3, -1).swapaxes(-3, -2)
+    return split.reshape(*array.shape[:-2], 1, -1)
+
   for options in WAYS.values():
-    run = functools.partial(packed_attention, visibility=seen, **options)
-    found = jax.jit(lambda *args, run=run: run(*args[:2], weights=args[2]))(packed, bias, weights)
-    np.testing.assert_allclose(found, truth, rtol=2e-5, atol=2e-6)
+    run = functools.partial(packed_attention, heads=2, visibility=seen, **options)
+    both = jax.jit(lambda weights, *cases, run=run: [run(*case, weights=weights) for case in cases])
+    for found in both(weights, (packed, bias), (by_kind(packed), by_kind(bias))):
+      np.testing.assert_allclose(found, truth, rtol=2e-5, atol=2e-6)
 
 
 def test_what_is_dropped_is_a_function_of_the_place_in_the_whole_array():
@@ -287,7 +343,7 @@ def test_what_is_dropped_is_a_function_of_the_place_in_the_whole_array():
   truth = jax.device_get(jax.jit(lambda: both(true))())
   whole = ProbabilityDropout.of(key, rate, batch, heads)
   part = dataclasses.replace(whole, examples=whole.examples[1:], heads=whole.heads[1:])
-  for options in WAYS.values():
+  for options in (WAYS["reference"], WAYS["gpu"]):
     run = functools.partial(flash_attention, dropout=whole, **options)
     for one, other in zip(jax.jit(lambda run=run: both(run))(), truth, strict=True):
       np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
@@ -296,41 +352,88 @@ def test_what_is_dropped_is_a_function_of_the_place_in_the_whole_array():
     np.testing.assert_allclose(found, truth[0][1:, :, 1:], rtol=1e-4, atol=2e-5)
 
 
-def on_gpus():
-  device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
-  return use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=device))
+@pytest.mark.parametrize("by_blocks", [False, True])
+def test_what_the_output_projection_makes_of_heads_is_that_of_the_definition(by_blocks):
+  """Inside the kernel, which keeps heads where a block does not hold all keys."""
+  tiles, layout = SMALL if by_blocks else Tiles(), Layout.packed(2, 20, 2, 64, True)
+  assert tpu.takes_projection(layout, 128, tiles.tpu)
+  assert tpu.keeps_heads(layout, tiles.tpu) == by_blocks
+  assert not tpu.takes_projection(Layout.packed(2, 20, 2, 64), 128, tiles.tpu)
+  args = (
+    numbers(2, 20, 1, 384, seed=0) / 2,
+    numbers(1, 384, seed=1) / 2,
+    np.exp(numbers(2, 20, 2, seed=2) / 2),
+    (numbers(128, 128, seed=3) / 8, numbers(128, seed=4)),
+  )
+
+  def run(how, packed, bias, weights, output):
+    options = {"heads": 2, "visibility": Visibility(causal=True), **how}
+    return packed_attention(packed, bias, weights=weights, output=output, **options)
+
+  ways = {"implementation": "tpu", "interpret": True, "tiles": tiles}, WAYS["reference"]
+
+  @jax.jit
+  def both(*args):
+    pulled = [jax.vjp(functools.partial(run, how), *args) for how in ways]
+    return [(made, pull(jnp.sin(made))) for made, pull in pulled]
+
+  found, true = map(jax.tree.leaves, jax.device_get(both(*args)))
+  for one, other in zip(found, true, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5 * np.abs(other).max())
+
+
+DEVICES = {
+  "cuda": AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu"),
+  "tpu": AbstractDevice(device_kind="TPU v5e", num_cores=1, platform="tpu"),
+}
+KERNELS = {
+  "cuda": [
+    f'name = "{one}"'
+    for one in ("_route_columns", "_forward", "_backward", "_route_columns_backward")
+  ],
+  "tpu": ["tpu_custom_call"],
+}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_it_lowers_for_gpus_without_one(dtype):
-  packed = jax.ShapeDtypeStruct((2, 300, 3 * 4 * 64 + 128), dtype)
+@pytest.mark.parametrize("platform", DEVICES)
+def test_it_lowers_for_devices_that_are_not_here(platform, dtype):
+  packed = jax.ShapeDtypeStruct((2, 600, 3 * 4 * 64 + 128), dtype)
   bias = jax.ShapeDtypeStruct(packed.shape[-1:], jnp.float32)
   readout = Readout(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((128, 4), (4,))))
 
   def training(packed, bias, readout):
     def total(packed, bias, readout):
       heads, _ = routed_attention(
-        packed, bias, readout, heads=4, head_dim=64, visibility=Visibility(causal=True)
+        packed,
+        bias,
+        readout,
+        heads=4,
+        head_dim=64,
+        by_kind=platform == "tpu",
+        visibility=Visibility(causal=True),
       )
       return jnp.sum(heads.astype(jnp.float32))
 
     return jax.grad(total, argnums=(0, 1, 2))(packed, bias, readout)
 
-  with on_gpus():
-    assert has_kernel(jnp.zeros(1), 64, dtype)
-    assert not has_kernel(jnp.zeros(1), 256, dtype)
-    lowered = jax.jit(training).trace(packed, bias, readout).lower(lowering_platforms=("cuda",))
+  name = {"cuda": "gpu"}.get(platform, platform)
+  with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=DEVICES[platform])):
+    assert kernel_for(jnp.zeros(1), 64, dtype) == name
+    assert kernel_for(jnp.zeros(1), 256, dtype) is None
+    lowered = jax.jit(training).trace(packed, bias, readout).lower(lowering_platforms=(platform,))
   text = lowered.as_text()
-  for kernel in ("_route_columns", "_forward", "_backward", "_route_columns_backward"):
-    assert f'name = "{kernel}"' in text, kernel
-  assert not has_kernel(jnp.zeros(1), 64, dtype)  # here
+  for kernel in KERNELS[platform]:
+    assert kernel in text, kernel
+  assert text.count("tpu_custom_call") == (4 if platform == "tpu" else 0)
+  assert kernel_for(jnp.zeros(1), 64, dtype) is None  # here
 
 
 @each_way
 def test_parts_on_devices_are_what_one_device_computes(way):
   """Examples and heads are split; each device has its own."""
   mesh = sharding.make_mesh(sharding.MeshConfig(data=2, tensor=2), jax.devices()[:4])
-  packed, weights = numbers(2, 20, 2, 24, seed=0), np.exp(numbers(2, 20, 2, seed=1))
+  packed, weights = numbers(2, 20, 2, 96, seed=0), np.exp(numbers(2, 20, 2, seed=1))
   run = functools.partial(packed_attention, **WAYS[way])
 
   def parts(packed, weights):
@@ -350,8 +453,9 @@ def test_parts_on_devices_are_what_one_device_computes(way):
 
 def test_what_cannot_be_done_is_refused():
   wide = numbers(1, 4, 2, 136, seed=0)
-  with pytest.raises(UserError, match="'gpu', which cannot run here: heads of 136 are wider than"):
-    flash_attention(wide, wide, wide, implementation="gpu", interpret=True)
+  for name in ("gpu", "tpu"):
+    with pytest.raises(UserError, match=f"'{name}', which cannot run here: heads of 136 are wider"):
+      flash_attention(wide, wide, wide, implementation=name, interpret=True)
   query, key = numbers(1, 4, 3, 8, seed=0), numbers(1, 4, 2, 8, seed=0)
   with pytest.raises(UserError, match="3 heads of queries and 2 of keys; they must be a multiple"):
     flash_attention(query, key, key)
@@ -363,8 +467,8 @@ def test_what_cannot_be_done_is_refused():
       heads=2,
       head_dim=8,
     )
-  with pytest.raises(UserError, match="no kernel for it yet"):
-    flash_attention(query, query, query, implementation="tpu", interpret=True)
+  with pytest.raises(UserError, match="3 parts for 6 heads; they must be 6, or 1"):
+    packed_attention(numbers(1, 4, 3, 48, seed=0), heads=6)
   with pytest.raises(ValueError, match="window is 3 and causal False"):
     Visibility(window=3)
   with pytest.raises(ValueError, match="query_ids has numbers and key_ids none"):
@@ -372,7 +476,7 @@ def test_what_cannot_be_done_is_refused():
 
 
 def test_its_products_count_as_those_of_the_definition():
-  query = jax.ShapeDtypeStruct((2, 40, 3, 16), jnp.float32)
+  query = jax.ShapeDtypeStruct((2, 40, 3, 32), jnp.float32)
   counts = []
   for options in WAYS.values():
 
@@ -381,4 +485,4 @@ def test_its_products_count_as_those_of_the_definition():
       return pull(heads)
 
     counts.append(matmul_flops.count(jax.make_jaxpr(training)(query, query, query), "cuda"))
-  assert counts[0] == counts[1] == 12 * 2 * 3 * 40 * 40 * 16
+  assert counts == [12 * 2 * 3 * 40 * 40 * 32] * len(WAYS)

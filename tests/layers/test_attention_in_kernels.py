@@ -16,21 +16,25 @@ from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
-BATCH, TIME, KEYS, DIM = 2, 20, 13, 24
+PLATFORMS = ("gpu", "tpu")
+BATCH, TIME, KEYS, DIM, HEADS = 2, 20, 13, 128, 4
 SOFT = CompetitionConfig(hidden_dim=16, key_dim=8)
 PACKED = CompetitionConfig(
-  hidden_dim=16, key_dim=8, dtype="model", rule="top_k", keep=1, rescale=True
+  hidden_dim=128, key_dim=8, dtype="model", rule="top_k", keep=1, rescale=True
 )
 
 
 @pytest.fixture
 def in_kernels(monkeypatch):
-  """Programs are made for a GPU that the interpreter plays."""
+  """From its name to programs that are made for an accelerator which the interpreter plays."""
 
-  def plan(implementation, interpret, blocks, refusals, array):
-    return None if refusals()["gpu"] else Plan(("gpu",), True, True, blocks)
+  def begin(name: str) -> None:
+    def plan(implementation, interpret, blocks, refusals, array):
+      return None if refusals()[name] else Plan((name,), True, True, blocks)
 
-  monkeypatch.setattr(dispatch, "make_plan", plan)
+    monkeypatch.setattr(dispatch, "make_plan", plan)
+
+  return begin
 
 
 def numbers(*shape: int, seed: int) -> jax.Array:
@@ -56,7 +60,8 @@ COMPETITIONS = {"plain": None, "soft": SOFT, "inside": PACKED}
 def layer(
   competition: CompetitionConfig | None, cross: bool = False, dropout: float = 0.0
 ) -> Attention:
-  return Attention(DIM, 3, competition=competition, cross=cross, dropout=dropout)
+  options = {"cross": cross, "dropout": dropout, "head_dim": 64}
+  return Attention(DIM, HEADS, competition=competition, **options)
 
 
 @functools.cache
@@ -64,7 +69,7 @@ def params(name: str, cross: bool = False):
   inputs = numbers(BATCH, TIME, DIM, seed=0)
   memory = numbers(BATCH, KEYS, DIM, seed=0) if cross else None
   module = layer(COMPETITIONS[name], cross)
-  return drawn(module.init, inputs, None, memory, seed=1, spread=0.3)
+  return drawn(module.init, inputs, None, memory, seed=1, spread=0.1)
 
 
 def outcome(module, given, inputs, ctx, memory=None, capture=()):
@@ -100,68 +105,74 @@ def assert_close(found, true):
   ("name", "mask"),
   [("plain", "segments behind a prefix"), ("soft", "causal, padding"), ("inside", "none")],
 )
-def test_self_attention_is_the_same(name, mask, request):
+def test_self_attention_is_the_same(name, mask, in_kernels):
   module, given = layer(COMPETITIONS[name]), params(name)
   inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=MASKS[mask]())
   sites = ("heads_scaled",) if name == "plain" else ("heads_scaled", "router/weights")
   true, before = outcome(module, given, inputs, ctx, capture=sites)
-  request.getfixturevalue("in_kernels")
-  found, text = outcome(module, given, inputs, ctx, capture=sites)
   assert "pallas_call" not in before
-  # Forward and backward, and those of the competition where it is inside.
-  assert text.count("pallas_call[") == (4 if name == "inside" else 2)
-  assert set(found[1][1]) == set(sites)
-  assert_close(found, true)
+  for platform in PLATFORMS:
+    in_kernels(platform)
+    found, text = outcome(module, given, inputs, ctx, capture=sites)
+    # Forward and backward, and those of the competition where it is inside.
+    assert text.count("pallas_call[") == (4 if name == "inside" else 2)
+    assert set(found[1][1]) == set(sites)
+    assert_close(found, true)
 
 
-def test_cross_attention_is_the_same(request):
+def test_cross_attention_is_the_same(in_kernels):
   module, given = layer(SOFT, cross=True), params("soft", cross=True)
   inputs, memory = numbers(BATCH, TIME, DIM, seed=2), numbers(BATCH, KEYS, DIM, seed=3)
   ctx = Context(memory_mask=valid(KEYS, (13, 6))[:, None, None])
   true, _ = outcome(module, given, inputs, ctx, memory)
-  request.getfixturevalue("in_kernels")
-  found, text = outcome(module, given, inputs, ctx, memory)
-  assert "pallas_call" in text
-  assert_close(found, true)
+  for platform in PLATFORMS:
+    in_kernels(platform)
+    found, text = outcome(module, given, inputs, ctx, memory)
+    assert "pallas_call" in text
+    assert_close(found, true)
 
 
-@pytest.mark.parametrize(("name", "tensor"), [("soft", 3), ("inside", 1)])
-def test_devices_have_their_examples_and_heads(name, tensor, request):
+@pytest.mark.parametrize(("name", "tensor"), [("soft", 2), ("inside", 1)])
+def test_devices_have_their_examples_and_heads(name, tensor, in_kernels):
   module, given = layer(COMPETITIONS[name]), params(name)
   inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=MASKS["causal, padding"]())
   true, _ = outcome(module, given, inputs, ctx)
-  request.getfixturevalue("in_kernels")
   devices = jax.devices()[: 2 * tensor]
   mesh = sharding.make_mesh(sharding.MeshConfig(data=2, tensor=tensor), devices)
-  with jax.set_mesh(mesh):
-    spread = jax.device_put(inputs, sharding.batch_sharding(mesh))
-    found, text = outcome(module, given, spread, ctx)
-  assert "shard_map" in text
-  assert_close(found, true)
+  for platform in PLATFORMS:
+    in_kernels(platform)
+    with jax.set_mesh(mesh):
+      spread = jax.device_put(inputs, sharding.batch_sharding(mesh))
+      found, text = outcome(module, given, spread, ctx)
+    assert "shard_map" in text
+    assert_close(found, true)
 
 
 @pytest.mark.parametrize(("name", "cross"), [("inside", False), ("soft", True)])
-def test_the_same_probabilities_are_dropped(name, cross, request):
+def test_the_same_probabilities_are_dropped(name, cross, in_kernels):
+  """In a GPU's kernels; a TPU's draw none."""
   module, given = layer(COMPETITIONS[name], cross, dropout=0.3), params(name, cross)
   inputs, memory = numbers(BATCH, TIME, DIM, seed=2), numbers(BATCH, KEYS, DIM, seed=3)
   ctx, memory = Context(deterministic=False), memory if cross else None
   true, before = outcome(module, given, inputs, ctx, memory)
-  request.getfixturevalue("in_kernels")
-  found, text = outcome(module, given, inputs, ctx, memory)
-  assert "pallas_call" in text
   assert "pallas_call" not in before
-  assert_close(found, true)
+  for platform in PLATFORMS:
+    in_kernels(platform)
+    found, text = outcome(module, given, inputs, ctx, memory)
+    assert ("pallas_call" in text) == (platform == "gpu")
+    assert_close(found, true)
 
 
 @pytest.mark.parametrize("site", ["attention", "heads", "router/scores"])
-def test_what_kernels_do_not_form_is_formed_where_it_is_asked_for(site, request):
+def test_what_kernels_do_not_form_is_formed_where_it_is_asked_for(site, in_kernels):
   module, given = layer(SOFT), params("soft")
   inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=AttentionMask(causal=True))
   true, _ = outcome(module, given, inputs, ctx, capture=(site,))
-  request.getfixturevalue("in_kernels")
-  found, _ = outcome(module, given, inputs, ctx, capture=(site,))
-  assert site in found[1][1]
-  assert_close(found, true)
+  for platform in PLATFORMS:
+    in_kernels(platform)
+    found, _ = outcome(module, given, inputs, ctx, capture=(site,))
+    assert site in found[1][1]
+    assert_close(found, true)
 
 
 def test_masks_that_kernels_do_not_know_are_told():

@@ -5,13 +5,15 @@
 - `routed_attention`: from a product that made the first layer of the inference network, too, with
   the competition of the heads inside.
 
-Each has a definition (`definition`) and a kernel for NVIDIA GPUs (`gpu`); `dispatch` chooses.
+Each has a definition (`definition`), a kernel for NVIDIA GPUs (`gpu`) and one for TPUs (`tpu`);
+`dispatch` chooses.
 """
 
 from compmod_jax.kernels.attention.dispatch import (
+  Projection,
   Tiles,
   flash_attention,
-  has_kernel,
+  kernel_for,
   packed_attention,
   routed_attention,
 )
@@ -20,10 +22,11 @@ from compmod_jax.kernels.attention.visibility import Visibility
 
 __all__ = [
   "ProbabilityDropout",
+  "Projection",
   "Tiles",
   "Visibility",
   "flash_attention",
-  "has_kernel",
+  "kernel_for",
   "packed_attention",
   "routed_attention",
 ]

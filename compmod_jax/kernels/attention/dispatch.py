@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
 from compmod_jax.core import errors
+from compmod_jax.core.linear import affine
 from compmod_jax.core.sharding import platform_of
 from compmod_jax.kernels.attention import definition
 from compmod_jax.kernels.attention.dropout import ProbabilityDropout
@@ -29,20 +30,28 @@ from compmod_jax.kernels.routing.blocks import Blocks
 from compmod_jax.kernels.routing.dispatch import Implementation, Plan, Readout, make_plan
 from compmod_jax.kernels.routing.reference import Choice
 
+Projection = tuple[Float[Array, "features embed"], Float[Array, " embed"]]
+"""W_O, features being all heads side by side, and its bias."""
 WIDEST = 128
 """Columns of a head that kernels take at most."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-  """Sizes of blocks, powers of two and at least 16; none for what suits the heads."""
+  """Sizes of blocks; none for what suits the heads."""
 
   forward: tuple[int, int] | None = None
-  """Queries and keys of the forward pass."""
+  """Queries and keys of a GPU's forward pass, powers of two and at least 16."""
   backward: tuple[int, int] | None = None
-  """Those of the reverse pass."""
+  """Those of its reverse pass."""
+  tpu: tuple[int, int] = (512, 16_384)
+  """Queries, and keys, of a TPU's blocks; keys whose gradients it sums at once. Multiples of it."""
   routing: Blocks = Blocks()
   """Those of the inference network."""
+
+  def block(self, platform: str, *, reverse: bool = False) -> tuple[int, int] | None:
+    """Sizes of a pass on a platform."""
+    return self.tpu if platform == "tpu" else self.backward if reverse else self.forward
 
 
 def flash_attention(
@@ -89,28 +98,35 @@ def flash_attention(
   layout = Layout.apart(query, key)
   rows = tuple(one.reshape(one.shape[0] * one.shape[1], -1) for one in (query, key, value))
   own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
-  plan = _plan(layout, implementation, interpret, tiles, rows[0])
+  plan = _plan(layout, implementation, interpret, tiles, rows[0], dropout=dropout)
   run = _rule(_Attention(layout), plan, tiles)
-  return run(rows, None, own, visibility, dropout).reshape(query.shape)
+  return run(rows, None, own, None, visibility, dropout).reshape(query.shape)
 
 
 def packed_attention(
-  packed: Float[Array, "batch time heads three_head_dims"],
-  bias: Float[Array, "heads three_head_dims"] | None = None,
+  packed: Float[Array, "batch time parts columns"],
+  bias: Float[Array, "parts columns"] | None = None,
   *,
+  heads: int | None = None,
   weights: Float[Array, "batch time heads"] | None = None,
+  output: Projection | None = None,
   visibility: Visibility = Visibility(),
   dropout: ProbabilityDropout | None = None,
   implementation: Implementation | None = None,
   interpret: Hashable = False,
   tiles: Tiles = Tiles(),
-) -> Float[Array, "batch time heads head_dim"]:
+) -> Float[Array, "batch time ..."]:
   """The same from one product that made queries, keys and values, which nobody takes apart.
 
+  Returns heads [batch, time, heads, head_dim], or what `output` makes of them [batch, time, embed].
+
   Args:
-    packed: query, key and value of every head, side by side.
+    packed: query, key and value of every head, side by side. Of a single part, by kind: those of
+      `heads` heads, first all queries, then all keys, then all values.
     bias: what is still to be added to them.
+    heads: how many; none for as many as parts.
     weights: as in `flash_attention`, and so the others.
+    output: what heads go through, inside the kernel where it can; W_O is rounded to their type.
     visibility: which keys a query may read.
     dropout: which probabilities become 0.
     implementation: how.
@@ -118,16 +134,26 @@ def packed_attention(
     tiles: sizes of blocks.
 
   Raises:
-    UserError: a named implementation cannot do it.
+    UserError: a named implementation cannot do it, or there are parts of several heads.
   """
-  batch, time, heads, width = packed.shape
-  layout = Layout.packed(batch, time, heads, width // 3)
+  batch, time, parts, width = packed.shape
+  heads = parts if heads is None else heads
+  if parts not in (1, heads):
+    raise errors.UserError(
+      f"packed_attention got {parts} parts for {heads} heads; they must be {heads}, or 1."
+    )
+  layout = Layout.packed(batch, time, heads, parts * width // (3 * heads), parts == 1)
   rows = packed.reshape(batch * time, -1)
   own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
-  plan = _plan(layout, implementation, interpret, tiles, rows)
+  plan = _plan(layout, implementation, interpret, tiles, rows, dropout=dropout)
   run = _rule(_Attention(layout), plan, tiles)
   shift = None if bias is None else bias.reshape(1, -1).astype(jnp.float32)
-  return run((rows,), shift, own, visibility, dropout).reshape(batch, time, heads, -1)
+  output = _rounded(output, rows)
+  inside = _inside(output, layout, plan, tiles)
+  made = run((rows,), shift, own, inside, visibility, dropout)
+  if output is None:
+    return made.reshape(batch, time, heads, -1)
+  return (made if inside else affine(made, *output)).reshape(batch, time, -1)
 
 
 def routed_attention(
@@ -137,8 +163,10 @@ def routed_attention(
   *,
   heads: int,
   head_dim: int,
+  by_kind: bool = False,
   choice: Choice = Choice(),
   factor: Float[Array, "#batch #time #heads"] | float = 1.0,
+  output: Projection | None = None,
   visibility: Visibility = Visibility(),
   dropout: ProbabilityDropout | None = None,
   implementation: Implementation | None = None,
@@ -154,8 +182,10 @@ def routed_attention(
     readout: from there to scores.
     heads: how many.
     head_dim: columns of each.
+    by_kind: whether all queries come first, then all keys, then all values.
     choice: which heads stay.
     factor: what heads are multiplied by besides their weights.
+    output: as in `packed_attention`.
     visibility: the keys that a query may read.
     dropout: which probabilities become 0.
     implementation: how; `None` for the best way that platform and shapes allow.
@@ -163,7 +193,8 @@ def routed_attention(
     tiles: sizes of blocks.
 
   Returns:
-    Heads side by side, each times its weight and the factor; and the weights, float32.
+    Heads side by side, each times its weight and the factor, or what `output` makes of them; and
+    the weights, float32.
 
   Raises:
     UserError: a named implementation cannot do it, or the columns do not fit.
@@ -174,29 +205,40 @@ def routed_attention(
       f"routed_attention got {columns} columns for {heads} heads of {head_dim} and {hidden} hidden"
       f" units; they must be {3 * heads * head_dim + hidden}."
     )
-  layout = Layout.packed(batch, time, heads, head_dim)
+  layout = Layout.packed(batch, time, heads, head_dim, by_kind)
   choice = dataclasses.replace(choice, keep=choice.kept(heads))
   rows = packed.reshape(-1, columns)
-  plan = _plan(layout, implementation, interpret, tiles, rows, hidden)
+  plan = _plan(layout, implementation, interpret, tiles, rows, hidden, dropout=dropout)
   run = _rule(_Routed(layout, choice), plan, tiles)
   factor = jnp.broadcast_to(jnp.asarray(factor, jnp.float32), (batch, time, heads))
   kernel = readout.kernel.astype(packed.dtype)
   shift = bias.reshape(1, -1).astype(jnp.float32)
-  factor = factor.reshape(-1, heads)
-  made, weights = run(rows, shift, kernel, readout.bias, factor, visibility, dropout)
+  output = _rounded(output, rows)
+  inside = _inside(output, layout, plan, tiles)
+  args = (rows, shift, kernel, readout.bias, factor.reshape(-1, heads), inside)
+  made, weights = run(*args, visibility, dropout)
+  if output is not None and inside is None:
+    made = affine(made, *output)
   return made.reshape(batch, time, -1), weights.reshape(batch, time, heads)
 
 
-def has_kernel(array: jax.Array, head_dim: int, dtype: DTypeLike) -> bool:
-  """Whether attention runs in a kernel on the platform that is traced for.
+def kernel_for(
+  array: jax.Array, head_dim: int, dtype: DTypeLike, *, dropout: bool = False
+) -> str | None:
+  """Platform whose kernel attention runs in, as it is traced; none where it runs in none.
+
+  On a TPU, columns of one product had better lie by kind (`packed_attention`).
 
   Args:
     array: whose mesh may say what the program is for.
     head_dim: columns of a head.
     dtype: of queries, keys and values.
+    dropout: whether probabilities are dropped.
   """
-  refusals = functools.partial(_refusals, Layout.packed(1, 1, 1, head_dim), dtype)
-  return _usable(make_plan(None, False, Blocks(), refusals, array), array) is not None
+  layout = Layout.packed(1, 1, 1, head_dim)
+  refusals = functools.partial(_refusals, layout, dtype, dropout=dropout)
+  plan = _usable(make_plan(None, False, Blocks(), refusals, array), array)
+  return None if plan is None else plan.kernels[0]
 
 
 def _plan(
@@ -206,23 +248,49 @@ def _plan(
   tiles: Tiles,
   rows: jax.Array,
   hidden: int = 0,
+  *,
+  dropout: ProbabilityDropout | None,
 ) -> Plan | None:
   """The kernels that may run; None for the definition."""
-  refusals = functools.partial(_refusals, layout, rows.dtype, hidden, tiles.routing)
+  refusals = functools.partial(
+    _refusals, layout, rows.dtype, hidden, tiles.routing, dropout=dropout is not None
+  )
   return _usable(make_plan(implementation, interpret, tiles.routing, refusals, rows), rows)
 
 
+def _rounded(output: Projection | None, rows: jax.Array) -> Projection | None:
+  """The projection in the type of the rows, but for its bias."""
+  return None if output is None else (output[0].astype(rows.dtype), output[1])
+
+
+def _inside(
+  output: Projection | None, layout: Layout, plan: Plan | None, tiles: Tiles
+) -> Projection | None:
+  """The projection, where the kernel that may run takes it in."""
+  if output is None or plan is None or plan.kernels[0] != "tpu":
+    return None
+  attention, _ = _kernels("tpu")
+  return output if attention.takes_projection(layout, output[0].shape[1], tiles.tpu) else None
+
+
 def _usable(plan: Plan | None, array: jax.Array) -> Plan | None:
-  """The plan, where it has a kernel for the platform that is traced for."""
+  """The plan with one kernel: the named one, or that of the platform that is traced for."""
   platform = {"cuda": "gpu"}.get(name := platform_of(array), name)
-  return plan if plan is not None and (plan.exact or platform in plan.kernels) else None
+  if plan is None or plan.exact:
+    return plan
+  return dataclasses.replace(plan, kernels=(platform,)) if platform in plan.kernels else None
 
 
 def _refusals(
-  layout: Layout, dtype: DTypeLike, hidden: int = 0, blocks: Blocks = Blocks()
+  layout: Layout,
+  dtype: DTypeLike,
+  hidden: int = 0,
+  blocks: Blocks = Blocks(),
+  *,
+  dropout: bool,
 ) -> dict[str, str | None]:
   """What each kernel cannot do, in words; None where it can."""
-  refusal = None
+  refusal, found = None, dict[str, str | None]()
   if 0 in (layout.batch, layout.queries, layout.keys):
     refusal = "there are no queries or no keys"
   elif layout.head_dim > WIDEST:
@@ -231,61 +299,92 @@ def _refusals(
     refusal = f"{jnp.dtype(dtype)} is neither float32 nor bfloat16"
   elif hidden:
     rows = (layout.batch * layout.queries, hidden)
-    refusal = routing_shapes.route(rows, (hidden, layout.heads), False, dtype, blocks)["gpu"]
-  return {"gpu": refusal, "tpu": "there is no kernel for it yet"}
+    found = routing_shapes.route(rows, (hidden, layout.heads), False, dtype, blocks)
+  found = found or dict.fromkeys(("gpu", "tpu"), refusal)
+  return found | {"tpu": found["tpu"] or ("it draws no dropout" if dropout else None)}
 
 
 # The derivative rules.
 
 
 @functools.cache
-def _gpu() -> tuple[ModuleType, ModuleType]:
-  """The kernels of attention and of routing; their compiler is imported when first needed."""
+def _kernels(platform: str) -> tuple[ModuleType, ModuleType]:
+  """Those of attention and of routing; their compiler is imported when first needed."""
   folder = "compmod_jax.kernels"
   attention, routing = (
-    importlib.import_module(f"{folder}.{n}.gpu") for n in ("attention", "routing")
+    importlib.import_module(f"{folder}.{name}.{platform}") for name in ("attention", "routing")
   )
   return attention, routing
 
 
+class _Run(NamedTuple):
+  """How kernels run: whose, with which blocks, and whether without the hardware."""
+
+  platform: str
+  tiles: Tiles
+  interpret: Any
+
+
 class _Attention(NamedTuple):
-  """Heads [batch * queries, heads * head_dim] of matrices, bias and weights, under masks."""
+  """Heads [batch * queries, heads * head_dim] of matrices, bias and weights, under masks.
+
+  Or what a projection makes of them, which comes before the masks.
+  """
 
   layout: Layout
 
   def define(self, *args: PyTree) -> jax.Array:
     """The definition."""
-    matrices, bias, weights, *masks = args
+    matrices, bias, weights, projection, *masks = args
     layout = self.layout
     if bias is not None:
       matrices = (_shifted(matrices[0], bias),)
     if weights is not None:
       weights = weights.reshape(layout.batch, layout.queries, layout.heads)
     heads = definition.attention(*layout.split(matrices), weights, *masks)
-    return heads.reshape(layout.batch * layout.queries, -1)
+    heads = heads.reshape(layout.batch * layout.queries, -1)
+    return heads if projection is None else affine(heads, *projection)
 
-  def forward(
-    self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
-  ) -> tuple[jax.Array, jax.Array | None]:
+  def forward(self, args: PyTree, run: _Run, *, save: bool) -> tuple[jax.Array, jax.Array | None]:
     """The heads, and the logsumexp of every row."""
-    return _gpu()[0].forward(
-      *args, layout=self.layout, tile=tiles.forward, interpret=interpret, save=save
-    )
+    args, options = self._given(args, run, reverse=False)
+    return _kernels(run.platform)[0].forward(*args, **options, save=save)
 
-  def backward(
-    self, args: PyTree, results: PyTree, slope: jax.Array, tiles: Tiles, *, interpret: bool
-  ) -> PyTree:
-    """Gradients of matrices, bias and weights."""
-    gradients, d_bias, delta = _gpu()[0].backward(
-      *args, *results, slope, layout=self.layout, tile=tiles.backward, interpret=interpret
-    )
-    weights = args[2]
-    return gradients, d_bias, None if weights is None else _over(delta, weights)
+  def backward(self, args: PyTree, results: PyTree, slope: jax.Array, run: _Run) -> PyTree:
+    """Gradients of matrices, bias, weights and projection."""
+    gradients, d_bias, delta, *more = self.reverse(args, results, slope, run)
+    weights, (d_projection,) = args[2], more or (None,)
+    d_weights = None if weights is None else _over(delta, weights)
+    return gradients, d_bias, d_weights, d_projection
 
-  def saved(self) -> jax.ShapeDtypeStruct:
-    """The logsumexp."""
-    lines = self.layout.batch * self.layout.heads
-    return jax.ShapeDtypeStruct((lines, self.layout.queries), jnp.float32)
+  def reverse(self, args: PyTree, results: PyTree, slope: jax.Array, run: _Run) -> PyTree:
+    """What the kernel returns."""
+    args, options = self._given(args, run, reverse=True)
+    return _kernels(run.platform)[0].backward(*args, *results, slope, **options)
+
+  def _given(self, args: PyTree, run: _Run, *, reverse: bool) -> tuple[PyTree, dict[str, Any]]:
+    """What a kernel takes by place and by name."""
+    *args, projection, visibility, dropout = args
+    block = run.tiles.block(run.platform, reverse=reverse)
+    options = {"layout": self.layout, "block": block, "interpret": run.interpret}
+    # A kernel that cannot take one does not know the word.
+    more = {"projection": projection, "dropout": dropout}
+    options |= {name: one for name, one in more.items() if one is not None}
+    return (*args, visibility), options
+
+  def kept(self, args: PyTree, made: jax.Array) -> jax.Array | None:
+    """What of the results the reverse pass reads."""
+    return made if args[3] is None else None
+
+  def saved(self, args: PyTree, run: _Run) -> PyTree:
+    """The logsumexp; heads beside it where a kernel that holds the projection keeps them."""
+    layout, (matrices, *_, projection, _, _) = self.layout, args
+    lines = (layout.batch * layout.heads, layout.queries)
+    logsumexp = jax.ShapeDtypeStruct(lines, jnp.float32)
+    if projection is None or not _kernels(run.platform)[0].keeps_heads(layout, run.tiles.tpu):
+      return logsumexp
+    heads = (layout.batch, layout.queries, layout.heads * layout.head_dim)
+    return logsumexp, jax.ShapeDtypeStruct(heads, matrices[0].dtype)
 
 
 class _Routed(NamedTuple):
@@ -301,49 +400,50 @@ class _Routed(NamedTuple):
 
   def define(self, *args: PyTree) -> tuple[jax.Array, jax.Array]:
     """The definition."""
-    packed, shift, kernel, bias, factor, *masks = args
+    packed, shift, kernel, bias, factor, projection, *masks = args
     packed = _shifted(packed, shift)
     hidden = packed[:, self.column :]
     weights, _ = routing_reference.route(hidden, None, kernel, bias, choice=self.choice)
-    heads = _Attention(self.layout).define((packed,), None, weights * factor, *masks)
+    args = (weights * factor, projection, *masks)
+    heads = _Attention(self.layout).define((packed,), None, *args)
     return heads, weights
 
   def forward(
-    self, args: PyTree, tiles: Tiles, *, interpret: bool, save: bool
+    self, args: PyTree, run: _Run, *, save: bool
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array | None]:
     """Heads and weights, and the logsumexp of every row."""
-    packed, shift, kernel, bias, factor, *masks = args
-    weights = _gpu()[1].route_columns(
-      packed, shift, kernel, bias, **self._routing(tiles, interpret)
-    )
-    attention = _Attention(self.layout)
-    args = ((packed,), shift, weights * factor, *masks)
-    heads, saved = attention.forward(args, tiles, interpret=interpret, save=save)
+    packed, shift, kernel, bias, factor, *rest = args
+    routing = _kernels(run.platform)[1]
+    weights = routing.route_columns(packed, shift, kernel, bias, **self._routing(run))
+    args = ((packed,), shift, weights * factor, *rest)
+    heads, saved = _Attention(self.layout).forward(args, run, save=save)
     return (heads, weights), saved
 
-  def backward(
-    self, args: PyTree, results: PyTree, slope: PyTree, tiles: Tiles, *, interpret: bool
-  ) -> PyTree:
+  def backward(self, args: PyTree, results: PyTree, slope: PyTree, run: _Run) -> PyTree:
     """Gradients of all but the masks; the matrix's last columns are written in place."""
-    packed, shift, kernel, _, factor, *masks = args
+    packed, shift, kernel, _, factor, *rest = args
     ((heads, weights), saved), (d_heads, d_weights) = results, slope
-    args = ((packed,), shift, weights * factor, *masks)
-    options = {"layout": self.layout, "tile": tiles.backward, "interpret": interpret}
-    attention, routing = _gpu()
-    (gradient,), d_shift, delta = attention.backward(*args, heads, saved, d_heads, **options)
+    args, routing = ((packed,), shift, weights * factor, *rest), _kernels(run.platform)[1]
+    found = _Attention(self.layout).reverse(args, (heads, saved), d_heads, run)
+    (gradient,), d_shift, delta, *more = found
     given = (packed, shift, kernel, weights, _over(delta, weights) + d_weights, gradient)
     d_packed, d_hidden, d_kernel, d_bias = routing.route_columns_backward(
-      *given, **self._routing(tiles, interpret)
+      *given, **self._routing(run)
     )
     d_shift = jnp.concatenate([d_shift[:, : self.column], d_hidden[None]], axis=1)
-    return d_packed, d_shift, d_kernel, d_bias, _over(delta, factor)
+    (d_projection,) = more or (None,)
+    return d_packed, d_shift, d_kernel, d_bias, _over(delta, factor), d_projection
 
-  def saved(self) -> jax.ShapeDtypeStruct:
-    """The logsumexp."""
-    return _Attention(self.layout).saved()
+  def kept(self, args: PyTree, made: PyTree) -> PyTree:
+    """What of the results the reverse pass reads."""
+    return (made[0] if args[5] is None else None), made[1]
 
-  def _routing(self, tiles: Tiles, interpret: bool) -> dict[str, Any]:
-    options = {"blocks": tiles.routing, "interpret": interpret}
+  def saved(self, args: PyTree, run: _Run) -> PyTree:
+    """See there."""
+    return _Attention(self.layout).saved(((args[0],), *args[5:]), run)
+
+  def _routing(self, run: _Run) -> dict[str, Any]:
+    options = {"blocks": run.tiles.routing, "interpret": run.interpret}
     return {"column": self.column, "choice": self.choice, **options}
 
 
@@ -365,7 +465,7 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
   """
   if plan is None:
     return function.define
-  options = {"tiles": tiles, "interpret": bool(plan.interpret)}
+  how = _Run(plan.kernels[0], tiles, plan.interpret)
 
   def gradients(*args_and_slope: PyTree) -> PyTree:
     """Those of the definition."""
@@ -377,20 +477,21 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
   ) -> Callable[..., PyTree]:
     if plan.exact:
       return kernel
-    return lambda *args: lax.platform_dependent(*args, cuda=kernel, default=default)
+    name = {"gpu": "cuda"}.get(how.platform, how.platform)
+    return lambda *args: lax.platform_dependent(*args, default=default, **{name: kernel})
 
-  value = choose(lambda *args: function.forward(args, **options, save=False)[0], function.define)
+  value = choose(lambda *args: function.forward(args, how, save=False)[0], function.define)
 
   def defined(*args: PyTree) -> PyTree:
-    nothing = function.saved()
-    return function.define(*args), jnp.zeros(nothing.shape, nothing.dtype)
+    nothing = function.saved(args, how)
+    return function.define(*args), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), nothing)
 
   saving = _standing_for(
-    choose(lambda *args: function.forward(args, **options, save=True), defined), defined
+    choose(lambda *args: function.forward(args, how, save=True), defined), defined
   )
   reverse = _standing_for(
     choose(
-      lambda args, results, slope: function.backward(args, results, slope, **options),
+      lambda args, results, slope: function.backward(args, results, slope, how),
       lambda args, results, slope: gradients(*args, slope),
     ),
     lambda args, results, slope: gradients(*args, slope),
@@ -398,7 +499,7 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
 
   def forward(*args: PyTree) -> tuple[PyTree, PyTree]:
     made, saved = saving(*args)
-    return made, (args, (made, saved))
+    return made, (args, (function.kept(args, made), saved))
 
   def backward(kept: PyTree, slope: PyTree) -> PyTree:
     return *reverse(*kept, slope), None, None

@@ -164,12 +164,12 @@ def forward(
   bias: jax.Array | None,
   weights: jax.Array | None,
   visibility: Visibility,
-  dropout: ProbabilityDropout | None,
   *,
   layout: Layout,
-  tile: tuple[int, ...] | None,
+  block: tuple[int, ...] | None,
   interpret: bool,
   save: bool,
+  dropout: ProbabilityDropout | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Heads side by side [batch * queries, heads * head_dim] and, to `save`, the logsumexp.
 
@@ -178,14 +178,14 @@ def forward(
     bias: see `Operands`.
     weights: see `Operands`.
     visibility: which keys a query may read.
-    dropout: see `Operands`.
     layout: sizes, and where columns begin.
-    tile: see `Tile`; none for what `tiles` says.
+    block: see `Tile`; none for what `tiles` says.
     interpret: run without the hardware.
     save: whether a reverse pass follows.
+    dropout: see `Operands`.
   """
   dtype = matrices[layout.columns[QUERY][0]].dtype
-  cut = Tile(*tile or tiles(layout, dtype, dropout is not None)[0]).within(layout)
+  cut = Tile(*block or tiles(layout, dtype, dropout is not None)[0]).within(layout)
   static, given, _ = _prepare(matrices, bias, weights, visibility, dropout, layout, cut.block)
   rows, lines = layout.batch * layout.queries, layout.batch * layout.heads
   outputs = [jax.ShapeDtypeStruct((rows, layout.heads * layout.head_dim), dtype)]
@@ -210,14 +210,14 @@ def backward(
   bias: jax.Array | None,
   weights: jax.Array | None,
   visibility: Visibility,
-  dropout: ProbabilityDropout | None,
   outputs: jax.Array,
   logsumexp: jax.Array,
   slopes: jax.Array,
   *,
   layout: Layout,
-  tile: tuple[int, ...] | None,
+  block: tuple[int, ...] | None,
   interpret: bool,
+  dropout: ProbabilityDropout | None = None,
 ) -> tuple[tuple[jax.Array, ...], jax.Array | None, jax.Array]:
   """Gradients of matrices and bias; [batch * queries, heads], that of a weight times the weight.
 
@@ -237,15 +237,15 @@ def backward(
     bias: as in `forward`.
     weights: as in `forward`.
     visibility: as in `forward`.
-    dropout: as in `forward`.
     outputs: what `forward` returned.
     logsumexp: what it saved.
     slopes: the gradient with respect to the heads.
     layout: as in `forward`.
-    tile: see `Tile`; none for what `tiles` says.
+    block: as in `forward`.
     interpret: run without the hardware.
+    dropout: as in `forward`.
   """
-  cut = Tile(*tile or tiles(layout, outputs.dtype, dropout is not None)[1]).within(layout)
+  cut = Tile(*block or tiles(layout, outputs.dtype, dropout is not None)[1]).within(layout)
   static, given, query_spans = _prepare(
     matrices, bias, weights, visibility, dropout, layout, cut.block
   )

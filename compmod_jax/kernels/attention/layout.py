@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 QUERY, KEY, VALUE = range(3)
+LANES = 128
+"""Columns of a TPU's tiles."""
 Heads = Float[Array, "batch time heads head_dim"]
 
 
@@ -41,9 +43,15 @@ class Layout:
     return cls(batch, queries, keys, heads, key_heads, head_dim, columns)
 
   @classmethod
-  def packed(cls, batch: int, time: int, heads: int, head_dim: int) -> "Layout":
-    """Of one matrix, in which each head has its queries, its keys and its values side by side."""
-    columns = tuple((0, number * head_dim, 3 * head_dim) for number in range(3))
+  def packed(
+    cls, batch: int, time: int, heads: int, head_dim: int, by_kind: bool = False
+  ) -> "Layout":
+    """Of one matrix, in which each head has its queries, its keys and its values side by side.
+
+    By kind, the queries of all heads come first, then all keys, then all values.
+    """
+    first, step = (heads * head_dim, head_dim) if by_kind else (head_dim, 3 * head_dim)
+    columns = tuple((0, number * first, step) for number in range(3))
     return cls(batch, time, time, heads, heads, head_dim, columns)
 
   @property
@@ -55,6 +63,40 @@ class Layout:
   def pairs(self) -> int:
     """Pairs of a query and a key in all heads, whether one reads the other or not."""
     return self.batch * self.heads * self.queries * self.keys
+
+  @property
+  def in_tiles(self) -> bool:
+    """Whether every tile of a TPU holds whole heads of one kind, and no other columns."""
+    whole = LANES % self.head_dim == 0 and self.heads * self.head_dim % LANES == 0
+    kinds = all(first % LANES == 0 and step == self.head_dim for _, first, step in self.columns)
+    return whole and kinds and self.group == 1
+
+  @property
+  def tiled(self) -> "Layout":
+    """The same queries, keys and values, each a matrix of its own in such tiles.
+
+    Heads are as wide as the next power of two, more of them fill the last tile, and what several
+    heads read each has for itself.
+    """
+    head_dim = 1 << (self.head_dim - 1).bit_length()
+    heads = self.heads * head_dim + -self.heads * head_dim % LANES
+    heads, columns = heads // head_dim, tuple((number, 0, head_dim) for number in range(3))
+    return dataclasses.replace(
+      self, heads=heads, key_heads=heads, head_dim=head_dim, columns=columns
+    )
+
+  def to_tiles(self, matrices: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Matrices of this layout as those of `tiled`, filled up with zeros."""
+    query, key, value = self.split(matrices)
+    key, value = (jnp.repeat(one, self.group, axis=2) for one in (key, value))
+    return tuple(self.fill(one) for one in (query, key, value))
+
+  def fill(self, heads: Heads) -> jax.Array:
+    """A matrix of as many heads as `tiled` has, each as wide, from heads that ask."""
+    tiled, (_, _, count, width) = self.tiled, heads.shape
+    more = ((0, 0), (0, 0), (0, tiled.heads - count), (0, tiled.head_dim - width))
+    padded = jnp.pad(heads, more)
+    return padded.reshape(-1, tiled.heads * tiled.head_dim)
 
   def times(self, which: int) -> int:
     """Positions of queries, keys or values."""

@@ -1,6 +1,6 @@
 """Pallas for TPUs: blocks of rows, sums over them, and the call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -63,8 +63,12 @@ def call(
   interpret: bool | pltpu.InterpretParams,
   *,
   sums: bool = False,
+  aliases: Mapping[int, int] | None = None,
 ) -> Sequence[jax.Array]:
-  """Runs a kernel for every block of tokens, in order where it makes sums over them."""
+  """Runs a kernel for every block of tokens, in order where it makes sums over them.
+
+  Results take the place of inputs that `aliases` gives them, by number.
+  """
   arrays, in_specs = zip(*inputs, strict=True)
   out_specs, out_shape = zip(*outputs, strict=True)
   return pl.pallas_call(
@@ -77,4 +81,5 @@ def call(
       dimension_semantics=("arbitrary" if sums else "parallel",), vmem_limit_bytes=ROOM * 3 // 2
     ),
     interpret=interpret,
+    input_output_aliases=dict(aliases or {}),
   )(*arrays)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from compmod_jax.kernels.routing.blocks import Blocks, choose, dot, exact_dot
@@ -25,6 +26,8 @@ from compmod_jax.kernels.routing.mosaic import (
   whole,
 )
 from compmod_jax.kernels.routing.reference import Choice, First, slopes
+
+_LANES = 128
 
 
 def softmax(
@@ -170,6 +173,112 @@ def _route_backward(*refs: jax.Ref, temperature: float, first: bool, tokens: int
   d_rows[...] = exact_dot(below, kernel[...], (1, 1)).astype(d_rows.dtype)
   sums[2][...] += exact_dot(within(rows[...], 0), below, (0, 0))
   sums[3][...] += jnp.sum(below.astype(jnp.float32), axis=0, keepdims=True)
+
+
+def route_columns(
+  rows: jax.Array,
+  shift: jax.Array,
+  readout: jax.Array,
+  bias: jax.Array,
+  *,
+  column: int,
+  choice: Choice,
+  blocks: Blocks,
+  interpret: bool | pltpu.InterpretParams,
+) -> jax.Array:
+  """See `gpu.route_columns`."""
+  (tokens, _), (width, units) = rows.shape, readout.shape
+  tile = clip(blocks.tpu_tokens, tokens)
+  inputs = [*_columns(rows, shift, column, width, tile), whole(readout.T), whole(bias[:, None])]
+  shape = (units, tokens)
+  out = (tokens_last(shape, tile), jax.ShapeDtypeStruct(shape, jnp.float32))
+  kernel = functools.partial(_route_columns, choice=choice)
+  return call(kernel, tokens, tile, inputs, [out], interpret)[0].T
+
+
+def _columns(
+  rows: jax.Array, shift: jax.Array, column: int, width: int, tile: int
+) -> list[tuple[jax.Array, pl.BlockSpec]]:
+  """The columns of a matrix and of its bias from `column` on, where they are a block of it.
+
+  Else they are copied.
+  """
+  if not _is_block(column, width):
+    rows, shift = (lax.slice_in_dim(one, column, column + width, axis=1) for one in (rows, shift))
+    column = 0
+  at = column // width
+  return [
+    (rows, pl.BlockSpec((tile, width), lambda i: (i, at))),
+    (shift, pl.BlockSpec((1, width), lambda i: (0, at))),
+  ]
+
+
+def _is_block(column: int, width: int) -> bool:
+  return width % _LANES == 0 and column % width == 0
+
+
+def _route_columns(*refs: jax.Ref, choice: Choice) -> None:
+  rows, shift, readout, bias, weights = refs
+  active = _active(rows, shift)
+  weights[...] = choose(exact_dot(readout[...], active, (1, 1)) + bias[...], 0, choice)
+
+
+def _active(rows: jax.Ref, shift: jax.Ref) -> jax.Array:
+  """The first layer, rounded to the type of the rows, behind its relu."""
+  hidden = (rows[...].astype(jnp.float32) + shift[...]).astype(rows.dtype)
+  return jnp.maximum(hidden, 0)
+
+
+def route_columns_backward(
+  rows: jax.Array,
+  shift: jax.Array,
+  readout: jax.Array,
+  weights: jax.Array,
+  gradient: jax.Array,
+  into: jax.Array,
+  *,
+  column: int,
+  choice: Choice,
+  blocks: Blocks,
+  interpret: bool | pltpu.InterpretParams,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+  """See `gpu.route_columns_backward`."""
+  (tokens, columns), (width, units) = rows.shape, readout.shape
+  tile, inside_it = clip(blocks.tpu_tokens, tokens), _is_block(column, width)
+  inputs = [*_columns(rows, shift, column, width, tile), whole(readout.T)]
+  inputs += [(array.T, tokens_last(array.T.shape, tile)) for array in (weights, gradient)]
+  at, below = (column // width, columns) if inside_it else (0, width)
+  row = pl.BlockSpec((tile, width), lambda i: (i, at))
+  outputs = [(row, jax.ShapeDtypeStruct((tokens, below), rows.dtype))]
+  outputs += [total((1, width)), total((units, width)), total((units, 1))]
+  if inside_it:
+    inputs.append((into, pl.BlockSpec(memory_space=pl.ANY)))
+  kernel = functools.partial(
+    _route_columns_backward, temperature=choice.temperature, tokens=tokens, extra=inside_it
+  )
+  aliases = {len(inputs) - 1: 0} if inside_it else None
+  d_rows, d_shift, d_readout, d_bias = call(
+    kernel, tokens, tile, inputs, outputs, interpret, sums=True, aliases=aliases
+  )
+  if not inside_it:
+    d_rows = lax.dynamic_update_slice_in_dim(into, d_rows, column, axis=1)
+  return d_rows, d_shift[0], d_readout.T.astype(readout.dtype), d_bias[:, 0]
+
+
+def _route_columns_backward(*refs: jax.Ref, temperature: float, tokens: int, extra: bool) -> None:
+  rows, shift, readout, weights, gradient = refs[:5]
+  d_rows, d_shift, d_readout, d_bias = refs[5 + extra :]
+  clear([d_shift, d_readout, d_bias])
+  active = inside(_active(rows, shift), 0, tokens=tokens)
+  errors = slopes(weights[...], gradient[...], temperature, 0)
+  errors = inside(errors, 1, tokens=tokens)
+  exact = errors.astype(active.dtype)
+  below = exact_dot(exact, readout[...], (0, 0))
+  below = jnp.where(active > 0, below, 0).astype(active.dtype)
+  d_rows[...] = below
+  d_shift[...] += jnp.sum(below.astype(jnp.float32), axis=0, keepdims=True)
+  d_readout[...] += exact_dot(exact, active)
+  d_bias[...] += jnp.sum(errors, axis=1, keepdims=True)
 
 
 def project(

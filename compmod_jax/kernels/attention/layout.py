@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 QUERY, KEY, VALUE = range(3)
 LANES = 128
 """Columns of a TPU's tiles."""
+NARROWEST = 32
+"""Columns of a head there at least: kernels take the heads of a tile one by one."""
 Heads = Float[Array, "batch time heads head_dim"]
 
 
@@ -67,7 +69,8 @@ class Layout:
   @property
   def in_tiles(self) -> bool:
     """Whether every tile of a TPU holds whole heads of one kind, and no other columns."""
-    whole = LANES % self.head_dim == 0 and self.heads * self.head_dim % LANES == 0
+    whole = self.head_dim >= NARROWEST and LANES % self.head_dim == 0
+    whole = whole and self.heads * self.head_dim % LANES == 0
     kinds = all(first % LANES == 0 and step == self.head_dim for _, first, step in self.columns)
     return whole and kinds and self.group == 1
 
@@ -75,10 +78,10 @@ class Layout:
   def tiled(self) -> "Layout":
     """The same queries, keys and values, each a matrix of its own in such tiles.
 
-    Heads are as wide as the next power of two, more of them fill the last tile, and what several
-    heads read each has for itself.
+    Heads are as wide as the next power of two, from 32 on, more of them fill the last tile, and
+    what several heads read each has for itself.
     """
-    head_dim = 1 << (self.head_dim - 1).bit_length()
+    head_dim = max(NARROWEST, 1 << (self.head_dim - 1).bit_length())
     heads = self.heads * head_dim + -self.heads * head_dim % LANES
     heads, columns = heads // head_dim, tuple((number, 0, head_dim) for number in range(3))
     return dataclasses.replace(

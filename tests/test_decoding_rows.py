@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import types
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -50,7 +51,8 @@ def sources(count=14):
 @functools.cache
 def trained() -> tuple[TaskModel[Seq2Seq], dict]:
   """A model whose translations end after few or many tokens."""
-  numbers, nothing = Numbers(), None
+  numbers: Any = Numbers()
+  nothing: Any = None
   config = TranslationConfig(batch=BatchConfig(buckets=(8,)))
   task = config.build_with(MODEL, nothing, numbers, numbers)
   params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
@@ -62,7 +64,7 @@ def trained() -> tuple[TaskModel[Seq2Seq], dict]:
 def translator(rows: int) -> Translator:
   numbers = Numbers()
   batch = BatchConfig(tokens=8 * rows, buckets=(8,))
-  data = types.SimpleNamespace(source_tokenizer=numbers, target_tokenizer=numbers, batch=batch)
+  data: Any = types.SimpleNamespace(source_tokenizer=numbers, target_tokenizer=numbers, batch=batch)
   return Translator(data, BEAM)
 
 

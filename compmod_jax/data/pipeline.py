@@ -48,7 +48,7 @@ def rows_of(bucket: int, config: BatchConfig, multiple: int = 1) -> int:
 
 
 def _fitting(rows: int, count: int, multiple: int) -> int:
-  """Rows with which as many batches hold `count` examples, with little filler; few numbers."""
+  """Rows with which as many batches hold `count` examples, with little filler."""
   even = -(-count // -(-count // rows))
   unit = min(8, 1 << (even - 1).bit_length())
   unit = -(-unit // multiple) * multiple

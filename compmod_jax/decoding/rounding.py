@@ -54,7 +54,7 @@ def _evaluate(program: core.ClosedJaxpr, *args: Any) -> list[Any]:
     given = [read(atom) for atom in equation.invars]
     primitive, options = equation.primitive, equation.params
     if primitive is lax.dot_general_p and _is_rounded(given, options):
-      made = [_product(*given, options["dimension_numbers"])]
+      made = [_product(given[0], given[1], options["dimension_numbers"])]
     else:
       inner = {name: _inside(value) for name, value in options.items()}
       with equation.ctx.manager:

@@ -177,9 +177,9 @@ def translation(report: common.Report, one: Translation, beams: int) -> Group:
     report.note(f"{name}: {library} finds {same} of our {len(ended)} translations that end")
     if library == HUGGING_FACE and same < 0.8 * len(ended):
       raise RuntimeError("the two searches do not find the same")
-  targets = [{"at_least": 3.0}, {"at_least": 0.8}] if beams > 1 else [{}, {}]
+  peer, engine = ({"at_least": 3.0}, {"at_least": 0.8}) if beams > 1 else ({}, {})
   tokens = {library: sum(map(len, texts)) for library, texts in found.items()}
-  return Group(name, runs, count, "sentences", *targets, tokens)
+  return Group(name, runs, count, "sentences", peer, engine, tokens)
 
 
 def _found(report: common.Report, name: str, runs: common.Runs) -> dict[str, Any]:

@@ -158,7 +158,7 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "compete": ("vanilla_self", "modulatory_self", "output_self"),
     "competition": heads(rule="top_k", keep=3),
     "expert_layers": ("vanilla", "modulatory", "output_mqa"),
-    "experts": experts("ragged", 4),
+    "experts": dataclasses.replace(experts("ragged", 4), dispatch="exchange", capacity=2.0),
     "convolution": 3,
   },
   "embeddings gate and are marked": {

@@ -2,7 +2,7 @@
 
 Queries, keys and values are tiles of 128 columns, each of whole heads of one kind: of one matrix
 [batch * time, columns], where one product made them by kind, or of three. Heads that share a tile
-are told apart by zeros in the columns of the others: a matrix unit multiplies 128 columns anyway.
+are kept apart by zeros in the columns of the others: a matrix unit multiplies 128 columns anyway.
 What lies otherwise is brought into such tiles first, which costs copies (`Layout.to_tiles`).
 
 A program takes a tile of heads: several examples where these are short, or else a block of queries

@@ -6,7 +6,7 @@ leads to a classifier of them; evaluation takes three.
 Run:      python -m train.main --config configs/few_shot_maml.py --workdir runs/maml
 Variants: (none)       5-way 1-shot, to the second order
           5shot        with 5 examples of a class
-          20way        20-way 1-shot, for an hour
+          20way        20-way 1-shot, 5,000 steps without a time limit
           first_order  without second derivatives
           meta_sgd     a step size for every number, learned, too (Li et al. 2017)
           anil         the head alone adapts (Raghu et al. 2020)

@@ -441,8 +441,8 @@ class Attention(nn.Module):
       beside = config.dtype == "model" and sharding.parts_of(inputs, "heads") == 1
       readout = self.router.readout(**options) if beside else None
       if readout is not None:
-        drawn = options["intermediates"]
-        return self._routed(inputs, visibility, dropout, *readout, drawn, output)
+        inside = options["intermediates"]
+        return self._routed(inputs, visibility, dropout, *readout, inside, output)
       weights = self.router.weights_of(self.router.hidden_of(inputs), **options)
       weights = weights * self.heads if config.rescale else weights
     parts = self._parts(inputs)

@@ -63,8 +63,8 @@ class PartedData:
     """
     found, taken = {}, set[str]()
     for part in sorted(draws, key=lambda part: part == "train"):
-      chance, field = random.Random(f"{self.seed} {self.name} {part}"), part
-      field = part if part == "train" else "scored"
+      chance = random.Random(f"{self.seed} {self.name} {part}")
+      field = "train" if part == "train" else "scored"
       found[part] = _distinct(draws[part], chance, getattr(self, field), taken, (part, field))
     return {part: found[part] for part in draws}
 

@@ -141,7 +141,9 @@ class Translator:
     limit = self.data.batch.longest - 1
     columns = {"source": [np.asarray([*encoded[i][:limit], EOS], np.int32) for i in kept]}
     examples = Examples(columns=columns, index=np.asarray(kept, np.int32))
-    return eval_batches(examples, self.data.batch, multiple=multiple, fit=True)
+    # Many sentences fill batches whose shapes other calls have, too, and were compiled for.
+    few = len(kept) * self.data.batch.longest <= self.data.batch.tokens
+    return eval_batches(examples, self.data.batch, multiple=multiple, fit=few)
 
   def _hypotheses(self, found: Decoded, row: int) -> list[Hypothesis]:
     """The hypotheses of one row of a decoded batch."""

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args
 
 from compmod_jax.core import errors, extras
 from compmod_jax.core.bounds import check_numbers
@@ -19,6 +19,8 @@ from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.configs import ModelConfig, TaskConfig
 from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.optimizer import GROUPS, OptimizerConfig, ParamGroup
+
+ModelSelection = Literal["best", "last"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +96,10 @@ class Experiment:
   """Checkpoints that are kept for resuming."""
   keep_models: int = 1
   """Evaluated models that are kept besides the best, newest first, for averaging."""
+  model_selection: ModelSelection = "best"
+  """Which of the evaluated parameters are scored at the end and kept for use: those with the best
+  validation score, or the last ones. Where tests are of another distribution than validation, its
+  score says little of them (Csordas et al. 2021)."""
   patience: int = 0
   """Stop after this many evaluations without a better score; 0 for never."""
   max_nonfinite: int = 5
@@ -130,6 +136,13 @@ class Experiment:
     ):
       value = getattr(self, field)
       errors.check(value >= 0, f"{field} is {value}; it must not be negative.")
+    errors.check_choice("model_selection", self.model_selection, get_args(ModelSelection))
+    errors.check(
+      self.model_selection == "best" or not (self.patience or self.optimizer.schedule == "plateau"),
+      f"model_selection is {self.model_selection!r}, patience {self.patience} and"
+      f" optimizer.schedule {self.optimizer.schedule!r}; patience and plateau go by the best score"
+      " so far. Set patience = 0 and another schedule, or model_selection = best.",
+    )
     errors.check(0 <= self.ema < 1, f"ema is {self.ema}; it must be at least 0 and below 1.")
 
 

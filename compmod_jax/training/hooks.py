@@ -148,13 +148,13 @@ def _lower(group: str | None, divisor: float, state: TrainState) -> TrainState:
 
 
 class KeepModels(Hook):
-  """Writes the evaluated model, and where it is the best so far, as that."""
+  """Writes the evaluated model, and where it is the best so far, or the last counts, as `best`."""
 
   def after_evaluation(self, training: Training, values: Mapping[str, Any], score: float) -> None:
     """Updates `history.best`, and the folders in `models`."""
     history, models = training.history, training.run.workdir / "models"
-    sign = _sign(training)
-    if history.best is None or sign * score > sign * history.best:
+    sign, last = _sign(training), training.run.experiment.model_selection == "last"
+    if last or history.best is None or sign * score > sign * history.best:
       history.best, history.best_step, history.stale = score, history.step, 0
       self._save(training, models / "best", score)
     else:

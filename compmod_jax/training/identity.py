@@ -55,6 +55,7 @@ _LATER = (
   "evaluate_every",
   "evaluate_sentences",
   "score_train",
+  "model_selection",
   "patience",
   "max_nonfinite",
 )

@@ -1,12 +1,15 @@
 """Hooks: when the loop calls them, and that their state is that of the checkpoint."""
 
 import dataclasses
+import types
 
 import pytest
 import tiny_model
 
+from compmod_jax.core.errors import UserError
 from compmod_jax.training.experiment import Phase
-from compmod_jax.training.hooks import Hook
+from compmod_jax.training.history import History
+from compmod_jax.training.hooks import Hook, KeepModels
 from compmod_jax.training.loop import Loop
 from compmod_jax.training.preemption import Preemption
 from compmod_jax.training.run import set_up
@@ -89,3 +92,29 @@ def test_a_hook_can_end_training(experiment, tmp_path):
   loop = train(experiment, tmp_path / "run", StopsAt(1))
   assert (loop.history.step, loop.history.stopped) == (1, "enough")
   assert loop.history.evaluated == 1  # what is there at the end is scored
+
+
+@pytest.mark.parametrize(("selection", "kept"), [("best", [2, 4]), ("last", [2, 4, 6, 8])])
+def test_the_best_parameters_are_kept_or_the_last(selection, kept, tmp_path, monkeypatch):
+  saved = []
+  monkeypatch.setattr(KeepModels, "_save", lambda hook, training, folder, score: saved.append(step))
+  run = types.SimpleNamespace(
+    workdir=tmp_path,
+    experiment=types.SimpleNamespace(model_selection=selection, keep_models=0),
+    task=types.SimpleNamespace(metric="bleu"),
+  )
+  training = types.SimpleNamespace(run=run, history=History())
+  for step, score in ((2, 10.0), (4, 30.0), (6, 30.0), (8, 20.0)):
+    training.history.step = step
+    KeepModels().after_evaluation(training, {}, score)
+  assert saved == kept
+  assert training.history.best_step == kept[-1]
+
+
+def test_the_last_parameters_need_neither_patience_nor_a_plateau(experiment):
+  for changes in (
+    {"patience": 2},
+    {"optimizer": dataclasses.replace(experiment.optimizer, schedule="plateau")},
+  ):
+    with pytest.raises(UserError, match="go by the best score so far"):
+      dataclasses.replace(experiment, model_selection="last", **changes)

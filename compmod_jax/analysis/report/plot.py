@@ -90,7 +90,7 @@ def training_curves(
   figure = style.canvas(style.WIDTH, 0.5 + 2.4 * rows)
   for number, (title, unit, curves) in enumerate(drawn):
     _curve_panel(figure.add_subplot(rows, 2, number + 1), title, unit, curves, best_step, last)
-  mark = "" if best_step is None else f" (dotted line: best step, {best_step:,})"
+  mark = "" if best_step is None else f" (dotted line: parameters kept, step {best_step:,})"
   style.finish(figure, f"Training{mark}")
   return figure
 

@@ -214,18 +214,29 @@ def notes(results: Results) -> list[str]:
   if best and best.get("evaluations"):
     metric = METRICS.get(best["metric"], best["metric"])
     count = best.get("evaluations", 0)
+    value = f"{metric} {number(best['metric'], best['value'])} at step {best['step']:,}"
     chosen = f"the best of {count} evaluations" if count > 1 else "the only evaluation"
-    found.append(
-      f"Best validation {metric} {number(best['metric'], best['value'])} at step"
-      f" {best['step']:,}: {chosen}, on {measured_on(best)}. It chose the parameters, and it is of"
-      " other sentences than a score on test: do not compare the two."
-    )
+    if selection(results) == "last":
+      found.append(
+        f"Last validation {value}, on {measured_on(best)}. No score chose the parameters: they are"
+        " the last ones (model_selection = last)."
+      )
+    else:
+      found.append(
+        f"Best validation {value}: {chosen}, on {measured_on(best)}. It chose the parameters, and"
+        " it is of other sentences than a score on test: do not compare the two."
+      )
   rows: dict[str, list[str]] = {}
   for row in results["splits"]:
     if row.get("search"):
       rows.setdefault(measured_on(row), []).append(row["split"])
   found += [f"Scores of outputs on {', '.join(names)}: {on}." for on, names in rows.items()]
   return found
+
+
+def selection(results: Results) -> str:
+  """Which evaluated parameters were kept: the best, or the last."""
+  return str(results.get("configuration", {}).get("model_selection", "best"))
 
 
 def measured_on(row: Mapping[str, Any]) -> str:

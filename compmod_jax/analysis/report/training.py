@@ -19,6 +19,7 @@ from compmod_jax.analysis.report.results import (
   Sample,
   SplitResult,
   number,
+  selection,
   table,
 )
 from compmod_jax.core.metric_lines import read_records
@@ -154,7 +155,7 @@ def _tiles(results: Results) -> Iterator[tuple[str, str, str]]:
   if best:
     metric = METRICS.get(best["metric"], best["metric"])
     yield (
-      f"best validation {metric}",
+      f"{selection(results)} validation {metric}",
       number(best["metric"], best["value"]),
       " · ".join([f"at step {best['step']:,}", *_on(best)]),
     )

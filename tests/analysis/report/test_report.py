@@ -136,6 +136,9 @@ def test_page_and_table_say_why_training_ended_and_what_each_score_was_measured_
   ):
     assert text in shown
     assert text in table
+  last = full_results()
+  last["configuration"] = {**last["configuration"], "model_selection": "last"}
+  assert "Last validation BLEU 97.83 at step 40, on 200 of 1,000" in training.table(last)
   tiles = shown[: shown.index("Results")]
   assert "at step 40 · 200 of 1,000 sentences, greedy search" in tiles
   assert "2,345 sentences · the whole split, beam search with 5 beams" in tiles

@@ -1,11 +1,22 @@
 """SCAN: the published counts, the semantics, and which commands each split holds out."""
 
+import gzip
 from collections import Counter
 
 import pytest
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.synthetic.scan import SPLITS, ScanData, interpret, published_lines
+from compmod_jax.data.base import DataError
+from compmod_jax.data.divergence import Derivation
+from compmod_jax.data.synthetic import scan
+from compmod_jax.data.synthetic.scan import (
+  CUTS,
+  SPLITS,
+  ScanData,
+  derive,
+  interpret,
+  published_lines,
+)
 
 COUNTS = {
   "simple": (16_728, 4_182),
@@ -16,6 +27,9 @@ COUNTS = {
   "template_opposite_right": (15_225, 4_476),
   "template_around_right": (15_225, 4_476),
   "template_jump_around_right": (18_528, 1_173),
+  "mcd1": (8_365, 1_045),
+  "mcd2": (8_365, 1_045),
+  "mcd3": (8_365, 1_045),
 }
 
 
@@ -28,6 +42,8 @@ def test_every_split_has_the_published_number_of_lines(split):
   lines = [published_lines(split, part) for part in ("train", "test")]
   assert tuple(map(len, lines)) == COUNTS[split]
   assert not set(lines[0]) & set(lines[1])
+  known = ScanData(split).published_counts  # type: ignore[arg-type]
+  assert (known["train"], known["test"]) == COUNTS[split]
 
 
 def test_the_grammar_derives_all_20910_commands_once():
@@ -71,6 +87,147 @@ def test_the_length_split_tests_only_outputs_longer_than_trained():
   )
   assert max(train) == 22
   assert (min(test), max(test)) == (24, 48)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_at_every_cut_training_has_all_commands_up_to_it(cut):
+  data = ScanData("length", cut=cut)
+  train, test = data.load("train"), data.load("test")
+  assert len(set(train.source) | set(test.source)) == len(train) + len(test) == 20_910
+  assert max(len(actions.split()) for actions in train.target) <= cut
+  assert min(len(actions.split()) for actions in test.target) > cut
+  assert bool(data.published_counts) == (cut == 22)
+
+
+def test_a_derivation_has_a_rule_for_every_word():
+  around = Derivation("D around LR", (Derivation("jump"), Derivation("left")))
+  walk = Derivation("D LR", (Derivation("walk"), Derivation("right")))
+  assert derive("jump around left thrice after walk right") == Derivation(
+    "S after S", (Derivation("V thrice", (around,)), walk)
+  )
+  assert derive("run and look twice") == Derivation(
+    "S and S", (Derivation("run"), Derivation("V twice", (Derivation("look"),)))
+  )
+  with pytest.raises(UserError, match="jump jump"):
+    derive("jump jump")
+
+
+def test_splits_of_compound_divergence_keep_its_bounds_and_their_parts_apart():
+  measure = scan._measure()  # of all commands, in the order of the grammar
+  numbers = {command: number for number, command in enumerate(scan._commands())}
+  tests = []
+  for split in ("mcd1", "mcd2", "mcd3"):
+    parts = {part: commands(split, part) for part in ("train", "valid", "test")}
+    assert [len(parts[part]) for part in parts] == [8_365, 1_045, 1_045]
+    assert len(set().union(*parts.values())) == 8_365 + 2 * 1_045
+    chosen = {part: [numbers[command] for command in parts[part]] for part in parts}
+    atom, compound = measure.divergences(chosen["train"], chosen["valid"] + chosen["test"])
+    assert atom <= 0.02
+    assert compound >= 0.55
+    assert measure.divergences(chosen["valid"], chosen["test"]).compound < 0.1
+    tests.append(set(parts["test"]))
+  assert not any(len(a & b) > 400 for a in tests for b in tests if a is not b)
+  # A random split of these sizes is far from the bound.
+  simple = [numbers[command] for command in commands("simple", "train")]
+  assert measure.divergences(simple[:8_365], simple[8_365:10_455]).compound < 0.05
+
+
+def by_grammar(command: str) -> str:
+  """What a command with copied primitives stands for, from what the plain one does."""
+  words = command.split()
+  plain = " ".join(word.split("_")[0] for word in words)
+  actions = interpret(plain)
+  for word in words:
+    name, _, number = word.partition("_")
+    if number:
+      prefix = "I_TURN_" if name in ("left", "right") else "I_"
+      action = f"{prefix}{name.upper()}"
+      actions = [f"{one}_{number}" if one == action else one for one in actions]
+  return " ".join(actions)
+
+
+@pytest.mark.parametrize(
+  ("split", "words"),
+  [
+    ("addprim_jump", {"walk", "look", "run", "jump"}),
+    ("template_around_right", {"left", "right"}),
+    ("template_jump_around_right", {"walk", "look", "run", "jump", "left", "right"}),
+  ],
+)
+def test_added_primitives_are_used_as_those_that_they_copy(split, words):
+  plain, data = ScanData(split), ScanData(split, added_primitives=1)
+  old, new = (one.load("train") for one in (plain, data))
+  count = len(old)
+  assert (new.source[:count], new.target[:count]) == (old.source, old.target)
+  added = list(zip(new.source[count:], new.target[count:], strict=True))
+  copies = {f"{word}_1": word for word in words}
+  found = Counter(copy for command, _ in added for copy in set(command.split()) & set(copies))
+  assert found == {
+    copy: sum(word in command.split() for command in old.source) for copy, word in copies.items()
+  }
+  for command, actions in added[::97]:
+    assert sum("_" in word for word in command.split()) >= 1
+    # A primitive that comes twice is copied twice, by the same copy.
+    assert len({word for word in command.split() if "_" in word}) == 1
+    assert actions == by_grammar(command)
+  for part in ("valid", "test"):
+    assert data.load(part).source == plain.load(part).source
+
+
+def test_every_copy_has_a_number_of_its_own():
+  data = ScanData("addprim_jump", added_primitives=3).load("train")
+  last = dict(zip(data.source, data.target, strict=True))
+  assert [last[f"jump_{n}"] for n in (1, 2, 3)] == ["I_JUMP_1", "I_JUMP_2", "I_JUMP_3"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """The split mcd1 as published files, two of them plain."""
+  lines = {
+    "train": ["IN: walk OUT: I_WALK", "IN: jump twice OUT: I_JUMP I_JUMP", "IN: run OUT: I_RUN"],
+    "test": ["IN: look left OUT: I_TURN_LEFT I_LOOK"],
+  }
+  for part, text in lines.items():
+    (tmp_path / f"tasks_{part}_mcd1.txt").write_text("\n".join(text) + "\n")
+  return tmp_path
+
+
+def test_published_files_are_read(folder):
+  data = ScanData("mcd1", folder=str(folder), valid=2)
+  train = data.load("train")
+  assert train.source == ["walk", "jump twice", "run"]
+  assert train.target == ["I_WALK", "I_JUMP I_JUMP", "I_RUN"]
+  assert data.load("test").source == ["look left"]
+  assert set(data.load("valid").source) < set(train.source)
+  with gzip.open(folder / "tasks_val_mcd1.txt.gz", "wt") as file:
+    file.write("IN: look OUT: I_LOOK\n")
+  assert data.load("valid").source == ["look"]
+  held_out = ScanData("mcd1", folder=str(folder), held_out=1, valid=1)
+  assert len(held_out.load("train")) == 2
+  assert set(held_out.load("valid").source) | set(held_out.load("train").source) == set(
+    train.source
+  )
+
+
+def test_what_is_generated_reads_back_the_same(tmp_path):
+  for part in ("train", "test"):
+    lines = published_lines("template_around_right", part)
+    (tmp_path / f"tasks_{part}_template_around_right.txt").write_text("\n".join(lines))
+    read = ScanData("template_around_right", folder=str(tmp_path)).load(part)
+    made = ScanData("template_around_right").load(part)
+    assert (read.source, read.target) == (made.source, made.target)
+
+
+def test_files_of_another_form_are_told_with_their_line(folder):
+  with pytest.raises(UserError, match=r"below the number of different training commands"):
+    ScanData("mcd1", folder=str(folder), held_out=-1)
+  with pytest.raises(UserError, match=r"valid is 500; .* below 3, the number"):
+    ScanData("mcd1", folder=str(folder)).load("train")
+  with pytest.raises(UserError, match=r"tasks_train_mcd2\.txt .* Set folder and split"):
+    ScanData("mcd2", folder=str(folder)).load("train")
+  (folder / "tasks_test_mcd1.txt").write_text("IN: walk OUT: I_WALK\nwalk I_WALK\n")
+  with pytest.raises(DataError, match=r"tasks_test_mcd1\.txt:2 is 'walk I_WALK'"):
+    ScanData("mcd1", folder=str(folder)).load("test")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +294,10 @@ def test_pairs_say_where_they_stand_and_how_they_are_scored():
     (lambda: ScanData(held_out=-1), "held_out is -1"),
     (lambda: ScanData(valid=0), "valid is 0"),
     (lambda: ScanData(held_out=20_000), "16,728"),
+    (lambda: ScanData("mcd2", held_out=8_365), "8,365"),
+    (lambda: ScanData("length", cut=23), "cut is 23; it must be one of 22, 24, 25"),
+    (lambda: ScanData(cut=24), "cut is 24"),
+    (lambda: ScanData(added_primitives=-1), "added_primitives is -1"),
     (lambda: ScanData().load("dev"), "'dev'"),
     (lambda: published_lines("length", "valid"), "part is 'valid'"),  # type: ignore[arg-type]
     (lambda: interpret("jump jump"), "20,910"),

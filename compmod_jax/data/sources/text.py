@@ -181,8 +181,15 @@ def matching_files(folder: Path, pattern: str) -> list[Path]:
     ) from error
 
 
-def find_file(folder: Path, name: str) -> Path:
+def find_file(
+  folder: Path, name: str, fields: str = "folder, pattern, valid, tests or the languages"
+) -> Path:
   """`folder/name` or `folder/name.gz`, whichever is there, in this order.
+
+  Args:
+    folder: where to look.
+    name: of the file.
+    fields: what can be set so that another file is looked for.
 
   Raises:
     UserError: neither is there; lists what is.
@@ -194,7 +201,7 @@ def find_file(folder: Path, name: str) -> Path:
   listing = ", ".join(present[:12]) + (", ..." if len(present) > 12 else "")
   raise UserError(
     f"There is neither {name} nor {name}.gz in {folder}; the files there are: {listing or 'none'}."
-    " Set folder, pattern, valid, tests or the languages so that they name existing files."
+    f" Set {fields} so that they name existing files."
   )
 
 

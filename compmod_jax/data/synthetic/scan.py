@@ -8,17 +8,23 @@ The grammar (C is the start symbol):
     U -> walk | look | run | jump                        LR -> left | right
 
 It derives 20,910 commands, each in one way. Source: Lake and Baroni 2018, "Generalization without
-systematicity", supplement; template splits: Loula, Baroni and Lake 2018.
+systematicity", supplement; template splits: Loula, Baroni and Lake 2018; length at other cuts:
+Newman et al. 2020; splits of maximum compound divergence: Keysers et al. 2020; added primitives:
+Jiang et al. 2022, "Mutual Exclusivity Training and Primitive Augmentation".
 """
 
 import dataclasses
 import functools
 import random
-from collections.abc import Sequence
-from typing import Literal
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
 
-from compmod_jax.core.errors import check, check_choice
-from compmod_jax.data.base import Pairs
+from compmod_jax.core.errors import check, check_choice, short
+from compmod_jax.data.base import DataError, Pairs
+from compmod_jax.data.divergence import Derivation, Measure, divergent_split
+from compmod_jax.data.sources.text import expand_folder, find_file, read_lines
 
 SplitName = Literal[
   "simple",
@@ -29,16 +35,36 @@ SplitName = Literal[
   "template_opposite_right",
   "template_around_right",
   "template_jump_around_right",
+  "mcd1",
+  "mcd2",
+  "mcd3",
 ]
 SPLITS: tuple[str, ...] = SplitName.__args__  # type: ignore[attr-defined]
 Command = tuple[str, str]  # the command and its actions, both of words separated by blanks
 
+CUTS = (22, 24, 25, 26, 27, 28, 30, 32, 33, 36, 40)
+"""Lengths at which the split `length` may be cut: of those that outputs have, 22 is the published
+one."""
 _PRIMITIVES = ("walk", "look", "run", "jump")
 _DIRECTIONS = ("left", "right")
-_TRAINED_ACTIONS = 22  # the longest output in the training part of the length split
 _SIMPLE_TRAIN = 16_728
+_MCD_TRAIN, _MCD_SCORED = (
+  8_365,
+  1_045,
+)  # the published sizes; as many for validation as for the test
 # How often the published training parts say the bare primitive: about a tenth of all lines.
 _REPEATED = {"addprim_jump": ("jump", 1_467), "addprim_turn_left": ("turn left", 2_189)}
+_MOST_COPIES = 1_000
+_PUBLISHED = {
+  "simple": (_SIMPLE_TRAIN, 4_182),
+  "length": (16_990, 3_920),
+  "addprim_jump": (14_670, 7_706),
+  "addprim_turn_left": (21_890, 1_208),
+  "template_right": (15_225, 4_476),
+  "template_opposite_right": (15_225, 4_476),
+  "template_around_right": (15_225, 4_476),
+  "template_jump_around_right": (18_528, 1_173),
+}
 
 
 def interpret(command: str) -> list[str]:
@@ -102,11 +128,11 @@ def _simple(seed: int) -> tuple[list[Command], list[Command]]:
   return commands[:_SIMPLE_TRAIN], commands[_SIMPLE_TRAIN:]
 
 
-def _length() -> tuple[list[Command], list[Command]]:
+def _length(cut: int) -> tuple[list[Command], list[Command]]:
   short: list[Command] = []
   long: list[Command] = []
   for command in _commands().items():
-    (short if len(command[1].split()) <= _TRAINED_ACTIONS else long).append(command)
+    (short if len(command[1].split()) <= cut else long).append(command)
   return short, long
 
 
@@ -144,48 +170,172 @@ def _template(split: str) -> tuple[list[Command], list[Command]]:
   return train, test
 
 
+def derive(command: str) -> Derivation:
+  """The rules that derive a command, named by what they write, such as `D around LR`.
+
+  Rules that write no word of their own (C -> S, S -> V, V -> U) are left out, as the others imply
+  them: `jump around left twice` is `V twice` over `D around LR` over `jump` and `left`.
+
+  Raises:
+    UserError: SCAN's grammar does not derive the command.
+  """
+  interpret(command)
+  return _derived(*command.split())
+
+
+@functools.cache
+def _derived(*words: str) -> Derivation:
+  for connective in ("and", "after"):
+    if connective in words:
+      place = words.index(connective)
+      parts = _derived(*words[:place]), _derived(*words[place + 1 :])
+      return Derivation(f"S {connective} S", parts)
+  match words:
+    case [*verb, "twice" | "thrice" as times]:
+      return Derivation(f"V {times}", (_derived(*verb),))
+    case [verb, *how, direction]:
+      rule = " ".join(["D", *how, "LR"])
+      return Derivation(rule, (Derivation(verb), Derivation(direction)))
+    case _:
+      return Derivation(words[0])
+
+
+@functools.cache
+def _measure() -> Measure:
+  return Measure.of([_derived(*command.split()) for command in _commands()])
+
+
+class _Parts(NamedTuple):
+  """The parts of a split; `valid` is empty where it has no validation part of its own."""
+
+  train: Sequence[Command]
+  test: Sequence[Command]
+  valid: Sequence[Command] = ()
+
+
+def _divergent(split: str, seed: int) -> _Parts:
+  """One whose compounds diverge by 0.55 or more; half of what is not trained is for validation."""
+  name, commands = f"{seed} {split}", list(_commands().items())
+  train, scored = divergent_split(_measure(), _MCD_TRAIN, 2 * _MCD_SCORED, seed=name)
+  random.Random(name).shuffle(scored)
+  valid, test = sorted(scored[:_MCD_SCORED]), sorted(scored[_MCD_SCORED:])
+  return _Parts(*([commands[number] for number in part] for part in (train, test, valid)))
+
+
 @functools.lru_cache(maxsize=16)
-def _parts(split: str, seed: int) -> tuple[list[Command], list[Command]]:
-  """The training and the test part of a split."""
+def _parts(split: str, seed: int, cut: int = CUTS[0]) -> _Parts:
+  """The parts of a split."""
   if split == "simple":
-    return _simple(seed)
+    return _Parts(*_simple(seed))
   if split == "length":
-    return _length()
-  return _addprim(split) if split in _REPEATED else _template(split)
+    return _Parts(*_length(cut))
+  if split.startswith("mcd"):
+    return _divergent(split, seed)
+  return _Parts(*(_addprim if split in _REPEATED else _template)(split))
 
 
 def published_lines(split: SplitName, part: Literal["train", "test"], seed: int = 0) -> list[str]:
   """The lines of a published split's file, `IN: jump twice OUT: I_JUMP I_JUMP`, in our order.
 
   The published random split is one draw that no rule gives back; `simple` is ours, drawn by `seed`.
+  So are the splits `mcd1` to `mcd3`, which have the published sizes and bounds of divergence.
 
   Raises:
     UserError: unknown split or part.
   """
   check_choice("split", split, SPLITS)
   check_choice("part", part, ("train", "test"))
-  commands = _parts(split, seed)[part == "test"]
+  commands = getattr(_parts(split, seed), part)
   return [f"IN: {command} OUT: {actions}" for command, actions in commands]
+
+
+_LINE = re.compile(r"IN: (\S.*?) OUT: (\S.*)")
+
+
+def read_commands(path: Path) -> list[Command]:
+  """The commands and actions of a file in the published format; see `published_lines`.
+
+  Raises:
+    DataError: the file is empty, damaged, or has a line of another form.
+    UserError: it cannot be read.
+  """
+  commands = []
+  for number, line in enumerate(read_lines(path), start=1):
+    found = _LINE.fullmatch(line.strip())
+    if found is None:
+      raise DataError(
+        f"{path}:{number} is {short(line)}; every line must be as IN: jump twice OUT: I_JUMP"
+        " I_JUMP. Mend the line, or give files in SCAN's format."
+      )
+    commands.append((found[1], found[2]))
+  return commands
+
+
+def _copied(split: str) -> tuple[str, ...]:
+  """The primitives that added ones are copies of: of the kind that the split holds out."""
+  if split == "addprim_jump":
+    return _PRIMITIVES
+  if split == "addprim_turn_left" or (split.startswith("template") and "jump" not in split):
+    return _DIRECTIONS
+  return _PRIMITIVES + _DIRECTIONS
+
+
+def with_copies(train: Sequence[Command], words: Sequence[str], copies: int) -> list[Command]:
+  """Training commands, and after them their like with a copy of a primitive in its place.
+
+  `jump` has the copies `jump_1`, `jump_2`, ..., which stand for `I_JUMP_1`, `I_JUMP_2`, ...; `left`
+  is copied with `I_TURN_LEFT`.
+
+  Args:
+    train: commands and actions.
+    words: primitives that are copied, each together with every command that has it.
+    copies: of each primitive.
+
+  Source: Jiang et al. 2022 (prim2primX).
+  """
+  made = list(train)
+  for word in words:
+    action = f"I_TURN_{word.upper()}" if word in _DIRECTIONS else f"I_{word.upper()}"
+    having = [one for one in train if word in one[0].split()]
+    for n in range(1, copies + 1):
+      made += [
+        (command.replace(word, f"{word}_{n}"), actions.replace(action, f"{action}_{n}"))
+        for command, actions in having
+      ]
+  return made
 
 
 @dataclasses.dataclass(frozen=True)
 class ScanData:
   """SCAN commands (source) and actions (target), scored by exact match.
 
-  `load("train")` and `load("test")` are the published parts. The published splits have no
+  `load("train")` and `load("test")` are the published parts. Most published splits have no
   validation part: with `held_out = 0`, `valid` is a seeded sample of distinct training commands, to
   watch training by, and tells nothing about generalisation; with `held_out = n`, it is n distinct
-  training commands that `train` then lacks, repetitions included.
+  training commands that `train` then lacks, repetitions included. The splits of maximum compound
+  divergence have one, from the distribution of their test; with `held_out = 0` it is used.
   """
 
   split: SplitName = "simple"
   """which published split"""
   seed: int = 0
-  """draws the random split `simple` and the validation commands"""
+  """draws the random split `simple`, those of maximum compound divergence, and the validation
+  commands"""
   held_out: int = 0
   """commands taken from training for validation; 0 keeps the published training part whole"""
   valid: int = 500
-  """size of the validation sample where held_out is 0"""
+  """size of the validation sample where held_out is 0 and the split has no validation part"""
+  cut: int = CUTS[0]
+  """of the split `length`: actions of the longest training command"""
+  added_primitives: int = 0
+  """copies of each primitive, with new words and new actions, that training has besides, every
+  command with the primitive copied along (prim2primX). Copied are the verbs for addprim_jump, left
+  and right for addprim_turn_left and the templates of all verbs, both for other splits. About 20
+  are usual."""
+  folder: str = ""
+  """where the published files of the split are (tasks_train_SPLIT.txt, tasks_test_SPLIT.txt, and
+  tasks_val_SPLIT.txt if there is one), plain or gzipped; may start with an environment variable.
+  Empty: the split is generated"""
 
   source_language = "commands"
   target_language = "actions"
@@ -193,14 +343,43 @@ class ScanData:
 
   def __post_init__(self):
     check_choice("split", self.split, SPLITS)
-    distinct = len(set(_parts(self.split, self.seed)[0]))
+    check(
+      self.cut in (CUTS if self.split == "length" else CUTS[:1]),
+      f"cut is {self.cut}; it must be one of {', '.join(map(str, CUTS))} with the split 'length',"
+      f" and {CUTS[0]} with others.",
+    )
+    check(
+      0 <= self.added_primitives <= _MOST_COPIES,
+      f"added_primitives is {self.added_primitives}; it must be 0 to {_MOST_COPIES:,}.",
+    )
+    self._check_sizes(None if self.folder else self._distinct)
+
+  def _check_sizes(self, distinct: int | None) -> None:
+    """Refuses sizes that are too small, or too large for so many different training commands."""
     for field, least in (("held_out", 0), ("valid", 1)):
       size = getattr(self, field)
       check(
-        least <= size < distinct,
-        f"{field} is {size}; it must be at least {least} and below {distinct:,}, the number of"
-        f" different training commands of the split {self.split}; choose a number in that range.",
+        least <= size and (distinct is None or size < distinct),
+        f"{field} is {size}; it must be at least {least} and below"
+        f" {'the' if distinct is None else f'{distinct:,}, the'} number of different training"
+        f" commands of the split {self.split}; choose a number in that range.",
       )
+
+  @property
+  def _distinct(self) -> int:
+    """Different training commands of a generated split, none of which is searched for that."""
+    if self.split.startswith("mcd"):
+      return _MCD_TRAIN
+    return len(set(_parts(self.split, self.seed, self.cut).train))
+
+  @property
+  def published_counts(self) -> Mapping[str, int]:
+    """Part -> lines of the published file, as far as there is one."""
+    if self.split.startswith("mcd"):
+      return {"train": _MCD_TRAIN, "valid": _MCD_SCORED, "test": _MCD_SCORED}
+    if self.cut != CUTS[0]:
+      return {}
+    return dict(zip(("train", "test"), _PUBLISHED[self.split], strict=True))
 
   def splits(self) -> tuple[str, ...]:
     """Names for `load`."""
@@ -210,19 +389,37 @@ class ScanData:
     """The pairs of a part.
 
     Raises:
-      UserError: `split` is none of `splits()`.
+      UserError: `split` is none of `splits()`, or there is no file of it.
+      DataError: a file is damaged.
     """
     check_choice("split", split, self.splits())
-    train, test = _parts(self.split, self.seed)
     if split == "test":
-      return self._pairs("test", test)
-    generator = random.Random(f"{self.seed} valid")
-    ranked = sorted((generator.random(), command) for command in sorted(set(train)))
-    sample = [command for _, command in ranked[: self.held_out or self.valid]]
+      return self._pairs("test", self._part("test"))
+    sample = () if self.held_out else self._part("valid")
+    if split == "valid" and sample:
+      return self._pairs("valid", sample)
+    train = self._part("train")
+    if not sample:
+      distinct = sorted(set(train))
+      self._check_sizes(len(distinct))
+      generator = random.Random(f"{self.seed} valid")
+      ranked = sorted((generator.random(), command) for command in distinct)
+      sample = [command for _, command in ranked[: self.held_out or self.valid]]
     if split == "valid":
       return self._pairs("valid", sample)
     held_out = frozenset(sample if self.held_out else ())
-    return self._pairs("train", [command for command in train if command not in held_out])
+    train = [command for command in train if command not in held_out]
+    return self._pairs("train", with_copies(train, _copied(self.split), self.added_primitives))
+
+  def _part(self, name: Literal["train", "valid", "test"]) -> Sequence[Command]:
+    """The commands of a part, made or read; none where the split has no such part."""
+    if not self.folder:
+      return getattr(_parts(self.split, self.seed, self.cut), name)
+    folder = expand_folder(self.folder)
+    file = f"tasks_{'val' if name == 'valid' else name}_{self.split}.txt"
+    if name == "valid" and not any((folder / f"{file}{end}").is_file() for end in ("", ".gz")):
+      return ()
+    return read_commands(find_file(folder, file, "folder and split"))
 
   def _pairs(self, part: str, commands: Sequence[Command]) -> Pairs:
     return Pairs(

@@ -113,6 +113,7 @@ def write_gpt2(folder: str | Path, model: Gpt2, *, eos: int | None = None) -> No
     UserError: the model has what their layout cannot hold, or the folder cannot be written.
   """
   config = model.config
+  config.check_layout("GPT-2")
   plain = not config.compete and not config.expert_layers and config.convolution == 1
   check(
     plain and config.tied and config.positions == "learned" and not config.scale_embeddings,

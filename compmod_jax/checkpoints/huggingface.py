@@ -134,6 +134,7 @@ def write_checkpoint(
     UserError: the model has what their layout cannot hold, or the folder cannot be written.
   """
   config, kind = checkpoint.config, checkpoint.kind
+  config.check_layout(f"Hugging Face's {kind}")
   plain = not config.compete and not config.expert_layers
   check(
     kind == "bert" or not config.segments,

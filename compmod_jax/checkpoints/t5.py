@@ -97,6 +97,7 @@ def write_t5(folder: str | Path, model: T5, *, eos: int = 1) -> None:
     UserError: the model has what their layout cannot hold, or the folder cannot be written.
   """
   c, wanted = model.config, t5()
+  c.check_layout("T5")
   plain = not c.compete and not c.expert_layers and not c.gated_heads
   check(
     plain and c.share_embeddings in ("all", "inputs"),

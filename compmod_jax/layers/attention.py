@@ -36,7 +36,13 @@ from compmod_jax.layers.kv_cache import (
   attend_cached,
   empty_cache,
 )
-from compmod_jax.layers.positions import ModelPositions, RelativePositions, rotate
+from compmod_jax.layers.positions import (
+  IN_ATTENTION,
+  ModelPositions,
+  RelativePositions,
+  distance_penalty,
+  rotate,
+)
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router, scale_heads
 from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
 
@@ -159,6 +165,11 @@ def _names_of_dropout(dropout: ProbabilityDropout | None) -> ProbabilityDropout 
 def _names_of(visibility: Visibility, batch: int) -> Visibility:
   """The logical names of its arrays' dimensions."""
   return jax.tree.map(lambda ids: ("batch" if len(ids) == batch else None, None), visibility)
+
+
+def _sum(bias: jax.Array | None, more: jax.Array | None) -> jax.Array | None:
+  """What is added to the logits for two reasons, each of which may be none."""
+  return more if bias is None else bias if more is None else bias + more
 
 
 def _one_product(kernel: jax.Array) -> jax.Array:
@@ -333,7 +344,7 @@ class Attention(nn.Module):
     competition: how heads compete; `None` for plain attention.
     cross: queries come from one sequence, keys and values from another.
     tied_key_value: keys are values, too, in self-attention.
-    positions: `rotary` and `relative` act on queries and keys of self-attention.
+    positions: `rotary`, `relative` and `alibi` act in self-attention.
     gated: every head's output has a sigmoid gate.
     mechanisms: into how many slices width and heads are cut; the heads of one read its slice and
       add to it.
@@ -409,7 +420,7 @@ class Attention(nn.Module):
     if self.cross or not kernel_for(inputs, self.width, self.dtype, dropout=dropped):
       return None
     # Nothing happens between the product and the heads, or between these and their weights.
-    plain = self.positions not in ("rotary", "relative") and ctx.position_bias is None
+    plain = self.positions not in IN_ATTENTION and ctx.position_bias is None
     plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
     plain = plain and not self.gated
     competes = config is None or (config.routing == "fused" and config.inactive == "null")
@@ -590,16 +601,17 @@ class Attention(nn.Module):
       query, key, *others = self.query_key_value(inputs, beside)
       value, *hidden = (key, *others) if self.tied_key_value else others
       query = self._unscaled(query)
-      if self.positions in ("rotary", "relative"):
+      if self.positions in IN_ATTENTION:
         ids = jnp.arange(query.shape[1])[None]
         position_ids = ctx.position_ids or PositionIds(ids, ids, query.shape[1])
         if self.positions == "rotary":
           query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
-        else:
+        elif self.positions == "relative":
           query, relative = self.relative(query, position_ids)
-          bias = relative if bias is None else bias + relative
-      if ctx.position_bias is not None:
-        bias = ctx.position_bias if bias is None else bias + ctx.position_bias
+          bias = _sum(bias, relative)
+        else:
+          bias = _sum(bias, distance_penalty(position_ids, self.heads))
+      bias = _sum(bias, ctx.position_bias)
       newest = ctx.newest
       if state is not None:
         state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))

@@ -84,8 +84,8 @@ class StackConfig:
   """Numbers of a neuromodulatory signal that scales and shifts what that nonlinearity reads (NMN;
   Vecoven et al. 2020); 0 for none."""
   positions: Positions = "sinusoidal"
-  """Vectors added to embeddings (sinusoidal, learned), rotations of queries and keys (rotary), or
-  relative positions as in Transformer-XL (relative)."""
+  """Vectors added to embeddings (sinusoidal, learned), rotations of queries and keys (rotary),
+  relative positions as in Transformer-XL (relative), a penalty on distances (alibi), or none."""
   max_length: int = 1024
   """Most positions of a sequence."""
   dropout: float = 0.3
@@ -117,7 +117,8 @@ class StackConfig:
   remat: bool = False
   """Recompute each layer's activations in the backward pass instead of storing them."""
 
-  # Fields of the models that have the choice; see `TransformerConfig`.
+  # Fields of the models that have the choice; see `SystematicConfig` and `TransformerConfig`.
+  random_positions: ClassVar[int] = 0
   position_kinds: ClassVar[tuple[str, ...]] = get_args(Positions)
   head_dim: ClassVar[int | None] = None
   norm_kind: ClassVar[NormKind] = "layer"

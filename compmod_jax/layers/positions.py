@@ -1,6 +1,7 @@
 """Positions of which attention knows: rotations of queries and keys, or relative ones.
 
-Those that are vectors added to embeddings stand beside the embedding.
+Those that are vectors added to embeddings stand beside the embedding. All of them can be given
+labels of a longer range in place of the numbers of positions.
 """
 
 import math
@@ -8,22 +9,25 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core import errors
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.context import PositionIds
 
-Positions = Literal["sinusoidal", "learned", "rotary", "relative"]
-"""Vectors added to embeddings, fixed or learned; or what acts on queries and keys: rotations (Su et
-al. 2021), or relative positions (Dai et al. 2019)."""
+Positions = Literal["sinusoidal", "learned", "rotary", "relative", "alibi", "none"]
+"""Vectors added to embeddings, fixed or learned; or what acts on queries, keys and logits of
+self-attention: rotations (Su et al. 2021), relative positions (Dai et al. 2019), or a penalty that
+grows with the distance (Press et al. 2022); or none at all (Kazemnejad et al. 2023)."""
 ModelPositions = Literal[Positions, "relative_bias"]
 """Those, and what a model makes once for all its layers: learned numbers that are added to the
 logits of attention (Raffel et al. 2020)."""
 ADDED = ("sinusoidal", "learned")
+IN_ATTENTION = ("rotary", "relative", "alibi")
 _STDDEV = 0.05  # of fresh biases; T5's is 1 / sqrt(dim), 0.044 in its small and 0.031 in its large
 
 
@@ -99,6 +103,28 @@ class RelativePositions(nn.Module):
     return query + self.content.astype(query.dtype)[None, None], logits / scale
 
 
+def distance_penalty(
+  position_ids: PositionIds, heads: int
+) -> Float[Array, "#batch heads queries keys"]:
+  r"""Attention with linear biases: what is added to the logits, float32.
+
+  .. math:: s_{tsh} = q_t \cdot k_s - 2^{-8h/H} |t - s|, \quad h = 1, \dots, H
+
+  Heads differ in how far they look. Where keys may come later the penalty is the same on both
+  sides. The formula is used for every H; the original program has other slopes where H is no power
+  of 2.
+
+  Args:
+    position_ids: where queries and keys stand.
+    heads: H.
+
+  Source: Press et al. 2022, section 3.
+  """
+  slopes = jnp.asarray(2.0 ** (-8 * np.arange(1, heads + 1) / heads), jnp.float32)
+  distance = jnp.abs(position_ids.queries[:, :, None] - position_ids.keys[:, None, :])
+  return -slopes[None, :, None, None] * distance[:, None].astype(jnp.float32)
+
+
 def distance_buckets(
   distance: Int[Array, "..."], *, buckets: int, most: int, bidirectional: bool
 ) -> Int[Array, "..."]:
@@ -160,6 +186,75 @@ class RelativeBias(nn.Module):
     return jnp.moveaxis(table[distance_buckets(distance, **way)], -1, 1)
 
 
+def label(position_ids: Int[Array, "..."], labels: int, most: int) -> Int[Array, "..."]:
+  r"""Fixed labels of positions, evenly spread over a longer range.
+
+  .. math:: l(t) = \lfloor t R / M \rfloor
+
+  They do not depend on the length of the sequence.
+
+  Args:
+    position_ids: t, below M.
+    labels: R, at least M; 0: positions are their own labels.
+    most: M, most positions of a sequence.
+  """
+  if not labels:
+    return position_ids
+  return jnp.asarray(np.arange(most) * labels // most, jnp.int32)[position_ids]
+
+
+def random_labels(
+  key: jax.Array, real: Bool[Array, "batch time"], labels: int
+) -> Int[Array, "batch time"]:
+  """Of every sequence as many labels as it has tokens, drawn without replacement and sorted.
+
+  Args:
+    key: of what is drawn.
+    real: true where there is a token; padding follows, and has the last label.
+    labels: they are drawn from 0 to `labels` - 1.
+
+  Source: Ruoss et al. 2023, section 3.1.
+  """
+  batch, time = real.shape
+  # The places of the largest of random numbers, from the largest on, are in random order.
+  _, order = jax.lax.top_k(jax.random.bits(key, (batch, labels)), time)
+  tokens = jnp.arange(time)[None] < jnp.sum(real, axis=1, keepdims=True)
+  return jnp.minimum(jnp.sort(jnp.where(tokens, order, labels), axis=1), labels - 1)
+
+
+class PositionLabels(nn.Module):
+  """Labels by which a model knows positions, in place of their numbers.
+
+  Attributes:
+    labels: size of the range from which they are.
+    most: most positions of a sequence.
+  """
+
+  labels: int
+  most: int
+
+  def __call__(
+    self,
+    real: Bool[Array, "batch time"],
+    position_ids: Int[Array, "#batch time"] | None = None,
+    *,
+    deterministic: bool = True,
+  ) -> Int[Array, "#batch time"]:
+    """Labels of whole sequences: in training random ones, else those of `label`.
+
+    Args:
+      real: true where there is a token; padding follows.
+      position_ids: of the positions, where they do not count from 0; those of a row in which
+        several texts are packed have labels of one draw.
+      deterministic: nothing is random; else draws from the key `dropout`.
+    """
+    numbers = jnp.arange(real.shape[1])[None] if position_ids is None else position_ids
+    if deterministic:
+      return label(numbers, self.labels, self.most)
+    drawn = random_labels(self.make_rng("dropout"), real, self.labels)
+    return jnp.take_along_axis(drawn, jnp.broadcast_to(numbers, real.shape), axis=1)
+
+
 def check_positions(
   positions: str, dim: int, heads: int, kinds: Sequence[str] = get_args(Positions)
 ) -> None:
@@ -173,7 +268,7 @@ def check_positions(
   """
   errors.check_choice("model.positions", positions, kinds)
   errors.check(
-    positions in ("learned", "relative_bias") or dim % 2 == 0,
+    positions not in ("sinusoidal", "rotary", "relative") or dim % 2 == 0,
     f"model.dim is {dim}; {positions} positions need an even width. Use an even width or"
     " positions = learned.",
   )

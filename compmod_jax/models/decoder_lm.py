@@ -14,10 +14,11 @@ from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Activation, Dropout, layer_norm
 from compmod_jax.layers.embedding import Embedding, PositionTable
-from compmod_jax.layers.positions import Positions
+from compmod_jax.layers.positions import PositionLabels, Positions, label
 from compmod_jax.layers.stack import Stack, TextStackConfig
+from compmod_jax.layers.systematic import SystematicConfig
 from compmod_jax.models.base import ModelConfig
-from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
+from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed, positions_of
 from compmod_jax.models.text_pass import TextPass, advanced, initial_state
 
 DECODER = "decoder"
@@ -25,7 +26,7 @@ _STDDEV = 0.02  # of fresh embeddings
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderConfig(TextStackConfig, ModelConfig):
+class DecoderConfig(SystematicConfig, TextStackConfig, ModelConfig):
   """Sizes and options of a decoder; the defaults are those of GPT-2 Small.
 
   Source: Radford et al. 2019, table 2.
@@ -109,7 +110,8 @@ class DecoderLM(nn.Module):
     c, dtype = self.config, jnp.dtype(self.config.dtype)
     plain = None if c.scale_embeddings else _STDDEV
     self.embedding = Embedding(self.vocab, c.dim, dtype, stddev=plain, scaled=c.scale_embeddings)
-    self.positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
+    self.positions = PositionTable(c.positions, c.random_positions or c.max_length, c.dim, dtype)
+    self.labels = PositionLabels(c.random_positions, c.max_length)
     self.drop = Dropout(c.dropout)
     self.decoder = Stack(c, DECODER, "pre")
     self.output_norm = layer_norm(dtype, c.norm_epsilon)
@@ -141,14 +143,16 @@ class DecoderLM(nn.Module):
       UserError: texts that are too long.
     """
     check_text(text, blocks or [("", len(text.tokens))], longest=self.config.max_length)
+    labels = self._labels(text, deterministic)
     run = TextPass(
       text.tokens != self.pad,
       text.segments,
+      labels,
       causal=causal,
       deterministic=deterministic,
       intermediates=intermediates,
     )
-    return TextOutput(self._logits(run, embed(text, self.embedding, self.positions)))
+    return TextOutput(self._logits(run, embed(text, self.embedding, self.positions, labels)))
 
   def prefill(
     self, text: Text, task: str = "", *, beams: int, length: int, intermediates: Intermediates = OFF
@@ -157,8 +161,9 @@ class DecoderLM(nn.Module):
     longest = self.config.max_length
     check_text(text, [(task, len(text.tokens))], longest=longest, steps=length)
     state = initial_state(text, self.pad, [(self.decoder, 0)], beams=beams, length=length)
-    run = TextPass(text.tokens != self.pad, text.segments, state=state, intermediates=intermediates)
-    run(self.decoder, embed(text, self.embedding, self.positions))
+    real, labels = text.tokens != self.pad, self._labels(text)
+    run = TextPass(real, text.segments, labels, state=state, intermediates=intermediates)
+    run(self.decoder, embed(text, self.embedding, self.positions, labels))
     return state
 
   def step(
@@ -171,7 +176,8 @@ class DecoderLM(nn.Module):
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
     state = advanced(cache, tokens)
-    place = state["lengths"] + state["position"]
+    c, place = self.config, state["lengths"] + state["position"]
+    place = label(place, c.random_positions, c.max_length)
     x = self.positions.add(self.embedding(tokens), place)
     real = state["prompt"][:, 0, 0]
     run = TextPass(real, state=state, newest=True, intermediates=intermediates)
@@ -180,6 +186,13 @@ class DecoderLM(nn.Module):
   def routing_sites(self) -> tuple[str, ...]:
     """Names of the weights [batch, time, units] of every router, of heads and of experts."""
     return self.config.routing_sites()
+
+  def _labels(self, text: Text, deterministic: bool = True) -> Int[Array, "#batch time"] | None:
+    """Labels of positions in place of their numbers; or none."""
+    if not self.config.random_positions:
+      return None
+    numbers = positions_of(text.segments, text.tokens.shape[1])
+    return self.labels(text.tokens != self.pad, numbers, deterministic=deterministic)
 
   def _logits(self, run: TextPass, x: Array) -> Float[Array, "batch positions vocab"]:
     x = self.drop(x, deterministic=run.deterministic)

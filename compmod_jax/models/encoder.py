@@ -14,10 +14,11 @@ from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, layer_norm
-from compmod_jax.layers.block import Block, Norm, StackConfig, run_block
-from compmod_jax.layers.context import AttentionMask, Context
+from compmod_jax.layers.block import Block, Norm, run_block
+from compmod_jax.layers.context import AttentionMask, Context, PositionIds
 from compmod_jax.layers.embedding import Embedding, PositionTable
-from compmod_jax.layers.positions import Positions
+from compmod_jax.layers.positions import PositionLabels, Positions
+from compmod_jax.layers.systematic import SystematicConfig
 from compmod_jax.mechanisms.saliency import SaliencyNetwork, key_bias
 from compmod_jax.models.base import ModelConfig
 
@@ -25,7 +26,7 @@ _STDDEV = 0.02  # of fresh embeddings (Devlin et al. 2019)
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderConfig(StackConfig, ModelConfig):
+class EncoderConfig(SystematicConfig, ModelConfig):
   """Sizes and options of a bidirectional encoder; the defaults are those of RoBERTa base.
 
   Source: Liu et al. 2019, table 9; Devlin et al. 2019.
@@ -142,9 +143,11 @@ class Encoder(nn.Module):
     """Makes embeddings, layers and output head."""
     c, dtype = self.config, jnp.dtype(self.config.dtype)
     self.embedding = Embedding(self.vocab, c.dim, dtype, stddev=_STDDEV, scaled=False)
+    length = c.random_positions or c.max_length
     self.positions = PositionTable(
-      c.positions, c.max_length, c.dim, dtype, from_sinusoids=c.sinusoids_first
+      c.positions, length, c.dim, dtype, from_sinusoids=c.sinusoids_first
     )
+    self.labels = PositionLabels(c.random_positions, c.max_length)
     if c.segments:
       init = logical(nn.initializers.normal(stddev=_STDDEV), "position", "embed")
       self.segment_table = self.param("segment_table", init, (c.segments, c.dim))
@@ -221,13 +224,18 @@ class Encoder(nn.Module):
       own = self.saliency_network(tokens)
       saliency = own if saliency is None else own + saliency
     bias = None if saliency is None else key_bias(intermediates("saliency", saliency))
+    real, labels, position_ids = tokens != self.pad, None, None
+    if c.random_positions:
+      labels = self.labels(real, deterministic=deterministic)
+      position_ids = PositionIds(labels, labels, c.random_positions)
     ctx = Context(
-      mask=AttentionMask(valid=tokens != self.pad),
+      mask=AttentionMask(valid=real),
+      position_ids=position_ids,
       position_bias=bias,
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )
-    x = self.positions.add(self.embedding(tokens))
+    x = self.positions.add(self.embedding(tokens), labels)
     if c.segments:
       of_tokens = jnp.zeros_like(tokens) if segments is None else segments
       x = x + self.segment_table[of_tokens].astype(x.dtype)

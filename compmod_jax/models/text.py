@@ -70,14 +70,23 @@ def check_text(text: Text, blocks: Blocks, *, longest: int, steps: int = 0) -> N
 
 
 def embed(
-  text: Text, embedding: Embedding, positions: PositionTable
+  text: Text,
+  embedding: Embedding,
+  positions: PositionTable,
+  labels: Int[Array, "#batch time"] | None = None,
 ) -> Float[Array, "batch time embed"]:
   """Token vectors, and those of their positions where positions are added.
 
+  Args:
+    text: the batch.
+    embedding: of tokens.
+    positions: to add.
+    labels: of positions, in place of their numbers.
+
   Source: Knowles 2022, equation 3.1.
   """
-  position_ids = None
-  if text.segments is not None:
+  position_ids = labels
+  if labels is None and text.segments is not None:
     position_ids = positions_of(text.segments, text.tokens.shape[1])
   return positions.add(embedding(text.tokens), position_ids)
 

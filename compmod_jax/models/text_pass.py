@@ -15,7 +15,7 @@ from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
 from compmod_jax.layers.convolution import neighbours
 from compmod_jax.layers.kv_cache import ancestor_mask
-from compmod_jax.layers.positions import ADDED
+from compmod_jax.layers.positions import IN_ATTENTION, label
 from compmod_jax.layers.stack import Stack
 from compmod_jax.mechanisms.modulation import Gates
 from compmod_jax.models.text import Text, positions_of
@@ -34,6 +34,7 @@ class TextPass:
   Attributes:
     real: true where there is a token; of prompts and whole texts.
     segments: number of the segment of every token; see `Text`.
+    labels: of positions, in place of their numbers; none for numbers.
     causal: hide later positions.
     state: of decoding, whose `sets` are replaced as stacks run; None: nothing is kept.
     newest: whether the stream holds the newest position of every beam.
@@ -43,6 +44,7 @@ class TextPass:
 
   real: Bool[Array, "batch time"]
   segments: Int[Array, "#batch time"] | None = None
+  labels: Int[Array, "#batch time"] | None = None
   causal: bool = True
   state: State | None = None
   newest: bool = False
@@ -91,10 +93,11 @@ class TextPass:
       near = neighbours(segments[rows] if len(segments) > 1 else segments, config.convolution)
       near = jnp.pad(near, ((0, 0), (before, 0), (0, 0)))  # auxiliary positions stay as they are
     position_ids = None
-    if config.positions not in ADDED:
-      ids = positions_of(self.segments, real.shape[1])
+    if config.positions in IN_ATTENTION:
+      ids = self.labels
+      ids = positions_of(self.segments, real.shape[1]) if ids is None else ids
       ids = jnp.pad(ids[rows] if len(ids) > 1 else ids, ((0, 0), (before, 0)))
-      position_ids = PositionIds(ids, ids, real.shape[1])
+      position_ids = PositionIds(ids, ids, config.random_positions or real.shape[1])
     return Context(
       mask=mask[rows],
       same_segment=near,
@@ -119,12 +122,18 @@ class TextPass:
     if config.convolution > 1:
       newest = self._with_neighbours(newest, state, config.convolution, before)
     position_ids = None
-    if config.positions not in ADDED:
+    if config.positions in IN_ATTENTION:
       prompt = jnp.pad(state["position_ids"][:, 0], ((0, 0), (before, 0)))
       steps = jnp.repeat(jnp.arange(length), beams)[None] + state["lengths"]
-      keys = jnp.concatenate([prompt, steps], axis=1)
-      queries = state["lengths"] + position
-      position_ids = PositionIds(queries, keys, state["position_ids"].shape[-1] + length)
+      queries, keys = (
+        label(numbers, config.random_positions, config.max_length)
+        for numbers in (
+          state["lengths"] + position,
+          jnp.concatenate([prompt, steps], axis=1),
+        )
+      )
+      most = config.random_positions or state["position_ids"].shape[-1] + length
+      position_ids = PositionIds(queries, keys, most)
     return Context(
       newest=newest, position_ids=position_ids, intermediates=self.intermediates.scope(stack.side)
     )
@@ -174,7 +183,7 @@ def initial_state(
       for stack, before in stacks
     },
   }
-  if any(stack.config.positions not in ADDED for stack, _ in stacks):
+  if any(stack.config.positions in IN_ATTENTION for stack, _ in stacks):
     position_ids = jnp.broadcast_to(positions_of(text.segments, time), (batch, time))
     state["position_ids"] = position_ids[:, None]
   return state

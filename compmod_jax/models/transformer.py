@@ -12,11 +12,12 @@ from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.layers.basic import Dropout, NormKind, layer_norm
-from compmod_jax.layers.block import Block, Norm, StackConfig, State, run_block
+from compmod_jax.layers.block import Block, Norm, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
 from compmod_jax.layers.embedding import PositionTable, Shared, encoder_decoder_embeddings
 from compmod_jax.layers.kv_cache import ancestor_mask
-from compmod_jax.layers.positions import ModelPositions, RelativeBias
+from compmod_jax.layers.positions import ModelPositions, PositionLabels, RelativeBias, label
+from compmod_jax.layers.systematic import SystematicConfig
 from compmod_jax.models.base import ModelConfig
 
 AttentionKind = Literal["encoder_self", "decoder_self", "cross"]
@@ -25,7 +26,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(StackConfig, ModelConfig):
+class TransformerConfig(SystematicConfig, ModelConfig):
   """Sizes and options of the Transformer; the defaults are the translation recipe's."""
 
   family = "Transformer"
@@ -151,8 +152,10 @@ class Transformer(nn.Module):
         c.share_embeddings, self.source_vocab, self.target_vocab, c.dim, dtype
       )
     )
-    self.encoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
-    self.decoder_positions = PositionTable(c.positions, c.max_length, c.dim, dtype)
+    self.encoder_positions, self.decoder_positions = (
+      PositionTable(c.positions, c.random_positions or c.max_length, c.dim, dtype) for _ in range(2)
+    )
+    self.labels = PositionLabels(c.random_positions, c.max_length)
     self.encoder = [
       Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
       for i in range(c.encoder_layers)
@@ -189,14 +192,16 @@ class Transformer(nn.Module):
       intermediates: sites to read or change.
     """
     memory = self.encode(source, deterministic=deterministic, intermediates=intermediates)
+    labels, position_ids = self._labels(target, deterministic)
     ctx = Context(
       mask=AttentionMask(causal=True),  # which hides padding, as that follows the tokens
       memory_mask=(source != self.pad)[:, None, None, :],
-      position_bias=self._position_bias("decoder", target.shape[1]),
+      position_ids=position_ids,
+      position_bias=self._position_bias("decoder", target.shape[1], position_ids),
       deterministic=deterministic,
       intermediates=intermediates,
     )
-    x = self.decoder_positions.add(self.decoder_embedding(target))
+    x = self.decoder_positions.add(self.decoder_embedding(target), labels)
     return self._decode(self.drop(x, deterministic=deterministic), None, memory, ctx)[0]
 
   def encode(
@@ -207,13 +212,15 @@ class Transformer(nn.Module):
     intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch source_time embed"]:
     """The encoder's output."""
+    labels, position_ids = self._labels(source, deterministic)
     ctx = Context(
       mask=AttentionMask(valid=source != self.pad),
-      position_bias=self._position_bias("encoder", source.shape[1]),
+      position_ids=position_ids,
+      position_bias=self._position_bias("encoder", source.shape[1], position_ids),
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )
-    x = self.encoder_positions.add(self.encoder_embedding(source))
+    x = self.encoder_positions.add(self.encoder_embedding(source), labels)
     x = self.drop(x, deterministic=deterministic)
     for i, block in enumerate(self.encoder):
       x, _ = run_block(block, x, ctx=ctx.scope(f"layer_{i}"))
@@ -293,8 +300,12 @@ class Transformer(nn.Module):
     batch, beams = tokens.shape
     mine = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
     ancestry = jax.lax.dynamic_update_slice(cache["ancestry"], mine, (0, 0, position))
-    length, place = ancestry.shape[2], jnp.reshape(position, (1, 1))
-    position_ids = PositionIds(place, jnp.repeat(jnp.arange(length), beams)[None], length)
+    c, length = self.config, ancestry.shape[2]
+    place, keys = (
+      label(numbers, c.random_positions, c.max_length)
+      for numbers in (jnp.reshape(position, (1, 1)), jnp.repeat(jnp.arange(length), beams)[None])
+    )
+    position_ids = PositionIds(place, keys, c.random_positions or length)
     ctx = Context(
       memory_mask=cache["memory_mask"],
       newest=Newest(start=position * beams, past=ancestor_mask(ancestry, position)),
@@ -330,8 +341,20 @@ class Transformer(nn.Module):
     """The part of `routing_sites` that belongs to the decoder."""
     return self.config.routing_sites("decoder")
 
+  def _labels(
+    self, tokens: Int[Array, "batch time"], deterministic: bool
+  ) -> tuple[Int[Array, "#batch time"] | None, PositionIds | None]:
+    """Labels of positions in place of their numbers, for embeddings and for attention; or none."""
+    most = self.config.random_positions
+    if not most:
+      return None, None
+    # The start token may be that of padding.
+    real = (tokens != self.pad) | (jnp.arange(tokens.shape[1]) == 0)[None]
+    labels = self.labels(real, deterministic=deterministic)
+    return labels, PositionIds(labels, labels, most)
+
   def _position_bias(
-    self, side: str, length: int, position_ids: PositionIds | None = None
+    self, side: str, length: int, position_ids: PositionIds | None
   ) -> Array | None:
     """What all layers of the encoder or the decoder add to the logits of self-attention."""
     if self.config.positions != "relative_bias":

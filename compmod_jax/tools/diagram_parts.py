@@ -23,6 +23,7 @@ from compmod_jax.layers.block import Block
 from compmod_jax.layers.convolution import ShortConvolution
 from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.layers.experts import Experts
+from compmod_jax.layers.positions import ADDED
 from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH, Highlighting, OptionInteraction
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
 from compmod_jax.models.encoder import Head
@@ -225,7 +226,9 @@ _WORDS: dict[type, Callable[[Any, _Shape], str]] = {
     f"adds one of {len(PARTS_OF_SPEECH)} vectors, by part of speech"
   ),
   OptionInteraction: lambda module, shape: "answer options attend to each other",
-  PositionTable: lambda module, shape: f"{module.kind}, up to {module.length:,}, added",
+  PositionTable: lambda module, shape: (
+    f"{module.kind}, up to {module.length:,}, added" if module.kind in ADDED else ""
+  ),
   Router: _router,
   nn.Dense: lambda module, shape: " -> ".join(f"{size:,}" for size in shape("kernel")),
   nn.LayerNorm: lambda module, shape: "layer normalisation",

@@ -119,7 +119,13 @@ def test_missing_additional_and_untied_tensors_are_named(written, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "fields", [{"norm": "pre"}, {"compete": ("encoder_self",)}, {"expert_layers": ("encoder",)}]
+  "fields",
+  [
+    {"norm": "pre"},
+    {"compete": ("encoder_self",)},
+    {"expert_layers": ("encoder",)},
+    {"random_positions": 600},
+  ],
 )
 def test_what_their_layout_cannot_hold_is_refused(tmp_path, fields):
   made = checkpoint("roberta", config=dataclasses.replace(SIZES, **fields))

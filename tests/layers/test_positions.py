@@ -1,15 +1,24 @@
-"""Rotary and relative positions against their equations."""
+"""Rotary and relative positions, penalties on distances and labels against their definitions."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import drawn
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.context import AttentionMask, Context, PositionIds
-from compmod_jax.layers.positions import RelativePositions, check_positions, rotate
+from compmod_jax.layers.positions import (
+  PositionLabels,
+  RelativePositions,
+  check_positions,
+  distance_penalty,
+  label,
+  random_labels,
+  rotate,
+)
 
 BATCH, TIME, HEADS, WIDTH = 2, 5, 3, 8
 
@@ -61,7 +70,60 @@ def test_relative_positions_are_those_of_the_equation():
     np.testing.assert_allclose(found[b, h, t, s], expected / np.sqrt(WIDTH), atol=2e-4)
 
 
-@pytest.mark.parametrize("positions", ["rotary", "relative"])
+@pytest.mark.parametrize("heads", [8, 3])
+def test_the_penalty_of_a_head_is_its_slope_times_the_distance(heads):
+  of_queries, of_keys = np.array([[0, 1, 2, 9], [4, 2, 0, 1]]), np.arange(TIME)[None]
+  ids = PositionIds(jnp.asarray(of_queries), jnp.asarray(of_keys), 10)
+  found = np.asarray(distance_penalty(ids, heads))
+  assert found.shape == (2, heads, 4, TIME)
+  for b, h, t, s in np.ndindex(found.shape):
+    expected = -(2.0 ** (-8 * (h + 1) / heads)) * abs(int(of_queries[b, t]) - int(of_keys[0, s]))
+    np.testing.assert_allclose(found[b, h, t, s], expected, rtol=1e-6)
+
+
+def test_attention_adds_the_penalty_to_the_logits():
+  module = Attention(HEADS * WIDTH, HEADS, positions="alibi")
+  plain = Attention(HEADS * WIDTH, HEADS)
+  x, ids = jnp.asarray(draw(BATCH, TIME, HEADS * WIDTH)), jnp.arange(TIME)[None]
+  params = jax.device_put(drawn(module.init, x))
+  found, _ = module.apply(params, x, ctx=Context())
+  bias = distance_penalty(PositionIds(ids, ids, TIME), HEADS)
+  expected, _ = plain.apply(params, x, bias=bias, ctx=Context())
+  np.testing.assert_array_equal(found, expected)
+
+
+def test_random_labels_are_a_sorted_subset_for_every_sequence():
+  lengths, labels = np.array([6, 1, 4, 6]), 9
+  real = jnp.asarray(np.arange(6)[None] < lengths[:, None])
+  draws = jax.jit(jax.vmap(lambda key: random_labels(key, real, labels)))
+  found = np.asarray(draws(jax.random.split(jax.random.key(0), 500)))
+  for row, length in enumerate(lengths):
+    mine = found[:, row, :length]
+    assert (np.diff(mine, axis=1) > 0).all()
+    # Of 9 labels each is drawn equally often; its standard deviation is below 0.5 / sqrt(500).
+    shares = np.bincount(mine.reshape(-1), minlength=labels) / len(found)
+    np.testing.assert_allclose(shares, length / labels, atol=0.09)
+  assert (found.min(), found.max()) == (0, labels - 1)
+  assert (found[:, 1, 1:] == labels - 1).all()  # padding
+
+
+def test_labels_are_random_in_training_and_evenly_spread_elsewhere():
+  module = PositionLabels(labels=10, most=4)
+  real = jnp.ones((2, 3), bool)
+  np.testing.assert_array_equal(module.apply({}, real), [[0, 2, 5]])
+  given = jnp.asarray([[0, 1, 0], [0, 0, 1]])
+  np.testing.assert_array_equal(module.apply({}, real, given), [[0, 2, 0], [0, 0, 2]])
+
+  def labels(seed: int, numbers: jax.Array | None = None) -> np.ndarray:
+    rngs = {"dropout": jax.random.key(seed)}
+    return np.asarray(module.apply({}, real, numbers, deterministic=False, rngs=rngs))
+
+  assert not np.array_equal(labels(0), labels(1))
+  np.testing.assert_array_equal(labels(0, given), np.take_along_axis(labels(0), given, axis=1))
+  np.testing.assert_array_equal(label(jnp.arange(3), 0, 4), [0, 1, 2])
+
+
+@pytest.mark.parametrize("positions", ["rotary", "relative", "alibi"])
 def test_attention_does_not_change_when_all_places_move(positions):
   module = Attention(HEADS * WIDTH, HEADS, positions=positions)
   x = jnp.asarray(draw(BATCH, TIME, HEADS * WIDTH))
@@ -77,7 +139,7 @@ def test_attention_does_not_change_when_all_places_move(positions):
   assert np.abs(turned[:, ::-1] - here).max() > 1e-2
 
 
-@pytest.mark.parametrize("positions", ["rotary", "relative"])
+@pytest.mark.parametrize("positions", ["rotary", "relative", "alibi"])
 def test_positions_that_are_not_given_count_from_zero(positions):
   module = Attention(HEADS * WIDTH, HEADS, positions=positions)
   x, ids = jnp.asarray(draw(BATCH, TIME, HEADS * WIDTH)), jnp.arange(TIME)[None]

@@ -70,7 +70,9 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "positions": "learned",
     "share_embeddings": "all",
   },
-  "values of losers": {
+  "values of losers, labels": {
+    "positions": "alibi",
+    "random_positions": 40,
     "compete": ("encoder_self", "decoder_self"),
     "competition": heads(rule="threshold", threshold=0.2, inactive="value"),
     "expert_layers": ("encoder_0", "decoder_0"),
@@ -85,7 +87,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "dtype": "bfloat16",
   },
   "rotary": {"positions": "rotary", "compete": ATTENTION_KINDS, "competition": heads()},
-  "gated heads": {
+  "gated heads, no positions": {
+    "positions": "none",
     "gated_heads": ATTENTION_KINDS,
     "compete": ("cross",),
     "competition": heads(),
@@ -131,8 +134,18 @@ DECODERS: dict[str, dict[str, Any]] = {
     "activation": "gelu",
   },
   "rotary": {"positions": "rotary", "gated_heads": ("decoder_self",)},
-  "fast weights": {"fast_weights": "modulated", "convolution": 3, "signal_dim": 3},
-  "fast weights of one rate": {"fast_weights": "hebbian", "gated_heads": ("decoder_self",)},
+  "fast weights, labels": {
+    "fast_weights": "modulated",
+    "convolution": 3,
+    "signal_dim": 3,
+    "positions": "alibi",
+    "random_positions": 40,
+  },
+  "fast weights of one rate": {
+    "fast_weights": "hebbian",
+    "gated_heads": ("decoder_self",),
+    "positions": "none",
+  },
   "relative, mechanisms": {
     "positions": "relative",
     "convolution": 2,
@@ -167,8 +180,9 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "highlighting": "embedding",
     "convolution": 2,
   },
-  "gate off": {
+  "gate off, no positions": {
     "gate": "off",
+    "positions": "none",
     "activation": "relu",
     "expert_layers": ("vanilla",),
     "experts": experts("auto", routing="plain", dtype="model"),
@@ -194,7 +208,8 @@ NEMOTS: dict[str, dict[str, Any]] = {
     "convolution": 2,
     "gated_heads": ("vanilla_self", "modulatory_self", "output_self"),
   },
-  "mechanisms": {
+  "mechanisms, alibi": {
+    "positions": "alibi",
     "mechanism_layers": ("modulatory", "vanilla"),
     "mechanisms": mechanisms(count=4),
   },

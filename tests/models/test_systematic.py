@@ -1,0 +1,103 @@
+"""Options of systematic generalisation, in every kind of Transformer that has them."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from random_parameters import drawn
+
+from compmod_jax.core.errors import UserError
+from compmod_jax.models.decoder_lm import DecoderConfig
+from compmod_jax.models.encoder import EncoderConfig
+from compmod_jax.models.text import Text
+from compmod_jax.models.transformer import TransformerConfig
+
+SIZES: dict[str, Any] = {
+  "dim": 8, "heads": 2, "ffn_dim": 12, "max_length": 8, "dropout": 0.0, "attention_dropout": 0.0
+}  # fmt: skip
+TOKENS = jax.device_put(np.int32([[4, 5, 6, 7, 8, 9], [10, 11, 4, 0, 0, 0]]))
+KINDS = ("encoder-decoder", "encoder", "decoder")
+VOCAB = 12
+
+
+def config(kind: str, **fields: Any) -> Any:
+  layers = fields.pop("layers", 1)
+  if kind == "encoder-decoder":
+    return TransformerConfig(
+      encoder_layers=layers, decoder_layers=layers, **(SIZES | {"share_embeddings": "all"} | fields)
+    )
+  if kind == "encoder":
+    return EncoderConfig(encoder_layers=layers, **(SIZES | fields))
+  return DecoderConfig(decoder_layers=layers, **(SIZES | fields))
+
+
+def call(config: Any) -> tuple[Any, Any]:
+  """The module, and its logits of tokens: (params, tokens, deterministic, rngs) -> logits."""
+  if isinstance(config, TransformerConfig):
+    model: Any = config.seq2seq(VOCAB, VOCAB, 0)
+    return model, lambda p, tokens, **more: model.apply(p, tokens, tokens, **more)
+  if isinstance(config, EncoderConfig):
+    model = config.encoder(VOCAB, 0)
+    return model, lambda p, tokens, **more: model.apply(p, tokens, **more)
+  model = config.decoder(VOCAB, 0)
+  return model, lambda p, tokens, **more: model.apply(p, Text(tokens), **more).logits
+
+
+def params_of(config: Any) -> Any:
+  model, _ = call(config)
+  args = (TOKENS, TOKENS) if isinstance(config, TransformerConfig) else (TOKENS,)
+  if isinstance(config, DecoderConfig):
+    args = (Text(TOKENS),)
+  return drawn(model.init, *args, spread=0.4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_are_drawn_in_training_alone(kind):
+  """Fixed labels are those of the same model whose positions lie further apart."""
+  with_labels = config(kind, positions="learned", random_positions=16)
+  _, logits = call(with_labels)
+  params = params_of(with_labels)
+
+  @functools.partial(jax.jit, static_argnums=2)
+  def run(params: Any, key: Any, deterministic: bool) -> jax.Array:
+    return logits(params, TOKENS, deterministic=deterministic, rngs={"dropout": key})
+
+  keys = [jax.random.key(seed) for seed in (0, 1)]
+  (first, second), fixed = (run(params, key, False) for key in keys), run(params, keys[0], True)
+  assert np.abs(first - second).max() > 1e-2
+  np.testing.assert_array_equal(fixed, run(params, keys[1], True))
+
+  every_second = jax.tree_util.tree_map_with_path(
+    lambda path, leaf: leaf[::2] if "positions" in str(path) else leaf, params
+  )
+  _, plain = call(config(kind, positions="learned"))
+  np.testing.assert_allclose(fixed, jax.jit(plain)(every_second, TOKENS), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_without_positions_reads_a_bag_of_tokens(kind):
+  """But for what a causal mask tells: the last position sees all others."""
+  bag = config(kind, positions="none")
+  _, logits = call(bag)
+  params = params_of(bag)
+  tokens = TOKENS[0][np.array([[0, 1, 2, 3, 4, 5], [2, 0, 4, 1, 3, 5]])]
+  found = np.asarray(jax.jit(logits)(params, tokens))
+  np.testing.assert_allclose(found[0, -1], found[1, -1], atol=1e-5)
+  moved = config(kind, positions="sinusoidal")
+  other = np.asarray(jax.jit(call(moved)[1])(params, tokens))
+  assert np.abs(other[0, -1] - other[1, -1]).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+  ("fields", "words"),
+  [
+    ({"random_positions": 7}, r"model\.random_positions is 7 and model\.max_length 8"),
+    ({"random_positions": 9, "positions": "none"}, "nothing reads labels"),
+  ],
+)
+def test_options_that_do_not_fit_are_refused(fields, words):
+  for kind in KINDS:
+    with pytest.raises(UserError, match=words):
+      config(kind, **fields)

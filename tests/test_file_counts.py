@@ -90,7 +90,9 @@ LATER = {
   "a task on sequences": {"configs/cue_association.py"},
   "a sequence-to-sequence LSTM": {"compmod_jax/tables/translation.py"},
   "a bias of distances": {"compmod_jax/models/encoder.py"},
-  "rotary positions and those of Transformer-XL": {"configs/plastic_lm.py"},
+  "rotary positions and those of Transformer-XL": {
+    "configs/plastic_lm.py", "compmod_jax/tables/generalisation.py",
+  },
   "fast weights in decoders": {"compmod_jax/analysis/plasticity.py", "configs/plastic_lm.py"},
   "plastic language models": {"compmod_jax/analysis/plasticity.py"},
   "learning at two levels": {

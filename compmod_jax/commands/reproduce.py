@@ -12,6 +12,8 @@ strategies). Of their relatives:
 tim (mechanisms in masked language models), copying and digits (recurrent modules), cues and
 plastic_lm (plastic connections), neural_interpreters (fuzzy expressions), competing_experts
 (digits), few-shot (characters), leopard (sentences), continual (classes one after the other).
+generalisation: positions, competition and gates on data that are composed, deeper or longer than
+those of training; each data set is a scale, such as table_lookup, copy or scan_length, and quick.
 Scales: tiny (the project's own data), paper (the published data), and between them tatoeba,
 public_domain, ptb or small; 5way and 20way of few-shot.
 

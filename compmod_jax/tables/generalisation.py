@@ -1,0 +1,139 @@
+"""Systematic generalisation: parts of models that may help, under one protocol.
+
+Every run of a data set takes the same number of steps and keeps the moving average of its last
+parameters; outputs are searched greedily and right if they are right as a whole. One row,
+`plain, best in distribution`, keeps the parameters with the best score in distribution instead, as
+most published failures did (Csordas et al. 2021, "The Devil is in the Detail").
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from compmod_jax.core.errors import check_choice
+from compmod_jax.tables.grid import Column
+from compmod_jax.tables.spec import Row, Spec, with_model
+from compmod_jax.training.experiment import Experiment, Phase, load_config, translation_task
+
+_LONGER = ("test", "longer_2", "longer_3")
+_DEEPER = ("test", "deeper_valid", "deeper")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+  """A data set.
+
+  Attributes:
+    text: in a few words.
+    config: its configuration.
+    parts: those that are scored.
+    changes: fields of its data that differ from the configuration's.
+    primitives: whether added primitives are one of the ingredients.
+  """
+
+  text: str
+  config: str
+  parts: tuple[str, ...] = ("test",)
+  changes: Mapping[str, object] = dataclasses.field(default_factory=dict)
+  primitives: bool = False
+
+  def experiment(self) -> Experiment:
+    """The plain model, whose last parameters are kept and which no clock stops."""
+    base = with_model(load_config(self.config), compete=())
+    base = dataclasses.replace(base, model_selection="last", time_limit_minutes=0.0)
+    return _with_data(base, **self.changes)
+
+
+_TABLES = (*_DEEPER, "composition", "primitive")
+SCALES = {
+  "quick": _Data("table lookup, 1,000 steps a run", "systematic:table_lookup", _DEEPER),
+  "table_lookup": _Data(
+    "tables of 3 bits, composed; the first one applied stands last",
+    "systematic:table_lookup",
+    _TABLES,
+  ),
+  "table_lookup_forward": _Data(
+    "tables of 3 bits, composed; the first one applied stands first",
+    "systematic:table_lookup_forward",
+    _TABLES,
+  ),
+  "arithmetic": _Data("sums and products modulo 10, nested", "systematic:arithmetic", _DEEPER),
+  "list_operations": _Data("operations on nested lists", "systematic:list_operations", _DEEPER),
+  "copy": _Data("copies of up to 20 symbols", "systematic:copy", _LONGER),
+  "reverse": _Data("up to 20 symbols, the last one first", "systematic:reverse", _LONGER),
+  "addition": _Data("two numbers of up to 20 digits", "systematic:addition", _LONGER),
+  "sorting": _Data("up to 20 digits, the least one first", "systematic:sorting", _LONGER),
+  "parity": _Data("whether up to 20 bits have an even sum", "systematic:parity", _LONGER),
+  "scan_length": _Data("SCAN, up to 22 actions in training", "scan:length"),
+  "scan_length_26": _Data("SCAN, up to 26 actions in training", "scan:length", changes={"cut": 26}),
+  "scan_jump": _Data("SCAN, jump by itself in training", "scan:addprim_jump", primitives=True),
+  "scan_around_right": _Data(
+    "SCAN, no around right in training", "scan:template_around_right", primitives=True
+  ),
+  **{
+    f"scan_mcd{n}": _Data(
+      f"SCAN, compounds that diverge, split {n}", "scan:simple", changes={"split": f"mcd{n}"}
+    )
+    for n in (1, 2, 3)
+  },
+}
+"""Name of a scale -> its data."""
+
+_ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
+INGREDIENTS: dict[str, dict[str, object]] = {
+  "plain": {},
+  "learned": {"positions": "learned"},
+  "no positions": {"positions": "none"},
+  "ALiBi": {"positions": "alibi"},
+  "rotary": {"positions": "rotary"},
+  "relative bias": {"positions": "relative_bias"},
+  "relative": {"positions": "relative"},
+  "random labels": {"random_positions": 160, "max_length": 160},
+  "heads compete": {"compete": _ENCODER, "ffn_dim": 216},
+  "relative, heads compete": {"positions": "relative", "compete": _ENCODER, "ffn_dim": 216},
+  "relative, all heads compete": {"positions": "relative", "compete": _ALL, "ffn_dim": 144},
+  "relative, gates": {"positions": "relative", "gated_heads": _ALL},
+}
+"""Row -> what differs from the plain model. Widths give rows with mechanisms as many parameters,
+within 1 %, as the same row has without; see `tools.equal`."""
+_PLAIN, _CHOSEN = "plain", "plain, best in distribution"
+_QUICK = ("plain", "relative", "heads compete", "relative, heads compete")
+_FACTORS: dict[str, tuple[str, ...]] = {
+  "relative": ("relative", "relative, heads compete"),
+  "competition": ("heads compete", "relative, heads compete"),
+}
+
+
+def generalisation(scale: str) -> Spec:
+  """One data set; each of them is a scale.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  check_choice("--scale", scale, SCALES)
+  data = SCALES[scale]
+  base, quick = data.experiment(), scale == "quick"
+  if quick:
+    base = dataclasses.replace(base, phases=(Phase(steps=1000),), evaluate_every=1000)
+  experiments: dict[str, Experiment] = {}
+  for name, changes in INGREDIENTS.items():
+    if name in _QUICK or not quick:
+      experiments[name] = with_model(base, **changes)
+    if name == _PLAIN and not quick:
+      experiments[_CHOSEN] = dataclasses.replace(base, model_selection="best")
+  if data.primitives:
+    for name in ("plain", "relative"):
+      added = _with_data(experiments[name], added_primitives=20)
+      experiments[f"{name}, added primitives"] = added
+  columns = tuple(
+    Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
+  )
+  rows = {name: Row(experiment) for name, experiment in experiments.items()}
+  title = "Systematic generalisation, exact match"
+  return Spec(title, data.text, rows, _PLAIN, columns, _FACTORS if quick else {})
+
+
+def _with_data(experiment: Experiment, **changes: object) -> Experiment:
+  """The experiment with changes of its data."""
+  task = translation_task(experiment)
+  data = dataclasses.replace(task.data, **changes)
+  return dataclasses.replace(experiment, task=dataclasses.replace(task, data=data))

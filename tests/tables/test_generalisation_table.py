@@ -1,0 +1,52 @@
+"""The table of systematic generalisation: one protocol, equal parameters, data of known parts."""
+
+import dataclasses
+
+import pytest
+
+from compmod_jax.data.synthetic.scan import ScanData
+from compmod_jax.tables.generalisation import INGREDIENTS, SCALES, generalisation
+from compmod_jax.tools import describe
+from compmod_jax.training.experiment import translation_task
+
+SLOW = {"quick", "scan_mcd1", "scan_mcd2", "scan_mcd3"}  # the search for a split takes seconds
+
+
+@pytest.mark.parametrize("scale", sorted(set(SCALES) - SLOW))
+def test_all_rows_of_a_data_set_are_trained_alike_and_scored_on_parts_that_it_has(scale):
+  spec = generalisation(scale)
+  experiments = {name: row.experiment for name, row in spec.rows.items()}
+  chosen = experiments.pop("plain, best in distribution")
+  assert (chosen.model_selection, chosen.model) == ("best", experiments["plain"].model)
+  plain = experiments[spec.reference]
+  assert plain.model == plain.model.plain()
+  assert {column.split for column in spec.columns} <= set(translation_task(plain).data.splits())
+  for name, experiment in experiments.items():
+    same = dataclasses.replace(experiment, model=plain.model)
+    if "primitives" in name:
+      data = translation_task(experiment).data
+      assert isinstance(data, ScanData)
+      assert data.added_primitives == 20
+      same = dataclasses.replace(same, task=plain.task)
+    assert same == plain
+  assert (plain.model_selection, plain.time_limit_minutes) == ("last", 0)
+
+
+def test_mechanisms_cost_no_parameters():
+  rows = generalisation("scan_length").rows
+  counts = {
+    name: describe.count_parameters(describe.assemble(rows[name].experiment)[0])
+    for name in ("relative", "relative, heads compete", "relative, all heads compete")
+  }
+  for name, count in counts.items():
+    assert abs(count / counts["relative"] - 1) < 0.01, name
+  assert (
+    INGREDIENTS["heads compete"]["ffn_dim"] == INGREDIENTS["relative, heads compete"]["ffn_dim"]
+  )
+
+
+def test_the_quick_table_is_a_whole_factorial():
+  spec = generalisation("quick")
+  settings = {row: tuple(row in rows for rows in spec.factors.values()) for row in spec.rows}
+  assert sorted(settings.values()) == [(False, False), (False, True), (True, False), (True, True)]
+  assert settings[spec.reference] == (False, False)

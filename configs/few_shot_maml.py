@@ -6,7 +6,7 @@ leads to a classifier of them; evaluation takes three.
 Run:      python -m train.main --config configs/few_shot_maml.py --workdir runs/maml
 Variants: (none)       5-way 1-shot, to the second order
           5shot        with 5 examples of a class
-          20way        20-way 1-shot, 5,000 steps without a time limit
+          20way        20-way 1-shot, 10,000 steps without a time limit
           first_order  without second derivatives
           meta_sgd     a step size for every number, learned, too (Li et al. 2017)
           anil         the head alone adapts (Raghu et al. 2020)
@@ -55,7 +55,7 @@ def get_config(variant: str) -> Experiment:
     task=task,
     model=ConvNetConfig(halve="stride"),
     optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=20),
-    phases=(Phase(steps=5000 if many else 1500),),
+    phases=(Phase(steps=10_000 if many else 1500),),
     evaluate_every=250,
     evaluate_sentences=100,
     watch_sentences=0,

@@ -28,6 +28,7 @@ DIR/TABLE/SCALE-N-steps: a part of a table never overwrites files of the whole o
 
 import dataclasses
 import json
+import math
 import re
 import statistics
 import time
@@ -83,6 +84,8 @@ def main(argv: list[str]) -> int:
     first, step = _shard(args.shard)
     missing = [cell for cell in cells[first::step] if read(cell) is None]
     command = cli.command("reproduce", argv)
+    if missing and not args.show:
+      print(expectations(spec, cells))
     failed = [] if args.show else make(missing, args, preemption, command)
     report(args, spec, cells, command)
   for cell, error in failed:
@@ -158,6 +161,32 @@ def _shard(text: str) -> tuple[int, int]:
   return first, step
 
 
+def expectations(spec: Spec, cells: list[Cell]) -> str:
+  """What the seeds will be able to show, from the spread of the runs that are there already."""
+  from compmod_jax.tables.grid import planned
+
+  values = _values(spec, cells)
+  seeds = len({cell.seed for cell in cells})
+  found = {
+    column: planned(values, column.name, seeds=seeds, tests=len(values) - 1)
+    for column in spec.columns
+  }
+  known = [
+    f"{column.name} {least:.{column.digits}f}"
+    for column, least in found.items()
+    if math.isfinite(least)
+  ]
+  if not known:
+    return (
+      f"What {seeds} seeds of {len(values)} rows will be able to show is known once a row has two"
+      " runs."
+    )
+  return (
+    f"Given the spread of the runs so far, {seeds} seeds of {len(values)} rows will show a true"
+    f" difference in four of five repetitions if it is at least: {', '.join(known)}."
+  )
+
+
 def make(
   missing: list[Cell], args: Args, preemption: Preemption, command: str
 ) -> list[tuple[Cell, str]]:
@@ -225,10 +254,7 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
   from compmod_jax.tables.grid import summarise
 
   done = {cell.file: record for cell in cells if (record := read(cell)) is not None}
-  values: dict[str, dict[int, Mapping[str, float]]] = {cell.row: {} for cell in cells}
-  for cell in cells:
-    if cell.file in done:
-      values[cell.row][cell.seed] = dict(_scores(spec, done[cell.file]["scores"]))
+  values = _values(spec, cells)
   left = len(cells) - len(done)
   if left:
     print(f"\n{left} of {len(cells)} runs are not done yet.")
@@ -280,6 +306,16 @@ def _flat(values: object, path: str = "") -> Iterator[tuple[str, Any]]:
       yield from _flat(value, f"{path}.{number}")
   else:
     yield path, json.dumps(values) if isinstance(values, list | dict) else values
+
+
+def _values(spec: Spec, cells: list[Cell]) -> dict[str, dict[int, Mapping[str, float]]]:
+  """Row -> seed -> column -> score, of the cells that are done."""
+  values: dict[str, dict[int, Mapping[str, float]]] = {cell.row: {} for cell in cells}
+  for cell in cells:
+    record = read(cell)
+    if record is not None:
+      values[cell.row][cell.seed] = dict(_scores(spec, record["scores"]))
+  return values
 
 
 def _scores(spec: Spec, scores: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

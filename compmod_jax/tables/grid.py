@@ -179,3 +179,30 @@ def _column(values: Values, name: str, reference: str) -> dict[str, Entry]:
 
 def _detectable(test: Paired, tests: int) -> float:
   return detectable(test.deviation, test.difference.runs, alpha=ALPHA / tests)
+
+
+def planned(values: Values, column: str, *, seeds: int, tests: int) -> float:
+  """Smallest difference between two rows that a number of seeds will show, before they have run.
+
+  In four of five repetitions, at the level corrected for the number of tests (Bonferroni). What
+  seeds do to a row is taken from the runs that are there, pooled over rows; two rows are taken to
+  be independent, as runs of one seed mostly are.
+
+  Args:
+    values: what is there of the table.
+    column: name of the quantity.
+    seeds: of every row, when all have run.
+    tests: rows that are to be tested.
+
+  Returns:
+    In the column's unit; infinity if no row has two runs yet.
+  """
+  squares, freedom = 0.0, 0
+  for runs in values.values():
+    found = [scores[column] for scores in runs.values() if column in scores]
+    mean = sum(found) / max(1, len(found))
+    squares += sum((value - mean) ** 2 for value in found)
+    freedom += max(0, len(found) - 1)
+  if not freedom:
+    return math.inf
+  return detectable(math.sqrt(2 * squares / freedom), seeds, alpha=ALPHA / max(1, tests))

@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from compmod_jax.analysis.report import page as pages
 from compmod_jax.core.errors import UserError
 from compmod_jax.metrics.significance import paired_test
 from compmod_jax.tables import report
-from compmod_jax.tables.grid import Column, summarise
+from compmod_jax.tables.grid import Column, planned, summarise
 
 COLUMNS = (Column("BLEU", "test", "bleu"), Column("PPL", "test", "perplexity", lower=True))
 VALUES = {
@@ -158,3 +159,17 @@ def test_without_the_plain_row_the_picture_says_what_is_missing(tmp_path):
   alone = summarise("A", {"enc": VALUES["enc"]}, COLUMNS, reference="none", published={})
   written = pages.write(report.page(alone, description="", data={}), tmp_path)
   assert "No row has a seed in common" in written.html.read_text()
+
+
+def test_what_seeds_will_show_is_what_paired_tests_of_such_runs_find():
+  chance = np.random.default_rng(0)
+  there = {row: {seed: {"BLEU": chance.normal(30, 2)} for seed in range(200)} for row in ("a", "b")}
+  least = planned(there, "BLEU", seeds=6, tests=1)
+  found = 0
+  for _ in range(2000):
+    plain, other = chance.normal(30, 2, (2, 6))
+    found += paired_test(list(other + least), list(plain)).p <= 0.05
+  assert abs(found / 2000 - 0.8) < 0.04
+  assert planned(there, "BLEU", seeds=6, tests=5) > least
+  once = {row: {0: {"BLEU": 30.0}} for row in ("a", "b")}
+  assert planned(once, "BLEU", seeds=6, tests=1) == math.inf

@@ -134,6 +134,16 @@ def test_shards_together_make_the_table_that_one_machine_makes(grid, whole, caps
   assert numbers(folder) == numbers(whole)
 
 
+def test_what_the_seeds_will_show_is_said_from_the_runs_that_are_there(grid, whole, tmp_path):
+  arguments = reproduce.Args("tiny", seeds=4, results=whole.parents[1])
+  spec, cells = reproduce.grid(arguments)
+  said = reproduce.expectations(spec, cells)
+  assert "4 seeds of 2 rows" in said
+  assert "PPL test " in said
+  said = reproduce.expectations(*reproduce.grid(dataclasses.replace(arguments, results=tmp_path)))
+  assert "known once a row has two" in said
+
+
 def test_what_is_done_is_not_made_again(grid, whole, monkeypatch):
   monkeypatch.setattr(reproduce, "_make", lambda *_: pytest.fail("a finished cell was made again"))
   before = {path: path.stat().st_mtime_ns for path in whole.glob("*-seed*.json")}

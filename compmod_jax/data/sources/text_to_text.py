@@ -9,6 +9,7 @@ import numpy as np
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.base import DataError, Metric, Pairs
 from compmod_jax.data.corruption import SpansConfig, corrupt_spans
+from compmod_jax.data.sources.cogs import CogsData
 from compmod_jax.data.sources.documents import GrammarTopics
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.sources.tfds import TfdsData
@@ -92,9 +93,9 @@ class SpanCorruptionData:
     return Pairs(source, target, where=lambda i: places[i], metric=self.metric)
 
 
-Systematic = TableLookupData | ArithmeticData | ListOpsData | LengthData
-"""Pairs that are made, and are scored on others than those of training."""
-PairData = GrammarData | ScanData | Systematic | TextData | TfdsData | SpanCorruptionData
+Systematic = ScanData | CogsData | TableLookupData | ArithmeticData | ListOpsData | LengthData
+"""Pairs that are scored on others than those of training."""
+PairData = GrammarData | Systematic | TextData | TfdsData | SpanCorruptionData
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,7 +91,7 @@ def folder(tmp_path):
   ]
   lines += ["The cat smiled .\t* cat ( x _ 1 ) ; smile . agent ( x _ 2 , x _ 1 )\tin_distribution"]
   lines += [lines[-1].replace("cat", f"cat{i}") for i in range(2_000)]
-  lines += [f"deep .\t{DEEP}\tin_distribution", "Ann\tAnn\tprimitive"]
+  lines += [f"The cat saw .\t{DEEP}\tin_distribution", "Ann\tAnn\tprimitive"]
   lines += ["Ann smiled .\tsmile . agent ( x _ 1 , Ann )\texposure_example_subj_proper"]
   lines += ["Bob smiled .\tsmile . agent ( x _ 1 , Bob )\tin_distribution"]
   with gzip.open(tmp_path / "train.tsv.gz", "wt") as file:
@@ -130,15 +130,19 @@ def test_held_out_sentences_are_taken_out_of_training_and_of_both_other_parts(fo
   assert data.published_counts == {}
   train, held_out = data.load("train"), data.load("held_out")
   # Ann is kept as an agent and Bob as a theme; where both are wrong, they are two categories.
-  assert Counter(held_out.source) == {"deep .": 1, "Bob smiled .": 1}
+  assert Counter(held_out.source) == {"The cat saw .": 1, "Bob smiled .": 1}
   assert held_out.info == [{"category": "pp_recursion"}, {"category": "theme_to_agent_proper"}]
   assert held_out.where(1) == "train.tsv.gz:2025"
   assert Counter(train.source)["Ann saw Bob ."] == 10
   assert "Bob saw Ann ." not in train.source
   assert "Ann" in train.source
   assert len(train) == 2_025 - 10 - 2
-  assert data.load("valid").source == ["The cat1999 smiled .", "Ann", "Ann smiled ."]
+  assert data.load("valid").source == ["The cat1999 smiled .", "Ann smiled ."]
   assert len(data.load("test")) == 1
+  (folder / "test.tsv").write_text(
+    "An owl smiled .\towl ( x _ 1 ) AND smile . agent ( x _ 2 , x _ 1 )\tin_distribution\n"
+  )
+  assert len(data.load("test")) == 0  # no owl is trained
 
 
 def test_damaged_files_are_told_with_their_line(folder):

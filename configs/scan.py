@@ -3,15 +3,24 @@
 Run:      python -m train.main --config configs/scan.py:simple
 Variants: simple, length, addprim_jump, addprim_turn_left, template_right,
           template_opposite_right, template_around_right, template_jump_around_right
+                     the published splits
+          length_24, length_25, length_26, length_27, length_28, length_30, length_32, length_33,
+          length_36, length_40
+                     training has all commands of up to so many actions
+          mcd1, mcd2, mcd3
+                     made by the published measure of compound divergence
+          addprim_jump_added, addprim_turn_left_added, template_around_right_added
+                     20 copies of each primitive of the kind that is held out, in training
+Files:    the published ones in place of generated commands: add --config.task.data.folder=PATH
 Measured: exact match simple 99.7 %, addprim_jump 0.6 %, length 0.0 % (seed 0; 22, 22 and 31 minutes
           on one core of a shared AMD EPYC machine, 2026-11-21)
 """
 
-from typing import cast, get_args
+from typing import Any, get_args
 
 from compmod_jax.core import errors
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.synthetic.scan import ScanData, SplitName
+from compmod_jax.data.synthetic.scan import CUTS, ScanData, SplitName
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer import TransformerConfig
@@ -19,14 +28,24 @@ from compmod_jax.tasks.translation import TranslationConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.optimizer import OptimizerConfig
 
+# Variant -> fields of the data; commands of a split are made where it is chosen.
+_DATA: dict[str, dict[str, Any]] = {
+  **{split: {"split": split} for split in get_args(SplitName)},
+  **{f"length_{cut}": {"split": "length", "cut": cut} for cut in CUTS[1:]},
+  **{
+    f"{split}_added": {"split": split, "added_primitives": 20}
+    for split in ("addprim_jump", "addprim_turn_left", "template_around_right")
+  },
+}
+
 
 def get_config(variant: str) -> Experiment:
   variant = variant or "simple"
-  errors.check_choice("variant", variant, get_args(SplitName))
+  errors.check_choice("variant", variant, _DATA)
   return Experiment(
     name=f"SCAN, {variant} split",
     task=TranslationConfig(
-      data=ScanData(split=cast(SplitName, variant)),
+      data=ScanData(**_DATA[variant]),
       tokenizer=TokenizerConfig(kind="words"),
       target_tokenizer=TokenizerConfig(kind="words"),
       batch=BatchConfig(tokens=4096, ceiling=64, bucket_count=4),

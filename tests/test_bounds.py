@@ -18,13 +18,15 @@ from compmod_jax.training.experiment import load_config
 
 VARIANTS = {
   "benchmarks/tiny_runs.py": ("translation", "masked", "recurrent", "questions"),
+  "configs/cogs.py": ("",),
   "configs/everything.py": ("",),
   "configs/lm_recoding.py": ("", "ptb"),
   "configs/mlm_cah.py": ("grammar", "billion"),
   "configs/nemot_pretrain.py": ("grammar", "grammar-decoder"),
   "configs/nemot_qa.py": ("worlds", "general"),
   "configs/nmt_cah.py": ("grammar", "tatoeba"),
-  "configs/scan.py": ("",),
+  "configs/pcfg_set.py": ("",),
+  "configs/scan.py": ("", "length_26"),
 }
 CONFIGS = [f"{path}:{name}" for path, names in VARIANTS.items() for name in names]
 # Where -1 has a meaning; and any number is the seed of another draw.

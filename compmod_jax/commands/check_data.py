@@ -12,7 +12,7 @@ from pathlib import Path
 from compmod_jax.commands.config_option import parse
 from compmod_jax.core import errors
 from compmod_jax.data import check, check_documents, export
-from compmod_jax.data.base import Pairs
+from compmod_jax.data.base import HasPublishedCounts, Pairs
 from compmod_jax.data.qa import check as check_questions
 from compmod_jax.data.qa.tokenized import QuestionTokenizer
 from compmod_jax.data.tokenizers import pair_tokenizers
@@ -32,7 +32,7 @@ class Args:
   export: Path | None = None
   """Also write every split to this folder as plain parallel text: SPLIT.LANGUAGE."""
   max_ratio: float = 3.0
-  """Warn where a side has more than this many times the tokens of the other."""
+  """Warn where a side of a translation has more than this many times the tokens of the other."""
   first: int = 5
   """Places that are listed for each kind of finding."""
   cache: Path | None = None
@@ -73,7 +73,8 @@ def _check_pairs(args: Args) -> list[check.SplitReport]:
     )
 
   limits = check.Limits(longest=task.batch.longest, max_ratio=args.max_ratio, first=args.first)
-  return check.check_splits(task.data.load, task.data.splits(), tokenizers, limits)
+  published = task.data.published_counts if isinstance(task.data, HasPublishedCounts) else {}
+  return check.check_splits(task.data.load, task.data.splits(), tokenizers, limits, published)
 
 
 def _export(data: export.Parallel, folder: Path, reports: list[check.SplitReport]) -> None:

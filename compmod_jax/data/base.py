@@ -140,6 +140,16 @@ class HasSplits(NamesSplits, Protocol):
 
 
 @runtime_checkable
+class HasPublishedCounts(Protocol):
+  """A data configuration of a published set."""
+
+  @property
+  def published_counts(self) -> Mapping[str, int]:
+    """Split -> examples of the published one, as far as that is known."""
+    ...
+
+
+@runtime_checkable
 class HasClasses(NamesSplits, Protocol):
   """A data configuration of examples by class; those of two splits are different classes."""
 

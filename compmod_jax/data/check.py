@@ -2,7 +2,8 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -65,6 +66,7 @@ class SplitReport:
     longest: greatest length of source and target sentences, or of documents.
     findings: by kind; kinds without findings are there with count 0.
     noun: what is counted.
+    published: how many pairs the published split has; none where that is not known.
   """
 
   split: str
@@ -74,6 +76,7 @@ class SplitReport:
   longest: tuple[int, ...] = (0, 0)
   findings: dict[str, Finding] = dataclasses.field(default_factory=dict)
   noun: str = "pairs"
+  published: int | None = None
 
   @property
   def failed(self) -> bool:
@@ -132,7 +135,8 @@ def check_pairs(
   """Looks at every pair of a split.
 
   Finds empty sides (an error); and as warnings length ratios, sides over the ceiling, repeated
-  pairs, text unknown to the tokenizers, and sources or whole pairs that are in training too.
+  pairs, text unknown to the tokenizers, and sources or whole pairs that are in training too. Pairs
+  that are scored by exact match are no translations, and may have any ratio.
 
   Args:
     split: name, for the report.
@@ -143,7 +147,8 @@ def check_pairs(
     seen: the training pairs, when this is another split.
   """
   notes = Notes(limits.first)
-  check_lengths = _length_checks(notes, limits, tokenizers is not None)
+  translations = pairs.metric != "exact_match"
+  check_lengths = _length_checks(notes, limits, tokenizers is not None, translations)
   check_repeats = _repeat_checks(notes, pairs, seen)
   unknown = notes.kind("unknown", "warning") if tokenizers else None
   lengths: tuple[list[int], list[int]] = ([], [])
@@ -183,9 +188,11 @@ def _measure(
   ]
 
 
-def _length_checks(notes: Notes, limits: Limits, ceiling: bool) -> Callable[..., None]:
+def _length_checks(
+  notes: Notes, limits: Limits, ceiling: bool, translations: bool
+) -> Callable[..., None]:
   empty = notes.kind("empty side", "error")
-  ratio = notes.kind("length ratio", "warning")
+  ratio = notes.kind("length ratio", "warning") if translations else None
   long = notes.kind("over-long", "warning") if ceiling else None
 
   def look(place: str, texts: tuple[str, str], sizes: tuple[int, int]) -> None:
@@ -197,7 +204,7 @@ def _length_checks(notes: Notes, limits: Limits, ceiling: bool) -> Callable[...,
       return
     low, high = sorted(sizes)
     counts = f"{sizes[0]} to {sizes[1]} {'tokens' if ceiling else 'words'}"
-    if high > limits.max_ratio * low and high - low >= limits.min_difference:
+    if ratio and high > limits.max_ratio * low and high - low >= limits.min_difference:
       ratio(f"{place}: {counts}")
     if long and high > limits.longest:
       long(f"{place}: {counts}, the ceiling is {limits.longest}")
@@ -238,6 +245,7 @@ def check_splits(
   splits: Sequence[str],
   tokenizers: Callable[[Pairs], Tokenizers],
   limits: Limits = Limits(),
+  published: Mapping[str, int] = MappingProxyType({}),
 ) -> list[SplitReport]:
   """Checks every split; files whose content is wrong are an error of their split.
 
@@ -246,6 +254,7 @@ def check_splits(
     splits: their names, "train" first.
     tokenizers: training pairs -> tokenizers for source and target.
     limits: what is remarkable.
+    published: name of a split -> pairs of the published one, as far as that is known.
 
   Raises:
     UserError: a split cannot be found at all, or no tokenizer can be trained.
@@ -260,22 +269,26 @@ def check_splits(
       continue
     if split == "train":
       trained = tokenizers(pairs)
-    reports.append(check_pairs(split, pairs, trained, limits, seen))
+    report = check_pairs(split, pairs, trained, limits, seen)
+    reports.append(dataclasses.replace(report, published=published.get(split)))
     if split == "train":
       seen = Seen(pairs)
   return reports
 
 
 def summary(reports: Sequence[SplitReport]) -> list[str]:
-  """A table of the counts, one line a split."""
+  """A table of the counts, one line a split; beside them those of published splits."""
   kinds = list(dict.fromkeys(kind for report in reports for kind in report.findings))
-  rows = [["split", reports[0].noun if reports else "pairs", "mean length", "longest", *kinds]]
+  known = any(report.published is not None for report in reports)
+  counts = [reports[0].noun if reports else "pairs", *(["published"] if known else [])]
+  rows = [["split", *counts, "mean length", "longest", *kinds]]
   for report in reports:
     found = (report.findings.get(kind) for kind in kinds)
     rows.append(
       [
         report.split,
         str(report.pairs),
+        *(["-" if report.published is None else str(report.published)] if known else []),
         "/".join(f"{mean:.1f}" for mean in report.mean) + f" {report.unit}",
         "/".join(map(str, report.longest)),
         *("-" if one is None else str(one.count) for one in found),

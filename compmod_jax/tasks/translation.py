@@ -32,7 +32,7 @@ from compmod_jax.data.tokenizers import (
   tokenizer_from_bytes,
 )
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.metrics import text
+from compmod_jax.metrics import groups, text
 from compmod_jax.models.base import ModelConfig, Seq2Seq
 from compmod_jax.models.transformer import shift_right
 from compmod_jax.tasks.base import (
@@ -362,7 +362,10 @@ class TokenLoss:
 
 @dataclasses.dataclass(frozen=True)
 class TranslationScores:
-  """Translates the sources of a split: BLEU and chrF, or exact match, of the outputs.
+  """Translates the sources of a split: BLEU, chrF and exact match of the outputs.
+
+  Where pairs have annotations or are scored by exact match, also the exact match of groups of them:
+  see `metrics.groups`.
 
   Attributes:
     metric: `bleu` or `exact_match`, by which checkpoints are compared.
@@ -391,6 +394,9 @@ class TranslationScores:
     yield "decoded", len(scoring.outputs)
     yield "search", task.generator.decode.describe()
     yield from text.score_outputs(scoring.outputs, scoring.references).items()
+    if pairs.info is not None or pairs.metric == "exact_match":
+      outputs, references = scoring.outputs, scoring.references
+      yield from groups.exact_match_by_group(outputs, references, pairs.info).items()
     yield from mean_entropy(found).items()
 
 

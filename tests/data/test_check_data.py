@@ -1,5 +1,6 @@
 """The data check: what it finds, where, its exit status, and the export."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -55,6 +56,13 @@ def test_length_ratios_are_warned_of_unless_sentences_are_short():
   assert found(report) == {"length ratio": 1}
   assert report.findings["length ratio"].places == ["train.de:1: 2 to 7 tokens"]
   assert not report.failed
+
+
+def test_pairs_that_are_no_translations_may_have_any_length_ratio():
+  pairs = dataclasses.replace(make([("a", "b b b b b b")]), metric="exact_match")
+  report = check.check_pairs("x", pairs, words(pairs), LIMITS)
+  assert found(report) == {}
+  assert "length ratio" not in report.findings
 
 
 def test_sides_over_the_ceiling_are_warned_of():
@@ -153,6 +161,19 @@ def test_the_summary_has_a_line_for_every_split(folder):
   assert [line.split()[0] for line in lines] == ["split", "train", "valid", "test"]
   assert len({len(line) for line in lines}) == 1
   assert "source in train" in lines[0]
+
+
+def test_counts_stand_beside_those_of_published_splits(folder):
+  data = TextData(folder=str(folder))
+  reports = check.check_splits(data.load, data.splits(), words, published={"train": 3, "test": 2})
+  lines = [line.split()[:3] for line in check.summary(reports)]
+  assert lines == [
+    ["split", "pairs", "published"],
+    ["train", "2", "3"],
+    ["valid", "1", "-"],
+    ["test", "2", "2"],
+  ]
+  assert "published" not in check.summary(check.check_splits(data.load, data.splits(), words))[0]
 
 
 def test_what_is_exported_reads_back_the_same(folder, tmp_path_factory):

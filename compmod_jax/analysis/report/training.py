@@ -140,6 +140,7 @@ def _html(results: Results, title: str, pictures: list[dict[str, str]]) -> str:
     ],
     columns=columns,
     units=results.get("units"),
+    groups=_parts(results),
     notes=_results.notes(results),
     signatures=_results.signatures(results),
     samples=samples,
@@ -147,6 +148,24 @@ def _html(results: Results, title: str, pictures: list[dict[str, str]]) -> str:
     configuration=list(page.flat(results.get("configuration") or {})),
     provenance=list(page.flat(results.get("provenance") or {})),
   )
+
+
+def _parts(results: Results) -> dict[str, Any] | None:
+  """A table of the scores of parts of the splits, a row for each part; None if there are none."""
+  rows = [row for row in results["splits"] if row.get("parts")]
+  scores = [row.get("parts") or {} for row in rows]
+  names = dict.fromkeys(name for one in scores for name in one)
+  if not names:
+    return None
+
+  def cell(name: str, value: float | None) -> tuple[str, str]:
+    return ("–" if value is None else number(name.partition("/")[0], value)), ""
+
+  return {
+    "header": [("score", "text"), *((row["split"], "") for row in rows)],
+    "rows": [[(name, "text"), *(cell(name, one.get(name)) for one in scores)] for name in names],
+    "caption": "Exact match: per cent of a part's sentences. A dash: the split has no such part.",
+  }
 
 
 def _tiles(results: Results) -> Iterator[tuple[str, str, str]]:

@@ -9,12 +9,14 @@ import numpy as np
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.base import DataError, Metric, Pairs
 from compmod_jax.data.corruption import SpansConfig, corrupt_spans
+from compmod_jax.data.sources.cogs import CogsData
 from compmod_jax.data.sources.documents import GrammarTopics
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.sources.tfds import TfdsData
 from compmod_jax.data.synthetic.expressions import ArithmeticData, ListOpsData, TableLookupData
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.lengths import LengthData
+from compmod_jax.data.synthetic.pcfg_set import PcfgSetData
 from compmod_jax.data.synthetic.scan import ScanData
 from compmod_jax.data.text_tokenizer import DocumentData
 
@@ -92,9 +94,11 @@ class SpanCorruptionData:
     return Pairs(source, target, where=lambda i: places[i], metric=self.metric)
 
 
-Systematic = TableLookupData | ArithmeticData | ListOpsData | LengthData
-"""Pairs that are made, and are scored on others than those of training."""
-PairData = GrammarData | ScanData | Systematic | TextData | TfdsData | SpanCorruptionData
+Systematic = (
+  ScanData | CogsData | PcfgSetData | TableLookupData | ArithmeticData | ListOpsData | LengthData
+)
+"""Pairs that are scored on others than those of training."""
+PairData = GrammarData | Systematic | TextData | TfdsData | SpanCorruptionData
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Data that the project makes itself: a grammar, small worlds, SCAN, characters and waves."""
+"""Data that the project makes itself: a grammar, small worlds, SCAN, string edits, characters."""

@@ -266,6 +266,22 @@ def test_hostile_text_stays_text(tmp_path):
   assert "".join(page.text).count(HOSTILE) > 10, "shown as it is, and no template in it is run"
 
 
+def test_the_page_has_the_scores_of_parts_of_every_split(written, tmp_path):
+  assert "Parts of the splits" not in written.html.read_text()
+  found = full_results()
+  found["splits"][0]["parts"] = {"exact_match/category/passive": 99.97, "race/score": 31.25}
+  found["splits"][1]["parts"] = {"exact_match/category/passive": 12.5}
+  text = training.write_report(tmp_path, found, records=records()).html.read_text()
+  assert_fits_a_phone(text)
+  cells = [piece.strip() for piece in Page(text).text if piece.strip()]
+  start = cells.index("Parts of the splits")
+  assert cells[start + 1 : start + 10] == [
+    *("score", "test", "depth"),
+    *("exact_match/category/passive", "99.97 %", "12.50 %"),
+    *("race/score", "31.25", "–"),
+  ]
+
+
 def test_a_model_without_a_router_has_a_report_without_its_pictures(tmp_path):
   plain = full_results()
   del plain["head_weights"]

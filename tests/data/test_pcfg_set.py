@@ -1,0 +1,179 @@
+"""PCFG SET: against an interpreter of its sentences, and what each split keeps from training."""
+
+import functools
+
+import pytest
+
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.base import DataError
+from compmod_jax.data.synthetic.pcfg_set import (
+  PAIRS,
+  SYMBOLS,
+  PcfgSetData,
+  count_functions,
+  held_out_pair,
+)
+
+DATA = {
+  split: PcfgSetData(split=split, train=2_000, scored=200)
+  for split in ("iid", "systematicity", "productivity")
+}
+
+
+def interpret(words: list[str]) -> list[str]:
+  """The string that a sentence gives; takes its words, and a function's arguments, from the front.
+
+  Strings are edited in place, symbol by symbol, as the paper tells it in words.
+  """
+  word = words.pop(0)
+  if word[0].isupper():
+    string = [word]
+    while words and words[0] != "," and words[0][0].isupper():
+      string.append(words.pop(0))
+    return string
+  first = interpret(words)
+  if word in ("append", "prepend", "remove_first", "remove_second"):
+    assert words.pop(0) == ","
+    second = interpret(words)
+    return {
+      "append": [*first, *second],
+      "prepend": [*second, *first],
+      "remove_first": second,
+      "remove_second": first,
+    }[word]
+  if word == "reverse":
+    first.reverse()
+  elif word == "shift":
+    first.append(first.pop(0))
+  elif word == "echo":
+    first.append(first[-1])
+  elif word == "swap_first_last":
+    first[0], first[-1] = first[-1], first[0]
+  elif word == "repeat":
+    first.extend(list(first))
+  else:
+    assert word == "copy"
+  return first
+
+
+@pytest.mark.parametrize(
+  ("source", "target"),
+  [
+    ("repeat A1 B1 C1", "A1 B1 C1 A1 B1 C1"),
+    ("echo remove_first D1 K1 , E1 F1", "E1 F1 F1"),
+    ("append swap_first_last F1 G1 H1 , repeat I1 J1", "H1 G1 F1 I1 J1 I1 J1"),
+    ("reverse copy O14 O4 C12 J14 W3", "W3 J14 C12 O4 O14"),
+    ("remove_second shift A1 B1 , prepend C1 D1 , E1 F1", "B1 A1"),
+  ],
+)
+def test_the_interpreter_gives_what_the_paper_gives(source, target):
+  assert interpret(source.split()) == target.split()
+
+
+@pytest.mark.parametrize("split", DATA)
+def test_strings_are_those_that_the_interpreter_gives(split):
+  data = DATA[split]
+  seen: set[str] = set()
+  for part in data.splits():
+    pairs = data.load(part)
+    for source, target in zip(pairs.source, pairs.target, strict=True):
+      words = source.split()
+      assert interpret(words) == target.split()
+      assert words == []
+      assert max(len(source.split()), len(target.split())) <= data.longest
+    assert len(set(pairs.source)) == len(pairs)
+    assert not seen & set(pairs.source)
+    seen |= set(pairs.source)
+  assert data.load("test").where(3) == "pcfg_set:test[3]"
+
+
+def test_every_function_and_every_length_of_string_occurs():
+  sources = DATA["iid"].load("train").source
+  words = {word for source in sources for word in source.split()}
+  assert len(words - set(SYMBOLS) - {","}) == 10
+  assert words & set(SYMBOLS) == set(SYMBOLS)
+  assert len(SYMBOLS) == 520
+  strings = [
+    len([word for word in part.split() if word[0].isupper()])
+    for source in sources
+    for part in source.split(",")
+  ]
+  assert set(strings) == {2, 3, 4, 5}
+  counts = [count_functions(source) for source in sources]
+  assert min(counts) == 1
+  assert 0.08 < sum(count > 8 for count in counts) / len(counts) < 0.18
+
+
+def test_training_lacks_four_pairs_and_every_test_sentence_has_one():
+  data = DATA["systematicity"]
+  assert data.splits() == ("train", "valid", "test", "iid")
+  joined = [f" {first} {second} " for first, second in PAIRS]
+  for part in data.splits():
+    pairs = data.load(part)
+    for source, info in zip(pairs.source, pairs.info or (), strict=True):
+      found = [pair.strip() for pair in joined if pair in f" {source} "]
+      assert bool(found) == (part == "test")
+      name = "several" if len(found) > 1 else found[0] if found else "none"
+      assert info == {"functions": count_functions(source), "pair": name}
+  kinds = {info["pair"] for info in data.load("test").info or ()}
+  assert kinds == {*(pair.strip() for pair in joined), "several"}
+  # Both functions of a pair are trained, apart.
+  assert held_out_pair("repeat reverse remove_second A1 B1 , C1 D1") == "none"
+  assert held_out_pair("reverse repeat remove_second A1 B1 , C1 D1") == "repeat remove_second"
+
+
+def test_test_sentences_have_more_functions_than_any_of_training():
+  data = PcfgSetData(split="productivity", train=2_000, scored=200, functions=5)
+  for part in data.splits():
+    counts = {int(info["functions"]) for info in data.load(part).info or ()}
+    assert min(counts) > 5 if part == "test" else max(counts) == 5
+  assert DATA["iid"].splits() == ("train", "valid", "test")
+
+
+@pytest.fixture
+def folder(tmp_path):
+  sentences = {
+    ("pcfgset", "dev"): [("copy A1 B2", "A1 B2")],
+    ("pcfgset", "train"): [("shift A1 B2", "B2 A1"), ("echo A1 B2", "A1 B2 B2")],
+    ("pcfgset", "test"): [("repeat A1 B2", "A1 B2 A1 B2")],
+    ("systematicity", "train"): [("echo A1 B2", "A1 B2 B2")],
+    ("systematicity", "test"): [("swap_first_last repeat A1 B2", "B2 B2 A1 A1")],
+  }
+  for (name, part), lines in sentences.items():
+    (tmp_path / name).mkdir(exist_ok=True)
+    for side, end in enumerate(("src", "tgt")):
+      text = "".join(f"{pair[side]}\n" for pair in lines)
+      (tmp_path / name / f"{part}.{end}").write_text(text)
+  return tmp_path
+
+
+def test_published_files_are_read(folder):
+  iid = PcfgSetData(folder=str(folder))
+  assert iid.load("train").source == ["shift A1 B2", "echo A1 B2"]
+  assert iid.load("test").target == ["A1 B2 A1 B2"]
+  assert iid.load("test").where(0) == "test.src:1"
+  data = PcfgSetData(folder=str(folder), split="systematicity")
+  assert data.splits() == ("train", "valid", "test")
+  assert data.load("valid").source == ["copy A1 B2"]  # of pcfgset: there is no other
+  assert data.load("test").info == [{"functions": 2, "pair": "swap_first_last repeat"}]
+  assert data.load("test").metric == "exact_match"
+  with pytest.raises(UserError, match="productivity"):
+    PcfgSetData(folder=str(folder), split="productivity").load("test")
+  (folder / "pcfgset" / "dev.tgt").write_text("A1\nB1\n")
+  with pytest.raises(DataError, match=r"dev\.src has 1 lines but .*dev\.tgt has 2"):
+    iid.load("valid")
+
+
+@pytest.mark.parametrize(
+  ("make", "match"),
+  [
+    (lambda: PcfgSetData(split="random"), "'random'"),  # type: ignore[arg-type]
+    (lambda: PcfgSetData(functions=9), "functions is 9; it must be 1 to 8"),
+    (lambda: PcfgSetData(longest=16), "longest is 16; it must be 32"),
+    (lambda: PcfgSetData(train=0), "train is 0"),
+    (functools.partial(DATA["iid"].load, "iid"), "'iid'"),
+  ],
+)
+def test_mistakes_are_told(make, match):
+  with pytest.raises(UserError, match=match):
+    make()

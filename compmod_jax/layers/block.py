@@ -119,6 +119,8 @@ class StackConfig:
 
   # Fields of the models that have the choice; see `SystematicConfig` and `TransformerConfig`.
   random_positions: ClassVar[int] = 0
+  shared_layers: ClassVar[int] = 0
+  fewest_repeats: ClassVar[int] = 0
   position_kinds: ClassVar[tuple[str, ...]] = get_args(Positions)
   head_dim: ClassVar[int | None] = None
   norm_kind: ClassVar[NormKind] = "layer"
@@ -199,6 +201,10 @@ class StackConfig:
   def layers(self, side: str) -> int:
     """Layers of a stack."""
     raise NotImplementedError
+
+  def own_layers(self, side: str) -> int:
+    """Layers of a stack that have parameters of their own."""
+    return self.shared_layers or self.layers(side)
 
   def last_side(self, task: str) -> str:
     """The stack whose output gives a task's logits."""
@@ -557,9 +563,23 @@ def run_block(
   *,
   ctx: Context,
 ) -> tuple[Float[Array, "batch time embed"], State | None]:
-  """Runs a block; with `config.remat` the backward pass computes its activations again."""
+  """Runs a block; with `config.remat` the backward pass computes its activations again.
+
+  Sequences that have gone through as many layers as `ctx.depth` says stay as they are.
+  """
   if not block.config.remat or state is not None:
-    return block(x, state, memory, gates, ctx=ctx)
+    after, state = block(x, state, memory, gates, ctx=ctx)
+  else:
+    after = _again(block, x, memory, gates, ctx)
+  if ctx.depth is not None:
+    after = jnp.where((ctx.layer < ctx.depth)[:, None, None], after, x)
+  return after, state
+
+
+def _again(
+  block: Block, x: jax.Array, memory: jax.Array | None, gates: Gates, ctx: Context
+) -> jax.Array:
+  """What a block makes of whole sequences; the backward pass makes it again."""
 
   def apart(
     module: Block, x: jax.Array, memory: jax.Array | None, gates: Gates
@@ -572,4 +592,4 @@ def run_block(
   seen: set[str] = set()
   out, captured = nn.remat(apart)(block, x, memory, gates)
   ctx.intermediates.merge(captured, seen)
-  return out, None
+  return out

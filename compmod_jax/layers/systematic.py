@@ -18,9 +18,20 @@ class SystematicConfig(StackConfig):
   """In training the tokens of every sequence have sorted random labels from a range of this size in
   place of the numbers of their positions, and else fixed ones, evenly spread over the range (Ruoss
   et al. 2023); at least max_length. 0: off."""
+  shared_layers: int = 0
+  """So many layers of every stack have parameters, and are repeated in turn up to its number of
+  layers (a Universal Transformer without halting), which may differ between training and use: see
+  `--model_fields`. 0: every layer has its own."""
+  fewest_repeats: int = 0
+  """With shared layers: in training every sequence goes through a number of repetitions of them
+  that is drawn, from this one to all. 0: all."""
 
   def __post_init__(self):
     super().__post_init__()
+    self._check_labels()
+    self._check_shared()
+
+  def _check_labels(self) -> None:
     labels = self.random_positions
     errors.check(
       labels == 0 or labels >= self.max_length,
@@ -32,6 +43,40 @@ class SystematicConfig(StackConfig):
       f"model.random_positions is {labels}, but model.positions is 'none', and nothing reads"
       " labels. Leave it out, or choose other positions.",
     )
+
+  def _check_shared(self) -> None:
+    own, fewest = self.shared_layers, self.fewest_repeats
+    for field in ("shared_layers", "fewest_repeats"):
+      value = getattr(self, field)
+      errors.check(value >= 0, f"model.{field} is {value}; it must be at least 0, 0 for none.")
+    errors.check(
+      own > 0 or fewest == 0,
+      f"model.fewest_repeats is {fewest} but model.shared_layers 0; no layer is repeated. Set"
+      " shared_layers, or leave fewest_repeats out.",
+    )
+    for side in self.sides() if own else ():
+      layers = self.layers(side)
+      errors.check(
+        layers % own == 0,
+        f"model.shared_layers is {own} and the {side} has {layers} layers; they are repeated as a"
+        " whole. Choose a multiple.",
+      )
+      errors.check(
+        fewest <= layers // own,
+        f"model.fewest_repeats is {fewest}, but the {side} has {layers // own} repetitions of"
+        f" {own} layers. Choose at most {layers // own}.",
+      )
+      errors.check(
+        all(self.inside(side, i) == self.inside(side, i % own) for i in range(layers)),
+        f"model.shared_layers is {own}, but model.expert_layers {self.expert_layers} and"
+        f" model.mechanism_layers {self.mechanism_layers} do not have all repetitions of a layer of"
+        f" the {side}. Name whole stacks.",
+      )
+
+  def describe_competition(self) -> str:
+    """What competes where, and which layers are shared, in a few words."""
+    own, words = self.shared_layers, super().describe_competition()
+    return f"{words}, {own} layer{'s' * (own > 1)} repeated in each stack" if own else words
 
   def systematic_options(self) -> dict[str, Any]:
     """The options of this class that are not as they are by default, and their values."""

@@ -17,6 +17,7 @@ from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionI
 from compmod_jax.layers.embedding import PositionTable, Shared, encoder_decoder_embeddings
 from compmod_jax.layers.kv_cache import ancestor_mask
 from compmod_jax.layers.positions import ModelPositions, PositionLabels, RelativeBias, label
+from compmod_jax.layers.shared_layers import RandomDepth, repeated
 from compmod_jax.layers.systematic import SystematicConfig
 from compmod_jax.models.base import ModelConfig
 
@@ -156,14 +157,17 @@ class Transformer(nn.Module):
       PositionTable(c.positions, c.random_positions or c.max_length, c.dim, dtype) for _ in range(2)
     )
     self.labels = PositionLabels(c.random_positions, c.max_length)
-    self.encoder = [
+    encoder = [
       Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
-      for i in range(c.encoder_layers)
+      for i in range(c.own_layers("encoder"))
     ]
-    self.decoder = [
+    decoder = [
       Block(c, c.norm, "decoder_self", cross=True, inside=c.inside("decoder", i))
-      for i in range(c.decoder_layers)
+      for i in range(c.own_layers("decoder"))
     ]
+    self.encoder = repeated(encoder, c.encoder_layers)
+    self.decoder = repeated(decoder, c.decoder_layers)
+    self.depth = RandomDepth(c.fewest_repeats, c.shared_layers)
     if c.positions == "relative_bias":
       self.encoder_bias, self.decoder_bias = (
         RelativeBias(c.heads, c.relative_buckets, c.relative_distance, bidirectional)
@@ -198,6 +202,7 @@ class Transformer(nn.Module):
       memory_mask=(source != self.pad)[:, None, None, :],
       position_ids=position_ids,
       position_bias=self._position_bias("decoder", target.shape[1], position_ids),
+      depth=self.depth(len(target), len(self.decoder), deterministic=deterministic),
       deterministic=deterministic,
       intermediates=intermediates,
     )
@@ -217,13 +222,14 @@ class Transformer(nn.Module):
       mask=AttentionMask(valid=source != self.pad),
       position_ids=position_ids,
       position_bias=self._position_bias("encoder", source.shape[1], position_ids),
+      depth=self.depth(len(source), len(self.encoder), deterministic=deterministic),
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )
     x = self.encoder_positions.add(self.encoder_embedding(source), labels)
     x = self.drop(x, deterministic=deterministic)
     for i, block in enumerate(self.encoder):
-      x, _ = run_block(block, x, ctx=ctx.scope(f"layer_{i}"))
+      x, _ = run_block(block, x, ctx=ctx.of_layer(i))
     x = self.encoder_norm(x) if self.config.norm == "pre" else x
     return ctx.intermediates("output", x)
 
@@ -245,7 +251,7 @@ class Transformer(nn.Module):
     inner, after = ctx.scope("decoder"), []
     for i, block in enumerate(self.decoder):
       state = None if states is None else states[i]
-      x, state = run_block(block, x, state, memory, ctx=inner.scope(f"layer_{i}"))
+      x, state = run_block(block, x, state, memory, ctx=inner.of_layer(i))
       if state is not None:
         after.append(state)
     x = self.decoder_norm(x) if self.config.norm == "pre" else x

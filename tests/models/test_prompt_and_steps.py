@@ -86,7 +86,13 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "heads": 2,
     "dtype": "bfloat16",
   },
-  "rotary": {"positions": "rotary", "compete": ATTENTION_KINDS, "competition": heads()},
+  "rotary, shared layers": {
+    "positions": "rotary",
+    "compete": ATTENTION_KINDS,
+    "competition": heads(),
+    "decoder_layers": 2,
+    "shared_layers": 1,
+  },
   "gated heads, no positions": {
     "positions": "none",
     "gated_heads": ATTENTION_KINDS,
@@ -133,7 +139,12 @@ DECODERS: dict[str, dict[str, Any]] = {
     "dtype": "bfloat16",
     "activation": "gelu",
   },
-  "rotary": {"positions": "rotary", "gated_heads": ("decoder_self",)},
+  "rotary, shared layers": {
+    "positions": "rotary",
+    "gated_heads": ("decoder_self",),
+    "decoder_layers": 2,
+    "shared_layers": 1,
+  },
   "fast weights, labels": {
     "fast_weights": "modulated",
     "convolution": 3,
@@ -254,11 +265,12 @@ ATTENDING: dict[str, dict[str, Any]] = {
 LAYERS = {"vanilla_layers": 2, "modulatory_layers": 1, "output_layers": 1, "tasks": ("lm", "mqa")}
 CASES: dict[type, dict[str, Any]] = {
   TransformerConfig: {
-    name: TransformerConfig(encoder_layers=1, decoder_layers=1, **(SIZES | fields))
+    name: TransformerConfig(**(SIZES | {"encoder_layers": 1, "decoder_layers": 1} | fields))
     for name, fields in TRANSFORMERS.items()
   },
   DecoderConfig: {
-    name: DecoderConfig(decoder_layers=1, **(SIZES | fields)) for name, fields in DECODERS.items()
+    name: DecoderConfig(**(SIZES | {"decoder_layers": 1} | fields))
+    for name, fields in DECODERS.items()
   },
   NemotConfig: {name: NemotConfig(**(SIZES | LAYERS | fields)) for name, fields in NEMOTS.items()},
   LstmConfig: {name: lstm(name, **fields) for name, fields in LSTMS.items()},
@@ -283,6 +295,7 @@ OF_NO_MATTER = {
   "attention_dropout": IN_TRAINING,
   "ffn_dropout": IN_TRAINING,
   "drophead": IN_TRAINING,
+  "fewest_repeats": IN_TRAINING,
   "remat": IN_TRAINING,
   "balance": IN_TRAINING,
   "z": IN_TRAINING,

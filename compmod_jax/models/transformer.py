@@ -14,7 +14,12 @@ from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.layers.basic import Dropout, NormKind, layer_norm
 from compmod_jax.layers.block import Block, Norm, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
-from compmod_jax.layers.embedding import PositionTable, Shared, encoder_decoder_embeddings
+from compmod_jax.layers.embedding import (
+  EmbeddingScale,
+  PositionTable,
+  Shared,
+  encoder_decoder_embeddings,
+)
 from compmod_jax.layers.kv_cache import ancestor_mask
 from compmod_jax.layers.positions import ModelPositions, PositionLabels, RelativeBias, label
 from compmod_jax.layers.shared_layers import RandomDepth, repeated
@@ -45,6 +50,10 @@ class TransformerConfig(SystematicConfig, ModelConfig):
   share_embeddings: Shared = "decoder"
   """Which embeddings are one: none, decoder input and output (decoder), the inputs of encoder and
   decoder (inputs), or all three."""
+  embedding_scale: EmbeddingScale = "tus"
+  """How large fresh vectors of tokens are beside those of positions: 1 / sqrt(dim) and multiplied
+  by sqrt(dim) (tus), 1 (noscale), or sqrt(2 / dim) beside positions divided by sqrt(dim) (ped); see
+  `layers.embedding`."""
   relative_buckets: int = 32
   """Positions relative_bias: buckets of distances between queries and keys."""
   relative_distance: int = 128
@@ -71,6 +80,7 @@ class TransformerConfig(SystematicConfig, ModelConfig):
     super().__post_init__()
     errors.check_choice("model.norm", self.norm, ("pre", "post"))
     errors.check_choice("model.share_embeddings", self.share_embeddings, get_args(Shared))
+    errors.check_choice("model.embedding_scale", self.embedding_scale, get_args(EmbeddingScale))
     errors.check_choice("model.norm_kind", self.norm_kind, get_args(NormKind))
     self._check_options()
 
@@ -101,6 +111,17 @@ class TransformerConfig(SystematicConfig, ModelConfig):
       f" before the nonlinearity: model.biases is {self.biases} and model.gated_ffn"
       f" {self.gated_ffn}. Use biases = True and gated_ffn = False, or leave expert_layers empty.",
     )
+
+  def warnings(self) -> list[str]:
+    """Also of an output that is too large at first."""
+    shared, found = self.share_embeddings, super().warnings()
+    if self.embedding_scale == "noscale" and shared in ("decoder", "all"):
+      found.append(
+        f"the output shares its vectors with an input (model.share_embeddings = {shared}), whose"
+        " lengths are about sqrt(dim) at first (model.embedding_scale = noscale), and so are the"
+        " first logits; share_embeddings = none or inputs gives it vectors of length 1."
+      )
+    return found
 
   def describe(self) -> str:
     """Sizes and competition, in a few words."""
@@ -150,11 +171,14 @@ class Transformer(nn.Module):
     dtype = jnp.dtype(c.dtype)
     self.decoder_embedding, self.encoder_embedding, self.output_embedding = (
       encoder_decoder_embeddings(
-        c.share_embeddings, self.source_vocab, self.target_vocab, c.dim, dtype
+        c.share_embeddings, self.source_vocab, self.target_vocab, c.dim, dtype, c.embedding_scale
       )
     )
+    length, scale = c.random_positions or c.max_length, 1.0
+    if c.embedding_scale == "ped":
+      scale = c.dim**-0.5
     self.encoder_positions, self.decoder_positions = (
-      PositionTable(c.positions, c.random_positions or c.max_length, c.dim, dtype) for _ in range(2)
+      PositionTable(c.positions, length, c.dim, dtype, scale=scale) for _ in range(2)
     )
     self.labels = PositionLabels(c.random_positions, c.max_length)
     encoder = [

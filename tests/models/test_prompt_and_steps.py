@@ -69,8 +69,10 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "activation": "gelu",
     "positions": "learned",
     "share_embeddings": "all",
+    "embedding_scale": "noscale",
   },
   "values of losers, labels": {
+    "embedding_scale": "ped",
     "positions": "alibi",
     "random_positions": 40,
     "compete": ("encoder_self", "decoder_self"),

@@ -5,13 +5,16 @@ import functools
 import itertools
 from typing import Any
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from random_parameters import drawn
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
+from compmod_jax.layers.embedding import encoder_decoder_embeddings, sinusoids
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.shared_layers import repeated
 from compmod_jax.models.decoder_lm import DecoderConfig
@@ -141,6 +144,38 @@ def test_sequences_go_through_as_many_repetitions_as_are_drawn(kind):
   away = np.abs(each - found).max(axis=(2, 3))
   np.testing.assert_allclose(away.min(axis=0), 0, atol=1e-5)
   assert set(away.argmin(axis=0).tolist()) == set(range(len(wanted)))
+
+
+@pytest.mark.parametrize(
+  ("scale", "stddev", "factor", "of_positions"),
+  [("tus", 32**-0.5, 32**0.5, 1), ("noscale", 1, 1, 1), ("ped", 16**-0.5, 1, 32**-0.5)],
+)
+def test_vectors_of_tokens_and_positions_are_as_large_as_the_paper_s(
+  scale, stddev, factor, of_positions
+):
+  own, _, output = encoder_decoder_embeddings("none", 300, 300, 32, scale=scale)
+  params: Any = nn.unbox(own.init(jax.random.key(0), TOKENS))
+  other: Any = nn.unbox(output.init(jax.random.key(0), TOKENS))
+  table = np.asarray(params["params"]["table"])
+  assert np.std(table) == pytest.approx(stddev, rel=0.03)
+  assert np.std(other["params"]["table"]) == pytest.approx(32**-0.5, rel=0.03)
+  vectors = np.asarray(own.apply(params, TOKENS))
+  np.testing.assert_allclose(vectors, factor * table[np.asarray(TOKENS)], rtol=1e-6)
+
+  config = TransformerConfig(dim=32, heads=2, max_length=6, embedding_scale=scale)
+  model: Any = config.seq2seq(VOCAB, VOCAB, 0)
+  nothing = jnp.zeros((2, 6, 32))
+  for side in ("encoder", "decoder"):
+    added = model.apply({}, method=lambda m: getattr(m, f"{side}_positions").add(nothing))
+    expected = of_positions * sinusoids(6, 32)
+    np.testing.assert_allclose(added, np.stack([expected] * 2), rtol=1e-6)
+
+
+def test_a_shared_output_that_starts_too_large_is_warned_of():
+  assert not TransformerConfig(embedding_scale="ped").warnings()
+  assert not TransformerConfig(embedding_scale="noscale", share_embeddings="inputs").warnings()
+  (warning,) = TransformerConfig(embedding_scale="noscale").warnings()
+  assert "share_embeddings = decoder" in warning
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import EditMaker
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.attention_forms import AttentionForm
 from compmod_jax.layers.basic import (
   ACTIVATIONS,
   Activation,
@@ -24,6 +25,7 @@ from compmod_jax.layers.basic import (
 )
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.convolution import ShortConvolution
+from compmod_jax.layers.copy_gate import CopyGate
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.fast_weights import FastWeights, Plasticity
 from compmod_jax.layers.mechanisms import (
@@ -121,6 +123,9 @@ class StackConfig:
   random_positions: ClassVar[int] = 0
   shared_layers: ClassVar[int] = 0
   fewest_repeats: ClassVar[int] = 0
+  attention_form: ClassVar[AttentionForm] = "softmax"
+  copy_gate: ClassVar[bool] = False
+  copy_gate_closed: ClassVar[float] = 0.0
   position_kinds: ClassVar[tuple[str, ...]] = get_args(Positions)
   head_dim: ClassVar[int | None] = None
   norm_kind: ClassVar[NormKind] = "layer"
@@ -382,7 +387,8 @@ class Residual(nn.Module):
 class Block(nn.Module):
   """One layer: self-attention, attention to an encoder's output if it has that, feed-forward.
 
-  Intermediates: those of `self`, `fast`, `cross` and `ffn`, and `output` [batch, time, embed].
+  Intermediates: those of `self`, `fast`, `cross` and `ffn`, `copy_gate` and `output`
+  [batch, time, embed].
 
   Attributes:
     config: sizes and options.
@@ -420,6 +426,7 @@ class Block(nn.Module):
       tied_key_value=self.tied_key_value,
       positions=c.positions,
       gated=self.kind in c.gated_heads,
+      form=c.attention_form,
       **sizes,
     )
     if self.convolution > 1:
@@ -451,6 +458,11 @@ class Block(nn.Module):
       width = experts.width(c.ffn_dim)
       self.ffn = Experts(c.dim, width, experts, c.activation, c.ffn_dropout, dtype)
     self.ffn_residual = Residual(*frame)
+    if c.copy_gate:
+      norm = {"epsilon": c.norm_epsilon, "kind": c.norm_kind, "biases": c.biases}
+      self.copy_gate = CopyGate(
+        c.dim, dropout=c.ffn_dropout, closed=c.copy_gate_closed, dtype=dtype, **norm
+      )
 
   def initial_state(
     self,
@@ -498,7 +510,7 @@ class Block(nn.Module):
     Returns:
       The stream after the block, and the next state; None if none was given.
     """
-    held = dict(state or {})
+    held, entering = dict(state or {}), x
     read = self.self_residual.before(x)
     if self.convolution > 1:
       read, held["mix"] = self.mix(read, held.get("mix"), ctx)
@@ -527,14 +539,20 @@ class Block(nn.Module):
         self.cross_residual.before(x), held.get("cross"), memory, ctx=ctx.scope("cross")
       )
       x = self.cross_residual.after(x, update, ctx.deterministic)
+    read = self.ffn_residual.before(x)
     update = self.ffn(
-      self.ffn_residual.before(x),
+      read,
       deterministic=ctx.deterministic,
       intermediates=ctx.intermediates.scope("ffn"),
     )
     if gates.ffn is not None:
       update = modulate(update, gates.ffn)
-    x = ctx.intermediates("output", self.ffn_residual.after(x, update, ctx.deterministic))
+    if self.config.copy_gate:
+      options = {"deterministic": ctx.deterministic, "intermediates": ctx.intermediates}
+      x = self.copy_gate(entering, read, update, **options)
+    else:
+      x = self.ffn_residual.after(x, update, ctx.deterministic)
+    x = ctx.intermediates("output", x)
     if state is None:
       return x, None
     return x, {name: value for name, value in held.items() if value is not None}

@@ -21,9 +21,9 @@ Shared = Literal["none", "decoder", "inputs", "all"]
 of both, or all three."""
 
 EmbeddingScale = Literal["tus", "noscale", "ped"]
-"""How large fresh vectors of tokens are beside those of positions (Csordas et al. 2021, section
-3.3): of standard deviation 1 / sqrt(dim), times sqrt(dim) (token embedding upscaling, as in Vaswani
-et al. 2017); of 1; or of sqrt(2 / dim), to which positions divided by sqrt(dim) are added (position
+"""How large fresh vectors of tokens are beside those of positions (Csordas et al. 2021): of
+standard deviation 1 / sqrt(dim), times sqrt(dim) (token embedding upscaling, as in Vaswani et al.
+2017); of 1; or of sqrt(2 / dim), to which positions divided by sqrt(dim) are added (position
 embedding downscaling)."""
 
 _STDDEV = 0.02  # of a fresh table of learned positions

@@ -4,10 +4,12 @@ Which positions a model knows is another one; see `layers.positions`.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 from compmod_jax.core import errors
+from compmod_jax.layers.attention_forms import AttentionForm
 from compmod_jax.layers.block import StackConfig
+from compmod_jax.layers.positions import ADDED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +27,21 @@ class SystematicConfig(StackConfig):
   fewest_repeats: int = 0
   """With shared layers: in training every sequence goes through a number of repetitions of them
   that is drawn, from this one to all. 0: all."""
+  attention_form: AttentionForm = "softmax"
+  """How self-attention reads values: by a softmax over keys, or the nearest key first (geometric;
+  Csordas et al. 2022)."""
+  copy_gate: bool = False
+  """Layers end in a gate between their input and what they compute, in place of the last residual
+  sum (Csordas et al. 2022, where norm = post)."""
+  copy_gate_closed: float = 0.0
+  """With copy gates: in training the share of positions whose gates are 0; 0.05 to 0.1 there."""
 
   def __post_init__(self):
     super().__post_init__()
     self._check_labels()
     self._check_shared()
+    self._check_attention_form()
+    self._check_copy_gate()
 
   def _check_labels(self) -> None:
     labels = self.random_positions
@@ -73,10 +85,43 @@ class SystematicConfig(StackConfig):
         f" the {side}. Name whole stacks.",
       )
 
+  def _check_attention_form(self) -> None:
+    errors.check_choice("model.attention_form", self.attention_form, get_args(AttentionForm))
+    form = f"model.attention_form is {self.attention_form!r}"
+    errors.check(
+      self.attention_form == "softmax" or not self.mechanism_layers,
+      f"{form} and model.mechanism_layers {self.mechanism_layers}; mechanisms, which read nothing"
+      " of each other, have the softmax. Leave one of them out.",
+    )
+    errors.check(
+      self.attention_form != "geometric" or self.positions in (*ADDED, "none"),
+      f"{form} and model.positions {self.positions!r}; it knows distances itself, and no others act"
+      f" in it. Use positions = none, or {' or '.join(ADDED)}.",
+    )
+
+  def _check_copy_gate(self) -> None:
+    errors.check(
+      not self.copy_gate or not self.mechanism_layers,
+      f"model.copy_gate is set and model.mechanism_layers is {self.mechanism_layers}; a gate reads"
+      " the whole width, and a mechanism its own part. Leave one of them out.",
+    )
+    errors.check(
+      0 <= self.copy_gate_closed < 1,
+      f"model.copy_gate_closed is {self.copy_gate_closed}; it must be at least 0 and below 1.",
+    )
+
+  def mechanisms_off(self) -> dict[str, Any]:
+    """See `StackConfig`; forms of attention and gates are mechanisms."""
+    return super().mechanisms_off() | {"attention_form": "softmax", "copy_gate": False}
+
   def describe_competition(self) -> str:
-    """What competes where, and which layers are shared, in a few words."""
-    own, words = self.shared_layers, super().describe_competition()
-    return f"{words}, {own} layer{'s' * (own > 1)} repeated in each stack" if own else words
+    """What competes where, and which of these options are on, in a few words."""
+    own, words = self.shared_layers, [super().describe_competition()]
+    if self.attention_form != "softmax":
+      words.append(f"self-attention is {self.attention_form}")
+    words += ["copy gates"] * self.copy_gate
+    words += [f"{own} layer{'s' * (own > 1)} repeated in each stack"] * bool(own)
+    return ", ".join(words)
 
   def systematic_options(self) -> dict[str, Any]:
     """The options of this class that are not as they are by default, and their values."""

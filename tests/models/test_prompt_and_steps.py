@@ -95,8 +95,10 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "decoder_layers": 2,
     "shared_layers": 1,
   },
-  "gated heads, no positions": {
+  "gated heads, nearest first": {
     "positions": "none",
+    "attention_form": "geometric",
+    "copy_gate": True,
     "gated_heads": ATTENTION_KINDS,
     "compete": ("cross",),
     "competition": heads(),
@@ -158,6 +160,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "fast_weights": "hebbian",
     "gated_heads": ("decoder_self",),
     "positions": "none",
+    "attention_form": "geometric",
+    "copy_gate": True,
   },
   "relative, mechanisms": {
     "positions": "relative",
@@ -298,6 +302,7 @@ OF_NO_MATTER = {
   "ffn_dropout": IN_TRAINING,
   "drophead": IN_TRAINING,
   "fewest_repeats": IN_TRAINING,
+  "copy_gate_closed": IN_TRAINING,
   "remat": IN_TRAINING,
   "balance": IN_TRAINING,
   "z": IN_TRAINING,

@@ -186,6 +186,8 @@ def test_a_shared_output_that_starts_too_large_is_warned_of():
     ({"layers": 3, "shared_layers": 2}, "has 3 layers; they are repeated as a whole"),
     ({"shared_layers": -1}, r"model\.shared_layers is -1; it must be at least 0"),
     ({"fewest_repeats": 1}, "no layer is repeated"),
+    ({"attention_form": "geometric", "positions": "rotary"}, "it knows distances itself"),
+    ({"copy_gate_closed": 1.0}, "must be at least 0 and below 1"),
     ({"layers": 2, "shared_layers": 1, "fewest_repeats": 3}, "has 2 repetitions of 1 layers"),
   ],
 )
@@ -200,3 +202,10 @@ def test_repetitions_of_a_layer_are_alike():
   config("encoder", shared_layers=1, expert_layers=("encoder",), **fields)
   with pytest.raises(UserError, match="Name whole stacks"):
     config("encoder", shared_layers=1, expert_layers=("encoder_1",), **fields)
+
+
+def test_mechanisms_of_a_layer_have_the_softmax_and_no_gate():
+  config("encoder", mechanism_layers=("encoder",))
+  for field in ({"attention_form": "geometric"}, {"copy_gate": True}):
+    with pytest.raises(UserError, match=r"Leave one of them out"):
+      config("encoder", mechanism_layers=("encoder",), **field)

@@ -1,9 +1,10 @@
-"""Self-attention that is not a softmax over keys: from queries, keys and values to heads' outputs.
+"""Self-attention that is not one softmax over keys: from queries, keys, values to heads' outputs.
 
 Everything before and after is as in any attention: projections, positions that act on queries and
 keys, the cache, gates of heads and their competition.
 """
 
+import math
 from typing import Literal, NamedTuple, Protocol
 
 import flax.linen as nn
@@ -16,8 +17,11 @@ from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Dropout
 from compmod_jax.layers.context import Context, Dense
 
-AttentionForm = Literal["softmax", "geometric"]
+AttentionForm = Literal["softmax", "geometric", "hyla", "differential"]
 """The softmax over keys, or a form of this file."""
+
+_EPSILON = 1e-6  # added to mean squares of logits
+_NORM_EPSILON = 1e-5  # and of heads' outputs
 
 
 class Keys(NamedTuple):
@@ -178,5 +182,132 @@ def _mirrored(sums: Float[Array, "batch heads time time"]) -> Float[Array, "batc
   return line.reshape(*sums.shape[:3], width)[..., :time]
 
 
-FORMS: dict[str, type[GeometricAttention]] = {"geometric": GeometricAttention}
+class HypernetworkAttention(nn.Module):
+  r"""Logits of all heads are a code of each pair of query and key, which configures a network.
+
+  .. math::
+     a_{hij} &= \frac{s_{hij}}{\sqrt{\frac{1}{H} \sum_g s_{gij}^2 + \epsilon}}, \qquad
+       s_{hij} = \frac{q_{hi} \cdot k_{hj}}{\sqrt{D_h}} \\
+     y_i &= \sum_j \Big(\sum_h a_{hij} W'_h\Big)
+       \mathrm{relu}\Big(\sum_h a_{hij} W_h x_j\Big)
+
+  Logits are divided by their root mean square over heads, not by a softmax over keys; those of keys
+  that are not read are 0. :math:`W_h` is a head's value projection and :math:`W'_h` its part of
+  :math:`W_O`, so that the output of a head is the second line without :math:`W'_h`. The hidden
+  layer is an array [batch, queries, keys, head_dim].
+
+  Intermediate: `head_code` [batch, heads, queries, keys], a.
+
+  Attributes:
+    heads: number of heads.
+    dtype: compute type; codes are float32.
+
+  Source: Schug et al. 2025 (Attention as a Hypernetwork), HYLA.
+  """
+
+  heads: int
+  dtype: DTypeLike = jnp.float32
+
+  def __call__(
+    self,
+    inputs: Float[Array, "batch queries embed"],
+    query: Float[Array, "batch queries heads head_dim"],
+    key: Float[Array, "batch keys heads head_dim"],
+    value: Float[Array, "batch keys heads head_dim"],
+    keys: Keys,
+    *,
+    bias: Float[Array, "#batch #heads #queries #keys"] | None = None,
+    dropout: Dropout | None = None,
+    ctx: Context = Context(),
+  ) -> Float[Array, "batch queries heads head_dim"]:
+    """See `Form`."""
+    logits = jnp.einsum("bthd,bshd->bhts", query, key, preferred_element_type=jnp.float32)
+    logits = logits / jnp.sqrt(jnp.float32(query.shape[-1]))
+    logits = logits if bias is None else logits + bias
+    logits = logits if keys.allowed is None else jnp.where(keys.allowed, logits, 0)
+    square = jnp.mean(jnp.square(logits), axis=1, keepdims=True)
+    code = ctx.intermediates("head_code", logits * jax.lax.rsqrt(square + _EPSILON))
+    code = code.astype(value.dtype)
+    code = code if dropout is None else dropout(code, deterministic=False)
+    hidden = nn.relu(jnp.einsum("bhts,bshd->btsd", code, value))
+    return jnp.einsum("bhts,btsd->bthd", code, hidden)
+
+
+class DifferentialAttention(nn.Module):
+  r"""The difference of two softmaxes over keys, in which what both give to a key cancels.
+
+  .. math::
+     w &= \mathrm{softmax}\Big(\frac{q_1 k_1^T}{\sqrt{D}}\Big)
+       - \lambda\, \mathrm{softmax}\Big(\frac{q_2 k_2^T}{\sqrt{D}}\Big), \qquad D = D_h / 2 \\
+     \lambda &= \exp(a_1 \cdot b_1) - \exp(a_2 \cdot b_2) + \lambda_0, \qquad
+       \lambda_0 = 0.8 - 0.6 \exp(-0.3\, l) \\
+     y &= (1 - \lambda_0)\, \mathrm{RMSNorm}(w V)
+
+  Queries and keys of a head are cut in halves, which makes the two. All heads have one
+  :math:`\lambda`, with learned vectors a and b of width D, and one scale of the norm. l is the
+  number of the layer, from 0.
+
+  Intermediate: `attention` [batch, heads, queries, keys], w, which may be negative.
+
+  Attributes:
+    heads: number of heads.
+    dtype: compute type; probabilities and norm are float32.
+
+  Source: Ye et al. 2024 (Differential Transformer), section 2.
+  """
+
+  heads: int
+  dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    inputs: Float[Array, "batch queries embed"],
+    query: Float[Array, "batch queries heads head_dim"],
+    key: Float[Array, "batch keys heads head_dim"],
+    value: Float[Array, "batch keys heads head_dim"],
+    keys: Keys,
+    *,
+    bias: Float[Array, "#batch #heads #queries #keys"] | None = None,
+    dropout: Dropout | None = None,
+    ctx: Context = Context(),
+  ) -> Float[Array, "batch queries heads head_dim"]:
+    """See `Form`."""
+    width = query.shape[-1] // 2
+    init = logical(nn.initializers.normal(0.1), "projections", "projections", "head_dim")
+    vectors = self.param("lambda", init, (2, 2, width))  # of both softmaxes, a and b
+    first, second = jnp.exp(jnp.sum(vectors[:, 0] * vectors[:, 1], axis=-1))
+    start = 0.8 - 0.6 * math.exp(-0.3 * ctx.layer)
+    one, other = (
+      self._probabilities(query[..., half], key[..., half], keys, bias)
+      for half in (slice(None, width), slice(width, None))
+    )
+    weights = ctx.intermediates("attention", one - (first - second + start) * other)
+    weights = weights.astype(value.dtype)
+    weights = weights if dropout is None else dropout(weights, deterministic=False)
+    heads = jnp.einsum("bhts,bshd->bthd", weights, value, preferred_element_type=jnp.float32)
+    ones = logical(nn.initializers.ones, "head_dim")
+    norm = nn.RMSNorm(epsilon=_NORM_EPSILON, dtype=self.dtype, scale_init=ones, name="norm")
+    return (1 - start) * norm(heads)
+
+  def _probabilities(
+    self, query: jax.Array, key: jax.Array, keys: Keys, bias: jax.Array | None
+  ) -> Float[Array, "batch heads queries keys"]:
+    """A softmax over keys, float32."""
+    logits = jnp.einsum("bthd,bshd->bhts", query, key, preferred_element_type=jnp.float32)
+    logits = logits / jnp.sqrt(jnp.float32(query.shape[-1]))
+    logits = logits if bias is None else logits + bias
+    if keys.allowed is not None:
+      logits = jnp.where(keys.allowed, logits, jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(logits, axis=-1)
+
+
+FORMS: dict[
+  str,
+  type[GeometricAttention] | type[HypernetworkAttention] | type[DifferentialAttention],
+] = {
+  "geometric": GeometricAttention,
+  "hyla": HypernetworkAttention,
+  "differential": DifferentialAttention,
+}
 """From `AttentionForm` to the module, but for the softmax."""

@@ -28,8 +28,9 @@ class SystematicConfig(StackConfig):
   """With shared layers: in training every sequence goes through a number of repetitions of them
   that is drawn, from this one to all. 0: all."""
   attention_form: AttentionForm = "softmax"
-  """How self-attention reads values: by a softmax over keys, or the nearest key first (geometric;
-  Csordas et al. 2022)."""
+  """How self-attention reads values: by a softmax over keys; the nearest key first (geometric;
+  Csordas et al. 2022); through a network that the logits of all heads configure (hyla; Schug et al.
+  2025); or by the difference of two softmaxes (differential; Ye et al. 2024)."""
   copy_gate: bool = False
   """Layers end in a gate between their input and what they compute, in place of the last residual
   sum (Csordas et al. 2022, where norm = post)."""
@@ -92,6 +93,16 @@ class SystematicConfig(StackConfig):
       self.attention_form == "softmax" or not self.mechanism_layers,
       f"{form} and model.mechanism_layers {self.mechanism_layers}; mechanisms, which read nothing"
       " of each other, have the softmax. Leave one of them out.",
+    )
+    errors.check(
+      self.attention_form != "hyla" or self.heads > 1,
+      f"{form} and model.heads {self.heads}; logits are normalised over heads. Use at least 2.",
+    )
+    width = self.head_dim or self.dim // self.heads
+    errors.check(
+      self.attention_form != "differential" or (width % 2 == 0 and self.positions != "rotary"),
+      f"{form}, heads are {width} wide and model.positions is {self.positions!r}; queries and keys"
+      " are cut in halves, which rotations mix. Use an even width and other positions.",
     )
     errors.check(
       self.attention_form != "geometric" or self.positions in (*ADDED, "none"),

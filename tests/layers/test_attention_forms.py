@@ -101,3 +101,39 @@ def test_certain_probabilities_have_finite_gradients():
   np.testing.assert_array_equal(weights[2], [0, 0, 0, 1, 0])
   np.testing.assert_array_equal(weights[4], [0, 0, 0, 1, 0])
   assert np.isfinite(jax.grad(total)(logits)).all()
+
+
+@masks
+def test_a_hypernetwork_is_configured_by_the_heads_of_each_pair(mask):
+  params, found = sites("hyla", mask)
+  query, key, value = projections(params)
+  read, shape = allowed(mask), (BATCH, TIME, TIME)
+  codes, heads = np.zeros((BATCH, HEADS, TIME, TIME)), np.zeros((BATCH, TIME, HEADS, WIDTH))
+  for b, i, j in np.ndindex(shape):
+    if read[b, i, j]:
+      logits = np.array([query[b, i, h] @ key[b, j, h] for h in range(HEADS)]) / np.sqrt(WIDTH)
+      codes[b, :, i, j] = logits / np.sqrt(np.mean(logits**2) + 1e-6)
+      hidden = np.maximum(sum(codes[b, h, i, j] * value[b, j, h] for h in range(HEADS)), 0)
+      heads[b, i] += codes[b, :, i, j][:, None] * hidden
+  np.testing.assert_allclose(found["head_code"], codes, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(found["heads"], heads, rtol=1e-4, atol=1e-4)
+
+
+@masks
+def test_differential_attention_is_the_difference_of_two_softmaxes(mask):
+  """In the layer of number 0, where the second one counts 0.2 at first."""
+  params, found = sites("differential", mask)
+  (query, key, value), p = projections(params), params["params"]["read"]
+  (a, b), (c, d) = np.asarray(p["lambda"], np.float64)
+  share, read = np.exp(a @ b) - np.exp(c @ d) + 0.2, allowed(mask)
+  for b, h, i in np.ndindex(BATCH, HEADS, TIME):
+    each = []
+    for half in (slice(None, WIDTH // 2), slice(WIDTH // 2, None)):
+      logits = key[b, :, h, half] @ query[b, i, h, half] / np.sqrt(WIDTH / 2)
+      powers = np.exp(logits) * read[b, i]
+      each.append(powers / powers.sum())
+    weights = each[0] - share * each[1]
+    np.testing.assert_allclose(found["attention"][b, h, i], weights, rtol=1e-4, atol=1e-5)
+    head = weights @ value[b, :, h]
+    expected = 0.8 * head / np.sqrt(np.mean(head**2) + 1e-5) * np.asarray(p["norm"]["scale"])
+    np.testing.assert_allclose(found["heads"][b, i, h], expected, rtol=1e-3, atol=1e-4)

@@ -70,9 +70,11 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "positions": "learned",
     "share_embeddings": "all",
     "embedding_scale": "noscale",
+    "attention_form": "hyla",
   },
   "values of losers, labels": {
     "embedding_scale": "ped",
+    "attention_form": "differential",
     "positions": "alibi",
     "random_positions": 40,
     "compete": ("encoder_self", "decoder_self"),
@@ -142,6 +144,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "competition": heads(dtype="model"),
     "dtype": "bfloat16",
     "activation": "gelu",
+    "attention_form": "hyla",
   },
   "rotary, shared layers": {
     "positions": "rotary",
@@ -155,6 +158,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "signal_dim": 3,
     "positions": "alibi",
     "random_positions": 40,
+    "attention_form": "differential",
   },
   "fast weights of one rate": {
     "fast_weights": "hebbian",

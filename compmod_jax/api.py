@@ -17,7 +17,7 @@ texts. The names of sites are in `TrainedModel.sites`.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import flax.linen as nn
 import jax
@@ -61,6 +61,7 @@ __all__ = [
   "TranslationModel",
   "load",
   "override",
+  "with_fields",
 ]
 
 Sentences = Sequence[str] | Sequence[tuple[str, str]]
@@ -114,6 +115,31 @@ def model_of(
   }
   kind = task.opened_as or kinds.get(type(task), BatchModel)
   return kind(task, params, meta or {}, folder)
+
+
+M = TypeVar("M", bound="TrainedModel")
+
+
+def with_fields(model: M, **fields: Any) -> M:
+  """A trained model whose configuration differs from that of its training.
+
+  The parameters stay: of a model whose layers are shared (`shared_layers`) the number of layers may
+  change, of one whose positions have no parameters `max_length`.
+
+      deeper = with_fields(load("runs/tables"), encoder_layers=16)
+
+  Args:
+    model: as `load` gives it; edits and decoding options are not kept.
+    **fields: of its configuration.
+
+  Raises:
+    UserError: the configuration does not allow a value, or its parameters would be others.
+  """
+  config = dataclasses.replace(model.task.model.config, **fields)
+  task = model.task.dataset.config.build(config, files=model.task.dataset.files())
+  remedy = f"Leave {', '.join(fields)} as in training."
+  check_parameters(model.folder, model.params, task, remedy)
+  return dataclasses.replace(model, task=task)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,7 +293,9 @@ class TranslationModel(TrainedModel[str | tuple[str, str]]):
     return batch, ["source"] if encoder_only else ["source", "target"]
 
 
-def check_parameters(place: Path, params: Params, task: Task) -> None:
+def check_parameters(
+  place: Path, params: Params, task: Task, remedy: str = "Restore the folder as it was saved."
+) -> None:
   """Raises a `UserError` unless parameters have the names and shapes of the task's model."""
   expected = nn.unbox(task.shapes)
   given: dict[str, Any] = flatten_dict(dict(params), sep="/")
@@ -282,5 +310,5 @@ def check_parameters(place: Path, params: Params, task: Task) -> None:
   errors.check(
     not differing,
     f"The parameters in {place} are not those of its configuration and tokenizers"
-    f" ({len(differing)} differ): {'; '.join(differing[:8])}. Restore the folder as it was saved.",
+    f" ({len(differing)} differ): {'; '.join(differing[:8])}. {remedy}",
   )

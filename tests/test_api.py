@@ -12,7 +12,9 @@ import pytest
 import tiny_model
 
 import compmod_jax
+from compmod_jax import api
 from compmod_jax.checkpoints.model_folder import load_model_folder, save_model_folder
+from compmod_jax.commands.options import ModelArgs, open_model
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import takes_valid
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, UNK
@@ -44,6 +46,21 @@ def folder(workdir, tmp_path) -> Path:
 
 
 # Opening.
+
+
+def test_fields_of_the_configuration_can_differ_from_training(workdir, model):
+  """Those of which parameters know nothing: sinusoids go on."""
+  longer = " ".join(["hund"] * model.model.config.max_length)
+  with pytest.raises(UserError, match="the model has positions for"):
+    model.capture([longer], ["encoder/output"])
+  fields = ModelArgs(workdir, model_fields=("max_length=100",))
+  found = open_model(fields).model.capture([longer], ["encoder/output"])
+  assert found["encoder/output"].shape[1] > model.model.config.max_length
+  with pytest.raises(UserError, match=r"none there.*Leave encoder_layers as in training"):
+    api.with_fields(model, encoder_layers=3)
+  for wrong in ("max_lenth=3", "max_length", "max_length=[]"):
+    with pytest.raises(UserError, match="max_length"):
+      open_model(ModelArgs(workdir, model_fields=(wrong,)))
 
 
 def test_importing_the_package_imports_neither_jax_nor_programs():

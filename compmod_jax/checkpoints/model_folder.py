@@ -35,6 +35,7 @@ MODEL = "model.json"
 _DESCRIPTION = 64 * MIB  # most bytes of model.json
 _HEADER = 100 * MIB  # of tensors, as in the package safetensors
 _NESTED = 64  # most levels of nested parameters
+_REPEATS = 1000  # times that a layer may be repeated, at most
 _POSITIONS = 1 << 24  # numbers of a table of fixed positions, which is in no file
 
 # Spelled out because safetensors.numpy reads no bfloat16.
@@ -186,19 +187,21 @@ def check_sizes(place: Path, params: Params, model: object) -> None:
   sizes = {name: value for name, value in model.items() if isinstance(value, int | float)}
   leaves = [leaf.size for leaf in _flatten(params).values()]
   numbers = sum(leaves)
+  often = _REPEATS if sizes.get("shared_layers") else 1
   for name, value in sizes.items():
     layers = name == "layers" or name.endswith("_layers")
     width = name.endswith("dim") or name in ("heads", "convolution")
-    most, what = (len(leaves), "tensors") if layers else (numbers, "numbers")
+    most, what = (len(leaves) * often, "tensors") if layers else (numbers, "numbers")
     check(
       not (layers or width) or value <= most,
       f"{place / MODEL} says model.{name} = {value}, but {PARAMS} beside it has {most:,} {what};"
       " they do not belong together. Restore the folder as it was saved.",
     )
-  table = sizes.get("max_length", 0) * sizes.get("dim", 1)
+  length = max(("max_length", "random_positions"), key=lambda name: sizes.get(name, 0))
+  table = sizes.get(length, 0) * sizes.get("dim", 1)
   check(
     table <= max(numbers, _POSITIONS),
-    f"{place / MODEL} says model.max_length = {sizes.get('max_length')} and model.dim ="
+    f"{place / MODEL} says model.{length} = {sizes.get(length)} and model.dim ="
     f" {sizes.get('dim')}; positions of these sizes are {table:,} numbers, and at most"
     f" {max(numbers, _POSITIONS):,} are made for a model of this size. Restore the folder as it was"
     " saved.",

@@ -105,7 +105,7 @@ def write_t5(folder: str | Path, model: T5, *, eos: int = 1) -> None:
     f" {c.gated_heads} and share_embeddings = {c.share_embeddings!r}; T5 has no competition, and"
     " one table for both inputs (all, inputs). Export a model like that.",
   )
-  for field in ("norm", "norm_kind", "biases", "scale_logits", "positions"):
+  for field in ("norm", "norm_kind", "biases", "scale_logits", "positions", "embedding_scale"):
     value, its = getattr(c, field), getattr(wanted, field)
     check(
       value == its,

@@ -4,13 +4,15 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from compmod_jax.core.types import Params
+from compmod_jax.core.types import Dataclass, Params
 
 if TYPE_CHECKING:
   from compmod_jax.api import TrainedModel
   from compmod_jax.tasks.base import Sharing
+
+C = TypeVar("C", bound=Dataclass)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +48,15 @@ class ModelArgs:
   recoding: tuple[str, ...] = ()
   """Fields of a recurrent model's recoding that differ from training, as NAME=VALUE, for example
   signal=nll size=0.5, or signal=none."""
+  model_fields: tuple[str, ...] = ()
+  """Fields of the model's configuration that differ from training, as NAME=VALUE, where its
+  parameters fit them, for example encoder_layers=16 of a model with shared_layers."""
   code: Path | None = None
   """Python file of your own whose classes the model's configuration names; it is run first."""
 
   def decoding(self) -> dict[str, Any]:
     """The decoding options that were given."""
-    others = ("recoding", "code")
+    others = ("recoding", "model_fields", "code")
     names = [one.name for one in dataclasses.fields(ModelArgs)[2:] if one.name not in others]
     given = {name: getattr(self, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
@@ -88,6 +93,7 @@ def open_model(args: ModelArgs) -> Opened:
     experiment.load_code(args.code)
   model = api.load(args.workdir, model=args.model)
   _check_finite(model)
+  model = _with_fields(model, args.model_fields)
   model = _recoding(_decoding(model, args.decoding()), args.recoding)
   mesh, micro_batches = _layout(args.workdir)
   # Training laid batches out like this, so that sums come out the same to the last bit.
@@ -140,12 +146,21 @@ def _decoding(model: "TrainedModel", options: dict[str, Any]) -> "TrainedModel":
   )
 
 
+def _with_fields(model: "TrainedModel", fields: tuple[str, ...]) -> "TrainedModel":
+  """The model whose configuration differs in these fields."""
+  from compmod_jax import api
+
+  if not fields:
+    return model
+  config = _changed(model.task.model.config, fields, "--model_fields")
+  names = (field.partition("=")[0] for field in fields)
+  return api.with_fields(model, **{name: getattr(config, name) for name in names})
+
+
 def _recoding(model: "TrainedModel", fields: tuple[str, ...]) -> "TrainedModel":
   """The recurrent model whose recoding differs in these fields."""
   from compmod_jax import api
   from compmod_jax.core import errors
-  from compmod_jax.core.config import from_json, to_json
-  from compmod_jax.mechanisms.recoding.config import RecodingConfig
 
   if not fields:
     return model
@@ -155,19 +170,24 @@ def _recoding(model: "TrainedModel", fields: tuple[str, ...]) -> "TrainedModel":
     f"--recoding: the model in {model.folder} is no recurrent one, and recodes no states of its"
     " own. Leave it out; where a decoder searches there are --recode_layer and --recode_size.",
   )
-  changed = to_json(config.recoding)
+  return api.with_fields(model, recoding=_changed(config.recoding, fields, "--recoding"))
+
+
+def _changed(config: C, fields: tuple[str, ...], option: str) -> C:
+  """The configuration with these fields, which an option has as NAME=VALUE."""
+  from compmod_jax.core import errors
+  from compmod_jax.core.config import from_json, to_json
+
+  changed = to_json(config)
   for field in fields:
     name, equals, value = field.partition("=")
-    errors.check(bool(equals), f"--recoding has {field!r}; give NAME=VALUE.")
-    errors.check_choice("--recoding", name, changed)
+    errors.check(bool(equals), f"{option} has {field!r}; give NAME=VALUE.")
+    errors.check_choice(option, name, changed)
     try:
       changed[name] = json.loads(value)
     except ValueError:
       changed[name] = value
-  config = dataclasses.replace(config, recoding=from_json(RecodingConfig, changed))
-  task = model.task.dataset.config.build(config, files=model.task.dataset.files())
-  api.check_parameters(model.folder, model.params, task)
-  return dataclasses.replace(model, task=task)
+  return from_json(type(config), changed)
 
 
 def _layout(workdir: Path) -> tuple[Any, int]:

@@ -27,6 +27,7 @@ from compmod_jax.kernels.attention import (
   routed_attention,
 )
 from compmod_jax.kernels.routing import Choice, Readout, scaled_projection
+from compmod_jax.layers.attention_forms import FORMS, AttentionForm, Keys
 from compmod_jax.layers.basic import Dropout
 from compmod_jax.layers.context import AttentionMask, Context, PositionIds
 from compmod_jax.layers.kv_cache import (
@@ -35,6 +36,7 @@ from compmod_jax.layers.kv_cache import (
   as_cache,
   attend_cached,
   empty_cache,
+  from_cache,
 )
 from compmod_jax.layers.positions import (
   IN_ATTENTION,
@@ -353,6 +355,7 @@ class Attention(nn.Module):
     head_dim: width of a head; none for dim / heads.
     biases: whether projections have some.
     scale_logits: whether logits are divided by sqrt(head_dim).
+    form: how self-attention reads values; see `attention_forms`.
   """
 
   dim: int
@@ -368,6 +371,7 @@ class Attention(nn.Module):
   head_dim: int | None = None
   biases: bool = True
   scale_logits: bool = True
+  form: AttentionForm = "softmax"
 
   def setup(self):
     """Makes the projections and the router."""
@@ -382,6 +386,8 @@ class Attention(nn.Module):
       if self.positions == "relative":
         self.relative = RelativePositions(self.dim, self.heads, dtype=self.dtype)
     self.drop = Dropout(self.dropout)
+    if self.form != "softmax":
+      self.read = FORMS[self.form](self.heads, self.dtype)
     if self.gated:
       self.head_gate = HeadGate(self.heads, dtype=self.dtype)
     if self.competition is not None:
@@ -422,7 +428,7 @@ class Attention(nn.Module):
     # Nothing happens between the product and the heads, or between these and their weights.
     plain = self.positions not in IN_ATTENTION and ctx.position_bias is None
     plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
-    plain = plain and not self.gated
+    plain = plain and not self.gated and self.form == "softmax"
     competes = config is None or (config.routing == "fused" and config.inactive == "null")
     if not (plain and competes) or intermediates.wants("attention", "heads"):
       return None
@@ -542,6 +548,35 @@ class Attention(nn.Module):
     intermediates("weights", weights)
     return heads if output else heads.reshape(*inputs.shape[:2], self.heads, self.width)
 
+  def _read(
+    self,
+    inputs: Float[Array, "batch time embed"],
+    query: Float[Array, "batch time heads head_dim"],
+    new: tuple[jax.Array, jax.Array],
+    state: KVCache | None,
+    bias: jax.Array | None,
+    ctx: Context,
+  ) -> Float[Array, "batch time heads head_dim"]:
+    """Outputs of heads of self-attention that is no softmax over keys.
+
+    Args:
+      inputs: what attention reads.
+      query: queries.
+      new: keys and values of the same positions.
+      state: those of earlier positions and these.
+      bias: added to the logits.
+      ctx: as of `__call__`.
+    """
+    newest, time = ctx.newest, query.shape[1]
+    if state is None or newest is None:
+      (key, value), later = new, not ctx.mask.causal or ctx.mask.prefix > 0
+      keys = Keys(ctx.mask.dense(time, time), jnp.arange(time), later)
+    else:
+      key, value = from_cache(state)
+      keys = Keys(newest.past, newest.start + jnp.arange(time), later=False)
+    dropout = self._active_dropout(ctx)
+    return self.read(inputs, query, key, value, keys, bias=bias, dropout=dropout, ctx=ctx)
+
   def __call__(
     self,
     inputs: Float[Array, "batch time embed"],
@@ -615,7 +650,9 @@ class Attention(nn.Module):
       newest = ctx.newest
       if state is not None:
         state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))
-      if state is None or newest is None:  # whole texts, or prompts, before which nothing stands
+      if self.form != "softmax":
+        heads = self._read(inputs, query, (key, value), state, bias, ctx)
+      elif state is None or newest is None:  # whole texts, or prompts, before which nothing stands
         heads = attention(query, key, value, ctx.mask, bias=bias)
       else:
         filled, past = newest.start + query.shape[1], newest.past

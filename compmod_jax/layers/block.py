@@ -14,6 +14,7 @@ from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import EditMaker
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.attention_forms import AttentionForm
 from compmod_jax.layers.basic import (
   ACTIVATIONS,
   Activation,
@@ -24,6 +25,7 @@ from compmod_jax.layers.basic import (
 )
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.convolution import ShortConvolution
+from compmod_jax.layers.copy_gate import CopyGate
 from compmod_jax.layers.experts import Experts, ExpertsConfig
 from compmod_jax.layers.fast_weights import FastWeights, Plasticity
 from compmod_jax.layers.mechanisms import (
@@ -119,6 +121,11 @@ class StackConfig:
 
   # Fields of the models that have the choice; see `SystematicConfig` and `TransformerConfig`.
   random_positions: ClassVar[int] = 0
+  shared_layers: ClassVar[int] = 0
+  fewest_repeats: ClassVar[int] = 0
+  attention_form: ClassVar[AttentionForm] = "softmax"
+  copy_gate: ClassVar[bool] = False
+  copy_gate_closed: ClassVar[float] = 0.0
   position_kinds: ClassVar[tuple[str, ...]] = get_args(Positions)
   head_dim: ClassVar[int | None] = None
   norm_kind: ClassVar[NormKind] = "layer"
@@ -199,6 +206,10 @@ class StackConfig:
   def layers(self, side: str) -> int:
     """Layers of a stack."""
     raise NotImplementedError
+
+  def own_layers(self, side: str) -> int:
+    """Layers of a stack that have parameters of their own."""
+    return self.shared_layers or self.layers(side)
 
   def last_side(self, task: str) -> str:
     """The stack whose output gives a task's logits."""
@@ -376,7 +387,8 @@ class Residual(nn.Module):
 class Block(nn.Module):
   """One layer: self-attention, attention to an encoder's output if it has that, feed-forward.
 
-  Intermediates: those of `self`, `fast`, `cross` and `ffn`, and `output` [batch, time, embed].
+  Intermediates: those of `self`, `fast`, `cross` and `ffn`, `copy_gate` and `output`
+  [batch, time, embed].
 
   Attributes:
     config: sizes and options.
@@ -414,6 +426,7 @@ class Block(nn.Module):
       tied_key_value=self.tied_key_value,
       positions=c.positions,
       gated=self.kind in c.gated_heads,
+      form=c.attention_form,
       **sizes,
     )
     if self.convolution > 1:
@@ -445,6 +458,11 @@ class Block(nn.Module):
       width = experts.width(c.ffn_dim)
       self.ffn = Experts(c.dim, width, experts, c.activation, c.ffn_dropout, dtype)
     self.ffn_residual = Residual(*frame)
+    if c.copy_gate:
+      norm = {"epsilon": c.norm_epsilon, "kind": c.norm_kind, "biases": c.biases}
+      self.copy_gate = CopyGate(
+        c.dim, dropout=c.ffn_dropout, closed=c.copy_gate_closed, dtype=dtype, **norm
+      )
 
   def initial_state(
     self,
@@ -492,7 +510,7 @@ class Block(nn.Module):
     Returns:
       The stream after the block, and the next state; None if none was given.
     """
-    held = dict(state or {})
+    held, entering = dict(state or {}), x
     read = self.self_residual.before(x)
     if self.convolution > 1:
       read, held["mix"] = self.mix(read, held.get("mix"), ctx)
@@ -521,14 +539,20 @@ class Block(nn.Module):
         self.cross_residual.before(x), held.get("cross"), memory, ctx=ctx.scope("cross")
       )
       x = self.cross_residual.after(x, update, ctx.deterministic)
+    read = self.ffn_residual.before(x)
     update = self.ffn(
-      self.ffn_residual.before(x),
+      read,
       deterministic=ctx.deterministic,
       intermediates=ctx.intermediates.scope("ffn"),
     )
     if gates.ffn is not None:
       update = modulate(update, gates.ffn)
-    x = ctx.intermediates("output", self.ffn_residual.after(x, update, ctx.deterministic))
+    if self.config.copy_gate:
+      options = {"deterministic": ctx.deterministic, "intermediates": ctx.intermediates}
+      x = self.copy_gate(entering, read, update, **options)
+    else:
+      x = self.ffn_residual.after(x, update, ctx.deterministic)
+    x = ctx.intermediates("output", x)
     if state is None:
       return x, None
     return x, {name: value for name, value in held.items() if value is not None}
@@ -557,9 +581,23 @@ def run_block(
   *,
   ctx: Context,
 ) -> tuple[Float[Array, "batch time embed"], State | None]:
-  """Runs a block; with `config.remat` the backward pass computes its activations again."""
+  """Runs a block; with `config.remat` the backward pass computes its activations again.
+
+  Sequences that have gone through as many layers as `ctx.depth` says stay as they are.
+  """
   if not block.config.remat or state is not None:
-    return block(x, state, memory, gates, ctx=ctx)
+    after, state = block(x, state, memory, gates, ctx=ctx)
+  else:
+    after = _again(block, x, memory, gates, ctx)
+  if ctx.depth is not None:
+    after = jnp.where((ctx.layer < ctx.depth)[:, None, None], after, x)
+  return after, state
+
+
+def _again(
+  block: Block, x: jax.Array, memory: jax.Array | None, gates: Gates, ctx: Context
+) -> jax.Array:
+  """What a block makes of whole sequences; the backward pass makes it again."""
 
   def apart(
     module: Block, x: jax.Array, memory: jax.Array | None, gates: Gates
@@ -572,4 +610,4 @@ def run_block(
   seen: set[str] = set()
   out, captured = nn.remat(apart)(block, x, memory, gates)
   ctx.intermediates.merge(captured, seen)
-  return out, None
+  return out

@@ -163,6 +163,8 @@ class Context:
     position_ids: where queries and keys stand, for positions that are not added to embeddings;
       None: one behind the other, from 0.
     position_bias: added to the logits of self-attention in all layers.
+    layer: number of the layer.
+    depth: how many layers every sequence goes through; None: all.
     deterministic: no dropout.
     intermediates: activations to read or change.
   """
@@ -173,12 +175,18 @@ class Context:
   newest: Newest | None = None
   position_ids: PositionIds | None = None
   position_bias: Float[Array, "#batch heads #queries own_keys"] | None = None
+  layer: int = 0
+  depth: Int[Array, " batch"] | None = None
   deterministic: bool = True
   intermediates: Intermediates = OFF
 
   def scope(self, name: str) -> "Context":
     """The same context inside the submodule `name`."""
     return dataclasses.replace(self, intermediates=self.intermediates.scope(name))
+
+  def of_layer(self, number: int) -> "Context":
+    """The same context inside a layer, `layer_<number>`."""
+    return dataclasses.replace(self.scope(f"layer_{number}"), layer=number)
 
   @property
   def start(self) -> jax.Array | int:

@@ -20,6 +20,12 @@ Shared = Literal["none", "decoder", "inputs", "all"]
 """Which embeddings of an encoder-decoder are one: none, the decoder's input and output, the inputs
 of both, or all three."""
 
+EmbeddingScale = Literal["tus", "noscale", "ped"]
+"""How large fresh vectors of tokens are beside those of positions (Csordas et al. 2021): of
+standard deviation 1 / sqrt(dim), times sqrt(dim) (token embedding upscaling, as in Vaswani et al.
+2017); of 1; or of sqrt(2 / dim), to which positions divided by sqrt(dim) are added (position
+embedding downscaling)."""
+
 _STDDEV = 0.02  # of a fresh table of learned positions
 
 
@@ -58,9 +64,16 @@ class Embedding(nn.Module):
 
 
 def encoder_decoder_embeddings(
-  shared: Shared, source_vocab: int, target_vocab: int, dim: int, dtype: DTypeLike = jnp.float32
+  shared: Shared,
+  source_vocab: int,
+  target_vocab: int,
+  dim: int,
+  dtype: DTypeLike = jnp.float32,
+  scale: EmbeddingScale = "tus",
 ) -> tuple[Embedding, Embedding, Embedding]:
   """Embeddings of the decoder's input, the encoder's input and the decoder's output, in this order.
+
+  Vectors of an output that is no input have standard deviation 1 / sqrt(dim) at first.
 
   Raises:
     UserError: both inputs are to be one, but the vocabularies differ in size.
@@ -71,8 +84,10 @@ def encoder_decoder_embeddings(
       f" {target_vocab} tokens; one table needs one joint vocabulary. Use a joint tokenizer or"
       " share_embeddings = decoder."
     )
-  own = Embedding(target_vocab, dim, dtype)
-  source = own if shared in ("inputs", "all") else Embedding(source_vocab, dim, dtype)
+  stddev = {"tus": None, "noscale": 1.0, "ped": math.sqrt(2 / dim)}[scale]
+  inputs = functools.partial(Embedding, dim=dim, dtype=dtype, stddev=stddev, scaled=scale == "tus")
+  own = inputs(target_vocab)
+  source = own if shared in ("inputs", "all") else inputs(source_vocab)
   output = own if shared in ("decoder", "all") else Embedding(target_vocab, dim, dtype)
   return own, source, output
 
@@ -110,6 +125,7 @@ class PositionTable(nn.Module):
     dim: width.
     dtype: compute type.
     from_sinusoids: a learned table starts as sinusoids, in place of at random, as large.
+    scale: what vectors are multiplied with.
   """
 
   kind: ModelPositions
@@ -117,6 +133,7 @@ class PositionTable(nn.Module):
   dim: int
   dtype: DTypeLike = jnp.float32
   from_sinusoids: bool = False
+  scale: float = 1.0
 
   @nn.compact
   def add(
@@ -137,4 +154,5 @@ class PositionTable(nn.Module):
       rows = jax.lax.slice_in_dim(table, 0, x.shape[1])[None]
     else:
       rows = table[position_ids]
+    rows = rows if self.scale == 1 else rows * self.scale
     return x + rows.astype(self.dtype)

@@ -63,6 +63,16 @@ def as_cache(
   }
 
 
+def from_cache(
+  cache: KVCache,
+) -> tuple[Float[Array, "batch keys heads head_dim"], Float[Array, "batch keys heads head_dim"]]:
+  """Keys and values as `as_cache` was given them, those of the room that is not filled, too."""
+  return (
+    jnp.transpose(cache["key"][:, 0], (0, 3, 1, 2)),
+    jnp.transpose(cache["value"][:, 0], (0, 2, 1, 3)),
+  )
+
+
 def add_to_cache(cache: KVCache, new: KVCache, start: Array) -> KVCache:
   """The cache with positions `new` written from position `start` on."""
   zero = jnp.zeros((), start.dtype)

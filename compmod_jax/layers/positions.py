@@ -213,7 +213,7 @@ def random_labels(
     real: true where there is a token; padding follows, and has the last label.
     labels: they are drawn from 0 to `labels` - 1.
 
-  Source: Ruoss et al. 2023, section 3.1.
+  Source: Ruoss et al. 2023.
   """
   batch, time = real.shape
   # The places of the largest of random numbers, from the largest on, are in random order.

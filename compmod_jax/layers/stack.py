@@ -12,6 +12,7 @@ from compmod_jax.layers import block
 from compmod_jax.layers.block import Block, Norm, StackConfig, run_block
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.fast_weights import PLASTICITIES, Plasticity
+from compmod_jax.layers.shared_layers import RandomDepth, repeated
 from compmod_jax.mechanisms.modulation import UNGATED, Gates
 
 State = dict[str, block.State]
@@ -74,7 +75,7 @@ class Stack(nn.Module):
     """Makes the blocks."""
     c = self.config
     ((kind, _),) = c.attention(self.side)
-    self.layer = [
+    layers = [
       Block(
         c,
         self.norm,
@@ -84,8 +85,10 @@ class Stack(nn.Module):
         convolution=c.convolution,
         fast_weights=c.fast_weights,
       )
-      for i in range(c.layers(self.side))
+      for i in range(c.own_layers(self.side))
     ]
+    self.layer = repeated(layers, c.layers(self.side))
+    self.depth = RandomDepth(c.fewest_repeats, c.own_layers(self.side))
 
   def initial_state(self, batch: int, keys: int, *, beams: int = 1) -> State:
     """The state before the first position; see `Block.initial_state`."""
@@ -116,11 +119,11 @@ class Stack(nn.Module):
       The stream, and the next state; None if none was given.
     """
     held = dict(state or {})
+    depth = self.depth(len(x), len(self.layer), deterministic=ctx.deterministic)
+    ctx = dataclasses.replace(ctx, depth=depth)
     for i in range(start, len(self.layer) if stop is None else stop):
       gate = (gates or {}).get(i, UNGATED)
-      x, after = run_block(
-        self.layer[i], x, held.get(str(i)), gates=gate, ctx=ctx.scope(f"layer_{i}")
-      )
+      x, after = run_block(self.layer[i], x, held.get(str(i)), gates=gate, ctx=ctx.of_layer(i))
       if after is not None:
         held[str(i)] = after
     return x, held if state is not None else None

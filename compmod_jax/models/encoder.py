@@ -18,6 +18,7 @@ from compmod_jax.layers.block import Block, Norm, run_block
 from compmod_jax.layers.context import AttentionMask, Context, PositionIds
 from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.layers.positions import PositionLabels, Positions
+from compmod_jax.layers.shared_layers import RandomDepth, repeated
 from compmod_jax.layers.systematic import SystematicConfig
 from compmod_jax.mechanisms.saliency import SaliencyNetwork, key_bias
 from compmod_jax.models.base import ModelConfig
@@ -154,10 +155,12 @@ class Encoder(nn.Module):
     if c.saliency_dim:
       self.saliency_network = SaliencyNetwork(self.vocab, c.saliency_dim, self.pad)
     self.embedding_norm = layer_norm(dtype, c.norm_epsilon)
-    self.encoder = [
+    layers = [
       Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
-      for i in range(c.encoder_layers)
+      for i in range(c.own_layers("encoder"))
     ]
+    self.encoder = repeated(layers, c.encoder_layers)
+    self.depth = RandomDepth(c.fewest_repeats, c.shared_layers)
     if c.norm == "pre":
       self.output_norm = layer_norm(dtype, c.norm_epsilon)
     self.drop = Dropout(c.dropout)
@@ -232,6 +235,7 @@ class Encoder(nn.Module):
       mask=AttentionMask(valid=real),
       position_ids=position_ids,
       position_bias=bias,
+      depth=self.depth(len(tokens), c.encoder_layers, deterministic=deterministic),
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )
@@ -242,7 +246,7 @@ class Encoder(nn.Module):
     x = self.embedding_norm(x)
     x = self.drop(x, deterministic=deterministic)
     for i, block in enumerate(self.encoder):
-      x, _ = run_block(block, x, ctx=ctx.scope(f"layer_{i}"))
+      x, _ = run_block(block, x, ctx=ctx.of_layer(i))
     return ctx.intermediates("output", self.output_norm(x) if c.norm == "pre" else x)
 
   def routing_sites(self) -> tuple[str, ...]:

@@ -14,9 +14,15 @@ from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.layers.basic import Dropout, NormKind, layer_norm
 from compmod_jax.layers.block import Block, Norm, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
-from compmod_jax.layers.embedding import PositionTable, Shared, encoder_decoder_embeddings
+from compmod_jax.layers.embedding import (
+  EmbeddingScale,
+  PositionTable,
+  Shared,
+  encoder_decoder_embeddings,
+)
 from compmod_jax.layers.kv_cache import ancestor_mask
 from compmod_jax.layers.positions import ModelPositions, PositionLabels, RelativeBias, label
+from compmod_jax.layers.shared_layers import RandomDepth, repeated
 from compmod_jax.layers.systematic import SystematicConfig
 from compmod_jax.models.base import ModelConfig
 
@@ -44,6 +50,10 @@ class TransformerConfig(SystematicConfig, ModelConfig):
   share_embeddings: Shared = "decoder"
   """Which embeddings are one: none, decoder input and output (decoder), the inputs of encoder and
   decoder (inputs), or all three."""
+  embedding_scale: EmbeddingScale = "tus"
+  """How large fresh vectors of tokens are beside those of positions: 1 / sqrt(dim) and multiplied
+  by sqrt(dim) (tus), 1 (noscale), or sqrt(2 / dim) beside positions divided by sqrt(dim) (ped); see
+  `layers.embedding`."""
   relative_buckets: int = 32
   """Positions relative_bias: buckets of distances between queries and keys."""
   relative_distance: int = 128
@@ -70,6 +80,7 @@ class TransformerConfig(SystematicConfig, ModelConfig):
     super().__post_init__()
     errors.check_choice("model.norm", self.norm, ("pre", "post"))
     errors.check_choice("model.share_embeddings", self.share_embeddings, get_args(Shared))
+    errors.check_choice("model.embedding_scale", self.embedding_scale, get_args(EmbeddingScale))
     errors.check_choice("model.norm_kind", self.norm_kind, get_args(NormKind))
     self._check_options()
 
@@ -100,6 +111,17 @@ class TransformerConfig(SystematicConfig, ModelConfig):
       f" before the nonlinearity: model.biases is {self.biases} and model.gated_ffn"
       f" {self.gated_ffn}. Use biases = True and gated_ffn = False, or leave expert_layers empty.",
     )
+
+  def warnings(self) -> list[str]:
+    """Also of an output that is too large at first."""
+    shared, found = self.share_embeddings, super().warnings()
+    if self.embedding_scale == "noscale" and shared in ("decoder", "all"):
+      found.append(
+        f"the output shares its vectors with an input (model.share_embeddings = {shared}), whose"
+        " lengths are about sqrt(dim) at first (model.embedding_scale = noscale), and so are the"
+        " first logits; share_embeddings = none or inputs gives it vectors of length 1."
+      )
+    return found
 
   def describe(self) -> str:
     """Sizes and competition, in a few words."""
@@ -149,21 +171,27 @@ class Transformer(nn.Module):
     dtype = jnp.dtype(c.dtype)
     self.decoder_embedding, self.encoder_embedding, self.output_embedding = (
       encoder_decoder_embeddings(
-        c.share_embeddings, self.source_vocab, self.target_vocab, c.dim, dtype
+        c.share_embeddings, self.source_vocab, self.target_vocab, c.dim, dtype, c.embedding_scale
       )
     )
+    length, scale = c.random_positions or c.max_length, 1.0
+    if c.embedding_scale == "ped":
+      scale = c.dim**-0.5
     self.encoder_positions, self.decoder_positions = (
-      PositionTable(c.positions, c.random_positions or c.max_length, c.dim, dtype) for _ in range(2)
+      PositionTable(c.positions, length, c.dim, dtype, scale=scale) for _ in range(2)
     )
     self.labels = PositionLabels(c.random_positions, c.max_length)
-    self.encoder = [
+    encoder = [
       Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
-      for i in range(c.encoder_layers)
+      for i in range(c.own_layers("encoder"))
     ]
-    self.decoder = [
+    decoder = [
       Block(c, c.norm, "decoder_self", cross=True, inside=c.inside("decoder", i))
-      for i in range(c.decoder_layers)
+      for i in range(c.own_layers("decoder"))
     ]
+    self.encoder = repeated(encoder, c.encoder_layers)
+    self.decoder = repeated(decoder, c.decoder_layers)
+    self.depth = RandomDepth(c.fewest_repeats, c.shared_layers)
     if c.positions == "relative_bias":
       self.encoder_bias, self.decoder_bias = (
         RelativeBias(c.heads, c.relative_buckets, c.relative_distance, bidirectional)
@@ -198,6 +226,7 @@ class Transformer(nn.Module):
       memory_mask=(source != self.pad)[:, None, None, :],
       position_ids=position_ids,
       position_bias=self._position_bias("decoder", target.shape[1], position_ids),
+      depth=self.depth(len(target), len(self.decoder), deterministic=deterministic),
       deterministic=deterministic,
       intermediates=intermediates,
     )
@@ -217,13 +246,14 @@ class Transformer(nn.Module):
       mask=AttentionMask(valid=source != self.pad),
       position_ids=position_ids,
       position_bias=self._position_bias("encoder", source.shape[1], position_ids),
+      depth=self.depth(len(source), len(self.encoder), deterministic=deterministic),
       deterministic=deterministic,
       intermediates=intermediates.scope("encoder"),
     )
     x = self.encoder_positions.add(self.encoder_embedding(source), labels)
     x = self.drop(x, deterministic=deterministic)
     for i, block in enumerate(self.encoder):
-      x, _ = run_block(block, x, ctx=ctx.scope(f"layer_{i}"))
+      x, _ = run_block(block, x, ctx=ctx.of_layer(i))
     x = self.encoder_norm(x) if self.config.norm == "pre" else x
     return ctx.intermediates("output", x)
 
@@ -245,7 +275,7 @@ class Transformer(nn.Module):
     inner, after = ctx.scope("decoder"), []
     for i, block in enumerate(self.decoder):
       state = None if states is None else states[i]
-      x, state = run_block(block, x, state, memory, ctx=inner.scope(f"layer_{i}"))
+      x, state = run_block(block, x, state, memory, ctx=inner.of_layer(i))
       if state is not None:
         after.append(state)
     x = self.decoder_norm(x) if self.config.norm == "pre" else x

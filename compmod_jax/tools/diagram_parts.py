@@ -189,6 +189,7 @@ def _words_of(module: nn.Module, path: str, shapes: Shapes) -> str:
 
 def _attention(module: Attention, shape: _Shape) -> str:
   own = "to the encoder's output, " if module.cross else ""
+  own = own if module.form == "softmax" else f"{module.form}, "
   tied = ", keys are values" if module.tied_key_value else ""
   return f"{own}{module.heads} heads of {module.width}{tied}"
 

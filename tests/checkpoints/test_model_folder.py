@@ -309,6 +309,7 @@ def test_a_description_beyond_reason_is_damaged(tmp_path, text):
     ("layers", 1e12),
     ("convolution", 10**9),
     ("max_length", 10**9),
+    ("random_positions", 10**9),
   ],
 )
 def test_sizes_that_the_parameters_do_not_allow_are_refused_before_a_model_is_made(field, value):

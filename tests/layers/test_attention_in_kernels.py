@@ -178,6 +178,20 @@ def test_what_kernels_do_not_form_is_formed_where_it_is_asked_for(site, platform
     assert_close(found, true)
 
 
+@pytest.mark.parametrize(
+  ("fields", "kernel"),
+  [({"positions": "none"}, True), ({"positions": "alibi"}, False), ({"form": "geometric"}, False)],
+)
+def test_what_kernels_do_not_know_goes_without_them(fields, kernel, in_kernels):
+  module, inputs = Attention(DIM, HEADS, head_dim=64, **fields), numbers(BATCH, TIME, DIM, seed=2)
+  ctx = Context(mask=AttentionMask(causal=True))
+  given = drawn(module.init, inputs)
+  for platform in PLATFORMS:
+    in_kernels(platform)
+    made = jax.make_jaxpr(lambda given: module.apply(given, inputs, ctx=ctx)[0])(given)
+    assert ("pallas_call" in str(made)) == kernel
+
+
 def test_masks_that_kernels_do_not_know_are_told():
   known = AttentionMask(causal=True)
   assert known.visibility() is not None

@@ -69,8 +69,12 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "activation": "gelu",
     "positions": "learned",
     "share_embeddings": "all",
+    "embedding_scale": "noscale",
+    "attention_form": "hyla",
   },
   "values of losers, labels": {
+    "embedding_scale": "ped",
+    "attention_form": "differential",
     "positions": "alibi",
     "random_positions": 40,
     "compete": ("encoder_self", "decoder_self"),
@@ -86,9 +90,17 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "heads": 2,
     "dtype": "bfloat16",
   },
-  "rotary": {"positions": "rotary", "compete": ATTENTION_KINDS, "competition": heads()},
-  "gated heads, no positions": {
+  "rotary, shared layers": {
+    "positions": "rotary",
+    "compete": ATTENTION_KINDS,
+    "competition": heads(),
+    "decoder_layers": 2,
+    "shared_layers": 1,
+  },
+  "gated heads, nearest first": {
     "positions": "none",
+    "attention_form": "geometric",
+    "copy_gate": True,
     "gated_heads": ATTENTION_KINDS,
     "compete": ("cross",),
     "competition": heads(),
@@ -132,19 +144,28 @@ DECODERS: dict[str, dict[str, Any]] = {
     "competition": heads(dtype="model"),
     "dtype": "bfloat16",
     "activation": "gelu",
+    "attention_form": "hyla",
   },
-  "rotary": {"positions": "rotary", "gated_heads": ("decoder_self",)},
+  "rotary, shared layers": {
+    "positions": "rotary",
+    "gated_heads": ("decoder_self",),
+    "decoder_layers": 2,
+    "shared_layers": 1,
+  },
   "fast weights, labels": {
     "fast_weights": "modulated",
     "convolution": 3,
     "signal_dim": 3,
     "positions": "alibi",
     "random_positions": 40,
+    "attention_form": "differential",
   },
   "fast weights of one rate": {
     "fast_weights": "hebbian",
     "gated_heads": ("decoder_self",),
     "positions": "none",
+    "attention_form": "geometric",
+    "copy_gate": True,
   },
   "relative, mechanisms": {
     "positions": "relative",
@@ -254,11 +275,12 @@ ATTENDING: dict[str, dict[str, Any]] = {
 LAYERS = {"vanilla_layers": 2, "modulatory_layers": 1, "output_layers": 1, "tasks": ("lm", "mqa")}
 CASES: dict[type, dict[str, Any]] = {
   TransformerConfig: {
-    name: TransformerConfig(encoder_layers=1, decoder_layers=1, **(SIZES | fields))
+    name: TransformerConfig(**(SIZES | {"encoder_layers": 1, "decoder_layers": 1} | fields))
     for name, fields in TRANSFORMERS.items()
   },
   DecoderConfig: {
-    name: DecoderConfig(decoder_layers=1, **(SIZES | fields)) for name, fields in DECODERS.items()
+    name: DecoderConfig(**(SIZES | {"decoder_layers": 1} | fields))
+    for name, fields in DECODERS.items()
   },
   NemotConfig: {name: NemotConfig(**(SIZES | LAYERS | fields)) for name, fields in NEMOTS.items()},
   LstmConfig: {name: lstm(name, **fields) for name, fields in LSTMS.items()},
@@ -283,6 +305,8 @@ OF_NO_MATTER = {
   "attention_dropout": IN_TRAINING,
   "ffn_dropout": IN_TRAINING,
   "drophead": IN_TRAINING,
+  "fewest_repeats": IN_TRAINING,
+  "copy_gate_closed": IN_TRAINING,
   "remat": IN_TRAINING,
   "balance": IN_TRAINING,
   "z": IN_TRAINING,

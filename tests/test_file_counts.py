@@ -92,6 +92,7 @@ LATER = {
   "a bias of distances": {"compmod_jax/models/encoder.py"},
   "rotary positions and those of Transformer-XL": {
     "configs/plastic_lm.py", "compmod_jax/tables/generalisation.py",
+    "compmod_jax/layers/systematic.py",
   },
   "fast weights in decoders": {"compmod_jax/analysis/plasticity.py", "configs/plastic_lm.py"},
   "plastic language models": {"compmod_jax/analysis/plasticity.py"},

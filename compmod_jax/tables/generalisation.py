@@ -92,6 +92,21 @@ INGREDIENTS: dict[str, dict[str, object]] = {
   "relative, heads compete": {"positions": "relative", "compete": _ENCODER, "ffn_dim": 216},
   "relative, all heads compete": {"positions": "relative", "compete": _ALL, "ffn_dim": 144},
   "relative, gates": {"positions": "relative", "gated_heads": _ALL},
+  "relative, HYLA": {"positions": "relative", "attention_form": "hyla"},
+  "relative, differential": {"positions": "relative", "attention_form": "differential"},
+  "relative, repeated layers": {"positions": "relative", "shared_layers": 1},
+  "geometric": {"positions": "none", "attention_form": "geometric"},
+  "neural data router": {
+    "positions": "none",
+    "attention_form": "geometric",
+    "norm": "post",
+    "shared_layers": 1,
+    "encoder_layers": 8,
+    "copy_gate": True,
+    "copy_gate_closed": 0.1,
+  },
+  "noscale": {"embedding_scale": "noscale", "share_embeddings": "none"},
+  "ped": {"embedding_scale": "ped"},
 }
 """Row -> what differs from the plain model. Widths give rows with mechanisms as many parameters,
 within 1 %, as the same row has without; see `tools.equal`."""

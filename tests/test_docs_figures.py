@@ -938,6 +938,8 @@ TABLES = {
   ),
   ("docs/tables.md", "RoBERTa with competing heads", 0): roberta,
   ("docs/tables.md", "Recoding removed, and added at test", 0): ablation,
+  ("docs/generalisation.md", "Data", 0): REFERENCE,
+  ("docs/generalisation.md", "Ingredients", 0): REFERENCE,
   (
     "docs/training_regimes.md",
     "Ways of training routers",

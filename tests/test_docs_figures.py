@@ -303,21 +303,46 @@ def specialisation():
   yield f"the difference falls to {interval(runs('experts/restored_loss'), 4)}"
 
 
-META_ROUTERS = "meta_routers/tiny"
+META_ROUTERS, TIM = "meta_routers/tiny", "tim/tiny"
 
 
 def meta_routers(measure, digits):
-  lines = {(line["row"], line["column"]): line for line in lines_of(f"{META_ROUTERS}/numbers.csv")}
+  names = ("test", "combination", "attractor", "depth", "length")
+  return shown_rows(META_ROUTERS, [(f"{measure} {name}", digits) for name in names])
+
+
+def shown_rows(folder, columns):
+  """Rows of a table: the mean of each column with half its interval, and * where it differs."""
+  lines = {(line["row"], line["column"]): line for line in lines_of(f"{folder}/numbers.csv")}
   rows = []
   for row in dict.fromkeys(row for row, _ in lines):
     shown = [row]
-    for column in ("test", "combination", "attractor", "depth", "length"):
-      line = lines[row, f"{measure} {column}"]
+    for column, digits in columns:
+      line = lines[row, column]
       mean, half = float(line["mean"]), (float(line["high"]) - float(line["low"])) / 2
       star = "*" if line["corrected p"] and float(line["corrected p"]) <= 0.05 else ""
       shown.append(f"{mean:.{digits}f} ± {half:.{digits}f}{star}")
     rows.append(shown)
   return rows
+
+
+def mechanisms():
+  columns = (("loss test", 3), ("accuracy test", 3), ("PPL valid", 2))
+  counts = {row: str(next(iter(runs.values()))["parameters"]) for row, runs in cells(TIM).items()}
+  return [[row, f"{int(counts[row]):,}", *rest] for row, *rest in shown_rows(TIM, columns)]
+
+
+def mechanisms_learned():
+  lines = {(line["row"], line["column"]): line for line in lines_of(f"{TIM}/numbers.csv")}
+  least = [float(lines[row, "loss test"]["detectable"]) for row in ("TIM-NoComp", "TIM")]
+  yield f"of {min(least):.2f} nats"
+  losses = {row: seeds(TIM, row, "test", "loss") for row in ("TIM", "TIM-NoComp")}
+  pairs = zip(losses["TIM"], losses["TIM-NoComp"], strict=True)
+  test = paired_test(*map(list, zip(*pairs, strict=True)))
+  mean, half = test.difference.mean, test.difference.half
+  yield f"by {mean:.3f} nats [{mean - half:.3f}, {mean + half:.3f}]"
+  times = [one["train_seconds"] / 60 for runs in cells(TIM).values() for one in runs.values()]
+  yield f"{statistics.median(times):.0f} minutes"
 
 
 def routers_learned():

@@ -114,8 +114,8 @@ class Measure:
     Raises:
       UserError: a part is empty.
     """
-    count = len(self)
-    return self.between(*(np.bincount(np.asarray(part), minlength=count) for part in (train, test)))
+    parts = (np.asarray(part, np.int64) for part in (train, test))
+    return self.between(*(np.bincount(part, minlength=len(self)) for part in parts))
 
   def between(self, train: np.ndarray, test: np.ndarray) -> Divergences:
     """The same of parts that are given as how often each derivation is in them, [derivations]."""
@@ -333,7 +333,7 @@ class _Search:
     count = len(measure)
     self._order = np.array([chance.random() for _ in range(count)]).argsort()
     direction = [chance.choice((-1.0, 1.0)) for _ in measure.compounds.sum(axis=0)]
-    ranked = self._ranked(self._compounds @ direction)
+    ranked = self._ranked((self._compounds @ direction).round(_DIGITS))
     self.parts = np.zeros(count, bool), np.zeros(count, bool)
     self.parts[0][ranked[:train]] = True
     self.parts[1][ranked[count - test :]] = True
@@ -365,11 +365,11 @@ class _Search:
     shared = ((mine + 1) / mine.sum()) ** (alpha - 1) * (theirs / theirs.sum()) ** (1 - alpha)
     had, wanted = (self._measure.atoms.T @ part + 1 for part in (own, other))
     more = np.sqrt((had / had.sum()) / (wanted / wanted.sum()))
-    return self._compounds @ shared + self._balance * (self._rules @ more)
+    return (self._compounds @ shared + self._balance * (self._rules @ more)).round(_DIGITS)
 
   def _ranked(self, costs: np.ndarray) -> np.ndarray:
     """Numbers of the derivations, cheapest first, equal ones in an order that the seed draws."""
-    return self._order[np.argsort(costs[self._order].round(_DIGITS), kind="stable")]
+    return self._order[np.argsort(costs[self._order], kind="stable")]
 
 
 def _rows_to_one(matrix: sparse.csr_array) -> sparse.csr_array:

@@ -129,6 +129,7 @@ def test_a_split_meets_both_bounds_and_follows_its_seed():
   ("make", "match"),
   [
     (lambda: compound_weights([], largest=0), "largest is 0"),
+    (lambda: Measure.of(pairs_of_rules(1)).divergences([0], []), "One of the two sets has no"),
     (
       lambda: compound_weights([Derivation(str(i)) for i in range(99)], largest=10),
       "largest is 10; with 99 rules",

@@ -1,6 +1,7 @@
 """SCAN: the published counts, the semantics, and which commands each split holds out."""
 
 import gzip
+import zlib
 from collections import Counter
 
 import pytest
@@ -130,6 +131,15 @@ def test_splits_of_compound_divergence_keep_its_bounds_and_their_parts_apart():
   # A random split of these sizes is far from the bound.
   simple = [numbers[command] for command in commands("simple", "train")]
   assert measure.divergences(simple[:8_365], simple[8_365:10_455]).compound < 0.05
+
+
+@pytest.mark.parametrize(
+  ("split", "sums"),
+  [("mcd1", (2349936218, 2054323367)), ("mcd2", (3481382846, 9152191))],
+)
+def test_a_split_that_was_searched_for_is_the_same_everywhere(split, sums):
+  found = (zlib.crc32("\n".join(commands(split, part)).encode()) for part in ("train", "test"))
+  assert tuple(found) == sums, "results of runs on the old split do not compare with new ones"
 
 
 def by_grammar(command: str) -> str:

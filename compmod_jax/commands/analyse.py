@@ -27,6 +27,7 @@ import tyro
 from compmod_jax.analysis import (
   ablation,
   attention,
+  codes,
   continual,
   gates,
   heads,
@@ -69,6 +70,7 @@ ANALYSES = {
   "traces": Analysis(recoding.Traces, recoding.report.make_page),
   "probe": Analysis(recoding.ProbeNumber, recoding.probes.make_page),
   "gates": Analysis(gates.Gates, gates.make_page),
+  "codes": Analysis(codes.Codes, codes.make_page),
   "attention": Analysis(attention.Attention, attention.make_page),
   "modules": Analysis(modules.Modules, modules.make_page),
   "plasticity": Analysis(plasticity.Plasticity, plasticity.make_page),

@@ -17,6 +17,7 @@ from compmod_jax.data.synthetic.scan import (
   derive,
   interpret,
   published_lines,
+  word_functions,
 )
 
 COUNTS = {
@@ -316,3 +317,36 @@ def test_pairs_say_where_they_stand_and_how_they_are_scored():
 def test_mistakes_are_told(make, says):
   with pytest.raises(UserError, match=says):
     make()
+
+
+def test_words_are_labelled_by_what_they_do():
+  times = {"once": 1, "twice": 2, "thrice": 3}
+  turns = {"U": 0, "D LR": 1, "D opposite LR": 2, "D around LR": 4}
+  for command in ScanData().load("test").source[::40]:
+    words, labels = command.split(), word_functions(command)
+    assert {len(one) for one in labels.values()} == {len(words)}
+    actions = []
+    for order in ("alone", "first", "second"):
+      here = [i for i, label in enumerate(labels["order_source"]) if label == order]
+      if not here:
+        continue
+      half = " ".join(words[i] for i in here)
+      (time,), (rule,) = (
+        {labels[name][i] for i in here} for name in ("times_source", "rule_source")
+      )
+      once = interpret(half.removesuffix(f" {time}"))
+      assert interpret(half) == once * times[time]
+      turned = sum(action.startswith("I_TURN") for action in once)
+      assert turned == turns[rule]
+      actions += interpret(half)
+    assert actions == interpret(command)
+
+
+def test_functions_of_added_primitives_are_those_of_what_they_copy():
+  assert word_functions("jump_3 around left_1 twice and walk") == word_functions(
+    "jump around left twice and walk"
+  )
+  pairs = ScanData(split="addprim_jump", added_primitives=1).load("train")
+  assert pairs.info is not None
+  assert len(pairs.info) == len(pairs)
+  assert pairs.info[-1] == word_functions(pairs.source[-1])

@@ -87,7 +87,8 @@ def test_mistakes_are_told_with_what_is_near(program, workdir):
   with pytest.raises(UserError, match=r"--shufles is not an option. Did you mean --shuffles"):
     program(analyse.main, "heads", "--workdir", str(workdir), "--shufles", "3")
   with pytest.raises(
-    UserError, match="must be one of: ablate, attention, continual, direction, functions, gates"
+    UserError,
+    match="must be one of: ablate, attention, codes, continual, direction, functions, gates",
   ):
     program(analyse.main)
   with pytest.raises(UserError, match="Two workdirs are missing"):

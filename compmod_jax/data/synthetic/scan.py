@@ -19,7 +19,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 from compmod_jax.core.errors import check, check_choice, short
 from compmod_jax.data.base import DataError, Pairs
@@ -198,6 +198,60 @@ def _derived(*words: str) -> Derivation:
       return Derivation(rule, (Derivation(verb), Derivation(direction)))
     case _:
       return Derivation(words[0])
+
+
+def word_functions(command: str) -> dict[str, tuple[str, ...]]:
+  """What every word of a command does in it, a label for each word.
+
+  - `rule_source`: the rule of its verb phrase, `U` (a verb alone), `D LR`, `D opposite LR` or
+    `D around LR`; connectives have their own name.
+  - `times_source`: how often its verb phrase is performed, `once`, `twice` or `thrice`.
+  - `order_source`: whether its half of the command is performed `first` or `second`, or `alone`;
+    halves of `after` are performed in the other order.
+
+  Args:
+    command: words of the grammar; verbs and directions may be any words, such as added primitives.
+  """
+  words = command.split()
+  found: dict[str, list[str]] = {"rule_source": [], "times_source": [], "order_source": []}
+
+  def half(part: Sequence[str], order: str) -> None:
+    verb = [word for word in part if word not in ("twice", "thrice")]
+    rule = " ".join(["D", *verb[1:-1], "LR"]) if len(verb) > 1 else "U"
+    times = part[-1] if len(verb) < len(part) else "once"
+    for name, label in zip(found, (rule, times, order), strict=True):
+      found[name] += [label] * len(part)
+
+  (place,) = [i for i, word in enumerate(words) if word in ("and", "after")] or [len(words)]
+  if place == len(words):
+    half(words, "alone")
+  else:
+    orders = ("first", "second") if words[place] == "and" else ("second", "first")
+    half(words[:place], orders[0])
+    for labels in found.values():
+      labels.append(words[place])
+    half(words[place + 1 :], orders[1])
+  return {name: tuple(labels) for name, labels in found.items()}
+
+
+class _WordFunctions(Sequence[Mapping[str, Sequence[str]]]):
+  """`word_functions` of commands, found when they are asked for."""
+
+  def __init__(self, commands: Sequence[str]):
+    self._commands = commands
+
+  def __len__(self) -> int:
+    return len(self._commands)
+
+  @overload
+  def __getitem__(self, place: int) -> Mapping[str, Sequence[str]]: ...
+
+  @overload
+  def __getitem__(self, place: slice) -> "_WordFunctions": ...
+
+  def __getitem__(self, place: int | slice) -> "Mapping[str, Sequence[str]] | _WordFunctions":
+    found = self._commands[place]
+    return word_functions(found) if isinstance(found, str) else _WordFunctions(found)
 
 
 @functools.cache
@@ -422,9 +476,11 @@ class ScanData:
     return read_commands(find_file(folder, file, "folder and split"))
 
   def _pairs(self, part: str, commands: Sequence[Command]) -> Pairs:
+    sources = [command for command, _ in commands]
     return Pairs(
-      source=[command for command, _ in commands],
+      source=sources,
       target=[actions for _, actions in commands],
+      info=_WordFunctions(sources),
       where=lambda i: f"scan:{self.split}/{part}[{i}]",
       metric="exact_match",
     )

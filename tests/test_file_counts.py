@@ -72,12 +72,21 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "tasks.continual", "tasks/continual", "ContinualConfig",
   ),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
+  "penalties on distances": ("alibi", "distance_penalty"),
+  "attention that is no softmax over keys": (
+    "attention_forms", "attention_form", "GeometricAttention", "HypernetworkAttention",
+    "DifferentialAttention",
+  ),
+  "a gate around whole layers": ("copy_gate", "CopyGate"),
+  "how large fresh embeddings are": ("embedding_scale", "EmbeddingScale"),
 }  # fmt: skip
 # Files of later additions, which use the earlier one.
 LATER = {
   "a gate on every head": {
     "compmod_jax/analysis/roles/importance.py", "compmod_jax/checkpoints/t5.py",
+    "benchmarks/ingredients.py",
   },
+  "attention that is no softmax over keys": {"benchmarks/ingredients.py"},
   "a convolutional network": {"compmod_jax/models/neuromodulated.py"},
   "a recurrent model around any cell": {"configs/cue_association.py", "configs/plastic_lm.py"},
   "functions between which positions are routed": {
@@ -90,7 +99,9 @@ LATER = {
   "a task on sequences": {"configs/cue_association.py"},
   "a sequence-to-sequence LSTM": {"compmod_jax/tables/translation.py"},
   "a bias of distances": {"compmod_jax/models/encoder.py"},
-  "rotary positions and those of Transformer-XL": {"configs/plastic_lm.py"},
+  "rotary positions and those of Transformer-XL": {
+    "configs/plastic_lm.py", "compmod_jax/layers/systematic.py", "benchmarks/ingredients.py",
+  },
   "fast weights in decoders": {"compmod_jax/analysis/plasticity.py", "configs/plastic_lm.py"},
   "plastic language models": {"compmod_jax/analysis/plasticity.py"},
   "learning at two levels": {
@@ -109,6 +120,8 @@ OWN = {
   "transformed digits": ("compmod_jax/data/transformed_digits.py",),
   "a convolutional network": ("compmod_jax/models/conv_net.py",),
   "a gate on every head": ("compmod_jax/mechanisms/head_gate.py",),
+  "attention that is no softmax over keys": ("compmod_jax/layers/attention_forms.py",),
+  "a gate around whole layers": ("compmod_jax/layers/copy_gate.py",),
   "fast weights in decoders": ("compmod_jax/layers/fast_weights.py",),
   "modulated nonlinearities": ("compmod_jax/mechanisms/modulated_activation.py",),
   "text saliency": ("compmod_jax/mechanisms/saliency.py",),

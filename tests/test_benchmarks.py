@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import common, devices, routing
+from benchmarks import common, devices, ingredients, routing
 from benchmarks.designs import Sizes
 
 
@@ -139,3 +139,11 @@ def test_committed_verdicts_are_those_of_their_ratios_and_targets(file):
     ratio = common.Spread(**row["ratio"])
     claim = common.Claim(row["name"], ratio, row["at_most"], row["at_least"])
     assert row["met"] is claim.met, row["name"]
+
+
+def test_each_option_of_a_model_is_timed_beside_the_plain_step(report, monkeypatch):
+  monkeypatch.setattr(ingredients, "our_step", lambda case, **fields: lambda: case.task(**fields))
+  ingredients.measure(report, ingredients.INGREDIENTS, quick=True)
+  assert [claim.name for claim in report.claims] == [
+    f"{name} / plain" for name in ingredients.INGREDIENTS
+  ]

@@ -125,12 +125,9 @@ class TextPass:
     if config.positions in IN_ATTENTION:
       prompt = jnp.pad(state["position_ids"][:, 0], ((0, 0), (before, 0)))
       steps = jnp.repeat(jnp.arange(length), beams)[None] + state["lengths"]
-      queries, keys = (
+      keys, queries = (
         label(numbers, config.random_positions, config.max_length)
-        for numbers in (
-          state["lengths"] + position,
-          jnp.concatenate([prompt, steps], axis=1),
-        )
+        for numbers in (jnp.concatenate([prompt, steps], axis=1), state["lengths"] + position)
       )
       most = config.random_positions or state["position_ids"].shape[-1] + length
       position_ids = PositionIds(queries, keys, most)

@@ -1,0 +1,74 @@
+"""What options of systematic generalisation cost: a training step with each beside the plain step.
+
+    python -m benchmarks.ingredients [--quick] [--only NAME ...] [--json FILE] [--device gpu]
+
+One encoder-decoder and one batch for all, float32, dropout on; the training program's whole step.
+Steps are timed in turn, and ratios taken round by round. Most of the time is compilation.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import common
+from benchmarks.transformer import our_step
+from benchmarks.translation_case import Case
+from compmod_jax.data.tokenizers import PAD
+from compmod_jax.models.transformer import ATTENTION_KINDS, TransformerConfig
+
+ROUNDS = 15
+PLAIN = TransformerConfig(
+  encoder_layers=2, decoder_layers=2, dim=128, heads=4, ffn_dim=256, max_length=64, dropout=0.1
+)
+SMALL: dict[str, Any] = {"dim": 32, "ffn_dim": 64, "encoder_layers": 1, "decoder_layers": 1}
+ROUTER: dict[str, Any] = {"positions": "none", "attention_form": "geometric", "copy_gate": True}
+INGREDIENTS: dict[str, dict[str, Any]] = {
+  "no positions": {"positions": "none"},
+  "rotary positions": {"positions": "rotary"},
+  "relative positions": {"positions": "relative"},
+  "penalties on distances": {"positions": "alibi"},
+  "random labels": {"random_positions": 256},
+  "a shared layer": {"shared_layers": 1},
+  "a shared layer, depth drawn": {"shared_layers": 1, "fewest_repeats": 1},
+  "copy gates": {"copy_gate": True},
+  "geometric attention": {"positions": "none", "attention_form": "geometric"},
+  "Neural Data Router": {**ROUTER, "shared_layers": 1},
+  "hypernetwork attention": {"attention_form": "hyla"},
+  "differential attention": {"attention_form": "differential"},
+  "gated heads": {"gated_heads": ATTENTION_KINDS},
+  "competing heads": {"compete": ATTENTION_KINDS},
+}
+QUICK = ("copy gates", "geometric attention", "hypernetwork attention")
+
+
+def main() -> None:
+  parser = common.options(__doc__)
+  parser.add_argument(
+    "--only", nargs="+", choices=INGREDIENTS, metavar="NAME", help="these options alone"
+  )
+  options = parser.parse_args()
+  report = common.start("Options of systematic generalisation", options)
+  measure(report, options.only or (QUICK if options.quick else INGREDIENTS), quick=options.quick)
+  report.finish()
+
+
+def measure(report: common.Report, names: Iterable[str], *, quick: bool) -> None:
+  """Times the plain step and those with these options, and claims their ratios."""
+  model = dataclasses.replace(PLAIN, **SMALL) if quick else PLAIN
+  rows, length = (8, 16) if quick else (64, 32)
+  case = Case("training", model, rows, length, source_vocab=200, target_vocab=200)
+  runs = {"plain": our_step(case)}
+  runs |= {name: our_step(case, **INGREDIENTS[name]) for name in names}
+  tokens = int(np.sum(case.batch()["target"] != PAD))
+  rounds = 3 if quick else ROUNDS
+  seconds = report.measure(case.name, runs, rounds, amount=tokens, unit="target tokens")
+  for name in names:
+    report.claim(f"{name} / plain", seconds[name], seconds["plain"])
+  report.note(f"{rows} rows of {length} tokens, {jax.local_device_count()} devices")
+
+
+if __name__ == "__main__":
+  main()

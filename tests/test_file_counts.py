@@ -20,6 +20,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "rotary", "rotate(", '"relative"', "RelativePositions", "relative positions", "Transformer-XL",
   ),
   "an objective of MAML": ("mlm_maml", "MetaConfig", "AdaptationScores"),
+  "labels of target words": ("target_labels", "TargetLabels"),
   "generated characters": ("glyphs", "GlyphData"),
   "a convolutional network": ("conv_net", "ConvNet"),
   "a bias of distances": ("RelativeBias", "distance_buckets", "position_bias"),

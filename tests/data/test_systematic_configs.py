@@ -54,7 +54,8 @@ def test_all_commands_fit_and_all_splits_have_the_same_lengths():
   for variant in variants("configs/scan.py"):
     other = experiment(f"configs/scan.py:{variant}")
     assert (other.task.batch, other.task.decode) == (simple.task.batch, simple.task.decode)
-    assert other.model == simple.model
+    assert dataclasses.replace(other.model, target_labels=()) == simple.model
+    assert bool(other.model.target_labels) == bool(other.task.label_weight)
 
 
 def test_variants_say_which_data_they_have():

@@ -58,6 +58,13 @@ def test_all_commands_fit_and_all_splits_have_the_same_lengths():
     assert bool(other.model.target_labels) == bool(other.task.label_weight)
 
 
+@pytest.mark.parametrize("variant", ["length", "addprim_jump_exchanged"])
+def test_episodes_fit(variant):
+  found = experiment(f"configs/mlc.py:{variant}")
+  data = dataclasses.replace(found.task.data, episodes=300)
+  assert_fits(dataclasses.replace(found, task=dataclasses.replace(found.task, data=data)))
+
+
 def test_variants_say_which_data_they_have():
   cut = experiment("configs/scan.py:length_26").task.data
   assert (cut.split, cut.cut) == ("length", 26)

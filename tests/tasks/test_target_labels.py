@@ -21,6 +21,7 @@ from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.base import StepContext
 from compmod_jax.tasks.target_labels import label_counts
 from compmod_jax.tasks.translation import Translation, TranslationConfig
+from compmod_jax.tools import shapes
 
 COMMANDS = ("jump thrice", "look around left after walk", "run opposite right twice", "turn left")
 COUNTS = tuple(PROGRESS.values())
@@ -155,3 +156,8 @@ def test_what_does_not_fit_is_refused(config):
   pieces = dataclasses.replace(config, target_tokenizer=TokenizerConfig(kind="bpe", vocab_size=24))
   with pytest.raises(DataError, match="labels 'argument'"):
     pieces.build(MODEL).dataset.examples("test")
+
+
+def test_shapes_of_training_batches_are_those_of_the_batches(task):
+  iterator, _ = task.dataset.train_batches(seed=0, multiple=1)
+  assert shapes.largest_batch(task, 1).keys() | {"index"} == dict(next(iterator)).keys()

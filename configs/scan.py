@@ -11,6 +11,9 @@ Variants: simple, length, addprim_jump, addprim_turn_left, template_right,
                      made by the published measure of compound divergence
           addprim_jump_added, addprim_turn_left_added, template_around_right_added
                      20 copies of each primitive of the kind that is held out, in training
+          mcd1_labels, mcd2_labels, mcd3_labels, length_labels, addprim_jump_labels,
+          template_around_right_labels
+                     labels of how far functions have come are predicted beside the actions
 Files:    the published ones in place of generated commands: add --config.task.data.folder=PATH
 Measured: exact match simple 99.7 %, addprim_jump 0.6 %, length 0.0 % (seed 0; 22, 22 and 31 minutes
           on one core of a shared AMD EPYC machine, 2026-11-21)
@@ -20,7 +23,7 @@ from typing import Any, get_args
 
 from compmod_jax.core import errors
 from compmod_jax.data.buckets import BatchConfig
-from compmod_jax.data.synthetic.scan import CUTS, ScanData, SplitName
+from compmod_jax.data.synthetic.scan import CUTS, PROGRESS, ScanData, SplitName
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.models.transformer import TransformerConfig
@@ -37,19 +40,23 @@ _DATA: dict[str, dict[str, Any]] = {
     for split in ("addprim_jump", "addprim_turn_left", "template_around_right")
   },
 }
+_LABELS = "_labels"
+_LABELLED = ("mcd1", "mcd2", "mcd3", "length", "addprim_jump", "template_around_right")
 
 
 def get_config(variant: str) -> Experiment:
   variant = variant or "simple"
-  errors.check_choice("variant", variant, _DATA)
+  errors.check_choice("variant", variant, (*_DATA, *(split + _LABELS for split in _LABELLED)))
+  labelled = variant.endswith(_LABELS)
   return Experiment(
     name=f"SCAN, {variant} split",
     task=TranslationConfig(
-      data=ScanData(**_DATA[variant]),
+      data=ScanData(**_DATA[variant.removesuffix(_LABELS)]),
       tokenizer=TokenizerConfig(kind="words"),
       target_tokenizer=TokenizerConfig(kind="words"),
       batch=BatchConfig(tokens=4096, ceiling=64, bucket_count=4),
       label_smoothing=0.0,
+      label_weight=1.0 if labelled else 0.0,
       # An action sequence is up to eight times as long as its command.
       decode=DecodeConfig(method="greedy", max_ratio=8, max_extra=4),
     ),
@@ -62,6 +69,7 @@ def get_config(variant: str) -> Experiment:
       norm="pre",
       dropout=0.1,
       compete=("encoder_self",),
+      target_labels=tuple(PROGRESS.values()) if labelled else (),
     ),
     optimizer=OptimizerConfig(
       learning_rate=2e-3, schedule="cosine", warmup_steps=200, b2=0.98, clip=1.0

@@ -20,6 +20,8 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "rotary", "rotate(", '"relative"', "RelativePositions", "relative positions", "Transformer-XL",
   ),
   "an objective of MAML": ("mlm_maml", "MetaConfig", "AdaptationScores"),
+  "episodes of study pairs": ("MlcData", "synthetic.mlc", "synthetic/mlc", "study pairs"),
+  "labels of target words": ("target_labels", "TargetLabels"),
   "generated characters": ("glyphs", "GlyphData"),
   "a convolutional network": ("conv_net", "ConvNet"),
   "a bias of distances": ("RelativeBias", "distance_buckets", "position_bias"),

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
+from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Dropout, NormKind, layer_norm
 from compmod_jax.layers.block import Block, Norm, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
@@ -69,6 +70,9 @@ class TransformerConfig(SystematicConfig, ModelConfig):
   gated_ffn: bool = False
   """Feed-forward networks multiply the nonlinearity of one layer by another layer (Shazeer 2020);
   with gelu that is GEGLU."""
+  target_labels: tuple[int, ...] = ()
+  """Numbers of different labels of target words: for each kind of labels, a linear output of so
+  many logits beside that of the next word; see `tasks.target_labels`."""
 
   position_kinds: ClassVar[tuple[str, ...]] = get_args(ModelPositions)
 
@@ -104,6 +108,10 @@ class TransformerConfig(SystematicConfig, ModelConfig):
       self.relative_distance > buckets // 2,
       f"model.relative_distance is {self.relative_distance}; it must be more than half of"
       f" model.relative_buckets = {buckets}: each shorter distance has a bucket in the decoder.",
+    )
+    errors.check(
+      all(count >= 2 for count in self.target_labels),
+      f"model.target_labels is {self.target_labels}; each number of labels must be at least 2.",
     )
     errors.check(
       not self.expert_layers or (self.biases and not self.gated_ffn),
@@ -151,7 +159,8 @@ class Transformer(nn.Module):
   """Encoder-decoder Transformer (Vaswani et al. 2017) with competitive heads and experts.
 
   Sites: `encoder/layer_<i>/...`, `decoder/layer_<i>/...` (see `Block` and `Attention`),
-  `encoder/output` and `logits`.
+  `encoder/output`, `logits`, and where target words have labels `target_labels` [batch, time,
+  labels], the logits of those of the next word.
 
   Attributes:
     config: sizes and options.
@@ -201,6 +210,9 @@ class Transformer(nn.Module):
       self.encoder_norm, self.decoder_norm = (
         layer_norm(dtype, c.norm_epsilon, kind=c.norm_kind, biases=c.biases) for _ in range(2)
       )
+    if c.target_labels:
+      init = logical(nn.initializers.xavier_uniform(), "embed", "units")
+      self.label_head = nn.Dense(sum(c.target_labels), kernel_init=init)  # float32, as all logits
     self.drop = Dropout(c.dropout)
 
   def __call__(
@@ -279,6 +291,8 @@ class Transformer(nn.Module):
       if state is not None:
         after.append(state)
     x = self.decoder_norm(x) if self.config.norm == "pre" else x
+    if self.config.target_labels:
+      ctx.intermediates("target_labels", self.label_head(x.astype(jnp.float32)))
     return ctx.intermediates("logits", self.output_embedding.logits(x)), after
 
   def prefill(

@@ -35,6 +35,7 @@ from compmod_jax.decoding import DecodeConfig
 from compmod_jax.metrics import groups, text
 from compmod_jax.models.base import ModelConfig, Seq2Seq
 from compmod_jax.models.transformer import shift_right
+from compmod_jax.tasks import target_labels
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
@@ -67,6 +68,9 @@ class TranslationConfig:
   """Token budget and padded lengths."""
   label_smoothing: float = 0.1
   """Share of probability spread evenly over the vocabulary."""
+  label_weight: float = 0.0
+  """Weight of the loss of each kind of labels that the data have of target words; see
+  `tasks.target_labels`. 0: none are learned."""
   decode: DecodeConfig = DecodeConfig()
   """How outputs are searched for."""
   small_share: float = 0.07
@@ -79,6 +83,10 @@ class TranslationConfig:
     errors.check(
       0 <= self.label_smoothing < 1,
       f"task.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 1.",
+    )
+    errors.check(
+      self.label_weight >= 0,
+      f"task.label_weight is {self.label_weight}; it must not be negative.",
     )
     errors.check(
       0 < self.small_share < 1,
@@ -131,11 +139,16 @@ class TranslationConfig:
       f" {model.max_length}; every token needs a position. Raise model.max_length.",
     )
     dataset = SentencePairs(self, splits, source, target)
+    objective, evaluators = SmoothedCrossEntropy(self.label_smoothing), (TokenLoss(),)
+    if self.label_weight:
+      counts = target_labels.label_counts(self.data, model)
+      objective = target_labels.WithTargetLabels(objective, counts, self.label_weight)
+      evaluators = (*evaluators, target_labels.TargetLabelScores(counts))
     task = Translation(
       dataset=dataset,
       model=PairModel(module),
-      objective=standard(SmoothedCrossEntropy(self.label_smoothing), model),
-      evaluators=(TokenLoss(), TranslationScores(self.data.metric)),
+      objective=standard(objective, model),
+      evaluators=(*evaluators, TranslationScores(self.data.metric)),
       generator=Translator(dataset, self.decode),
     )
     return task if self.bilevel is None else self.bilevel.over(task)
@@ -209,14 +222,18 @@ class SentencePairs(Dataset[TranslationConfig]):
     return self.train_examples if split == "train" else self._tokenise(split, self.batch)
 
   def _tokenise(self, split: str, batch: BatchConfig) -> Examples:
-    return tokenise(self.pairs[split], self.source_tokenizer, self.target_tokenizer, batch)
+    pairs, data = self.pairs[split], self.config.data
+    examples = tokenise(pairs, self.source_tokenizer, self.target_tokenizer, batch)
+    if self.config.label_weight and isinstance(data, target_labels.HasLabels):
+      return target_labels.with_labels(examples, pairs, data)
+    return examples
 
   def notes(self) -> list[str]:
     """What of the training split was left out."""
     return self.train_examples.notes(self.pairs["train"])
 
   def fingerprints(self) -> Fingerprints:
-    """Of the source and the target side of the training examples."""
+    """Of the source and the target side of the training examples, and of labels they have."""
     return self.train_examples.fingerprints()
 
   def train_batches(
@@ -239,6 +256,15 @@ class SentencePairs(Dataset[TranslationConfig]):
     """Batches in which every pair of a split is once, but for those over the length ceiling."""
     return pipeline.eval_batches(self.examples(split), self.batch, multiple=multiple)
 
+  def trained_shapes(
+    self, shapes: Mapping[str, jax.ShapeDtypeStruct], multiple: int
+  ) -> dict[str, jax.ShapeDtypeStruct]:
+    """Labels have the shape of the target."""
+    data, labels = self.config.data, dict[str, jax.ShapeDtypeStruct]()
+    if self.config.label_weight and isinstance(data, target_labels.HasLabels):
+      labels = {target_labels.COLUMN + name: shapes["target"] for name in data.label_counts}
+    return {**shapes, **labels}
+
   def example(self) -> dict[str, jax.Array]:
     """The smallest batch that the model takes, to trace it with."""
     tokens = jnp.ones((1, 2), jnp.int32)
@@ -257,7 +283,7 @@ class SentencePairs(Dataset[TranslationConfig]):
       for side, tokenizer in sides
       for tokens in examples.columns[side]
     )
-    return 100 * found / max(1, sum(examples.tokens.values()))
+    return 100 * found / max(1, sum(examples.tokens[side] for side, _ in sides))
 
 
 class PairModel(TaskModel[Seq2Seq]):

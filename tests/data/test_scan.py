@@ -12,10 +12,12 @@ from compmod_jax.data.divergence import Derivation
 from compmod_jax.data.synthetic import scan
 from compmod_jax.data.synthetic.scan import (
   CUTS,
+  PROGRESS,
   SPLITS,
   ScanData,
   derive,
   interpret,
+  progress,
   published_lines,
   word_functions,
 )
@@ -189,6 +191,42 @@ def test_every_copy_has_a_number_of_its_own():
   data = ScanData("addprim_jump", added_primitives=3).load("train")
   last = dict(zip(data.source, data.target, strict=True))
   assert [last[f"jump_{n}"] for n in (1, 2, 3)] == ["I_JUMP_1", "I_JUMP_2", "I_JUMP_3"]
+
+
+def traced(command: str) -> list[tuple[str, int, int, int]]:
+  """(action, argument, repetition, step) of every action, by running the command on a stack."""
+  for connective in ("and", "after"):
+    left, found, right = command.partition(f" {connective} ")
+    if found:
+      first = traced(left)
+      second = [(action, 1, *rest) for action, _, *rest in traced(right)]
+      return first + second if connective == "and" else second + first  # type: ignore[operator]
+  for word, times in (("twice", 2), ("thrice", 3)):
+    if command.endswith(f" {word}"):
+      once = traced(command.removesuffix(f" {word}"))
+      return [(action, 0, n, step) for n in range(times) for action, _, _, step in once]
+  words = command.split()
+  turn = [f"I_TURN_{words[-1].upper()}"] if len(words) > 1 else []
+  act = [] if words[0] == "turn" else [f"I_{words[0].upper()}"]
+  how = words[1] if len(words) == 3 else ""
+  actions = (turn + act) * 4 if how == "around" else turn * (2 if how == "opposite" else 1) + act
+  return [(action, 0, 0, step) for step, action in enumerate(actions)]
+
+
+def test_labels_of_progress_are_those_of_a_run_of_the_command():
+  seen: dict[str, set[int]] = {name: set() for name in PROGRESS}
+  pairs = ScanData("simple").load("test")
+  for command, actions in list(zip(pairs.source, pairs.target, strict=True))[::7]:
+    run, labels = traced(command), progress(command)
+    assert [action for action, *_ in run] == actions.split()
+    for number, name in enumerate(PROGRESS, 1):
+      assert labels[name] == [one[number] for one in run], command
+      seen[name].update(labels[name])
+  assert {name: set(range(count)) for name, count in PROGRESS.items()} == seen
+  assert progress("jump thrice")["repetition"] == [0, 1, 2]
+  assert progress("walk_12 around left_3 twice") == progress("walk around left twice")
+  with pytest.raises(UserError, match="jump jump"):
+    progress("jump jump")
 
 
 @pytest.fixture

@@ -54,7 +54,15 @@ def test_all_commands_fit_and_all_splits_have_the_same_lengths():
   for variant in variants("configs/scan.py"):
     other = experiment(f"configs/scan.py:{variant}")
     assert (other.task.batch, other.task.decode) == (simple.task.batch, simple.task.decode)
-    assert other.model == simple.model
+    assert dataclasses.replace(other.model, target_labels=()) == simple.model
+    assert bool(other.model.target_labels) == bool(other.task.label_weight)
+
+
+@pytest.mark.parametrize("variant", ["length", "addprim_jump_exchanged"])
+def test_episodes_fit(variant):
+  found = experiment(f"configs/mlc.py:{variant}")
+  data = dataclasses.replace(found.task.data, episodes=300)
+  assert_fits(dataclasses.replace(found, task=dataclasses.replace(found.task, data=data)))
 
 
 def test_variants_say_which_data_they_have():

@@ -120,6 +120,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "positions": "relative_bias",
     "relative_buckets": 6,
     "relative_distance": 5,
+    "target_labels": (2, 3),
     "head_dim": 3,
     "share_embeddings": "inputs",
     "compete": ATTENTION_KINDS,

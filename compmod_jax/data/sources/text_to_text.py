@@ -16,6 +16,7 @@ from compmod_jax.data.sources.tfds import TfdsData
 from compmod_jax.data.synthetic.expressions import ArithmeticData, ListOpsData, TableLookupData
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.lengths import LengthData
+from compmod_jax.data.synthetic.mlc import MlcData
 from compmod_jax.data.synthetic.pcfg_set import PcfgSetData
 from compmod_jax.data.synthetic.scan import ScanData
 from compmod_jax.data.text_tokenizer import DocumentData
@@ -95,7 +96,14 @@ class SpanCorruptionData:
 
 
 Systematic = (
-  ScanData | CogsData | PcfgSetData | TableLookupData | ArithmeticData | ListOpsData | LengthData
+  ScanData
+  | CogsData
+  | PcfgSetData
+  | TableLookupData
+  | ArithmeticData
+  | ListOpsData
+  | LengthData
+  | MlcData
 )
 """Pairs that are scored on others than those of training."""
 PairData = GrammarData | Systematic | TextData | TfdsData | SpanCorruptionData

@@ -10,7 +10,9 @@ The grammar (C is the start symbol):
 It derives 20,910 commands, each in one way. Source: Lake and Baroni 2018, "Generalization without
 systematicity", supplement; template splits: Loula, Baroni and Lake 2018; length at other cuts:
 Newman et al. 2020; splits of maximum compound divergence: Keysers et al. 2020; added primitives:
-Jiang et al. 2022, "Mutual Exclusivity Training and Primitive Augmentation".
+Jiang et al. 2022, "Mutual Exclusivity Training and Primitive Augmentation"; labels of progress:
+Jiang and Bansal 2021, "Inducing Transformer's Compositional Generalization Ability via Auxiliary
+Sequence Prediction Tasks".
 """
 
 import dataclasses
@@ -303,6 +305,51 @@ def published_lines(split: SplitName, part: Literal["train", "test"], seed: int 
   return [f"IN: {command} OUT: {actions}" for command, actions in commands]
 
 
+PROGRESS: Mapping[str, int] = {"argument": 2, "repetition": 3, "step": 8}
+"""Kinds of labels of actions, and how many different ones there are; see `progress`."""
+_NUMBER_OF_COPY = re.compile(r"_\d+\b")
+
+
+def progress(command: str) -> dict[str, list[int]]:
+  """How far the functions of a command have come at each of its actions.
+
+  `argument`: which argument of `and` or `after` the action belongs to, 0 the first in the command;
+  so `after` begins with 1. `repetition`: how often `twice` or `thrice` has finished what it
+  repeats, such as 0 1 2 for `jump thrice`. `step`: how many actions of the verb with its `opposite`
+  or `around` precede it in this repetition, such as 0 to 7 for `jump around left`. All are 0 where
+  a command has no such function.
+
+  Args:
+    command: words separated by blanks; primitives may be copies, as `with_copies` makes them.
+
+  Returns:
+    Name -> a label for every action, in the order of the actions; names and numbers of different
+    labels are those of `PROGRESS`.
+
+  Raises:
+    UserError: SCAN's grammar does not derive the command.
+
+  Source: after Jiang and Bansal 2021, who track functions and arguments by two sequences; here each
+  of the three levels of the grammar has one.
+  """
+  plain = _NUMBER_OF_COPY.sub("", command)
+  interpret(plain)
+  parts = [part.split() for part in re.split(" and | after ", plain)]
+  order = reversed(range(2)) if " after " in plain else range(len(parts))
+  found: dict[str, list[int]] = {name: [] for name in PROGRESS}
+  for argument in order:
+    words = parts[argument]
+    repetitions = {"twice": 2, "thrice": 3}.get(words[-1], 1)
+    verb, *how = words if repetitions == 1 else words[:-1]
+    turns = {"opposite": 2, "around": 4}.get(how[0], 1) if how else 0
+    own = 0 if verb == "turn" else turns if "around" in how else 1
+    for repetition in range(repetitions):
+      for step in range(turns + own):
+        for name, label in zip(PROGRESS, (argument, repetition, step), strict=True):
+          found[name].append(label)
+  return found
+
+
 _LINE = re.compile(r"IN: (\S.*?) OUT: (\S.*)")
 
 
@@ -434,6 +481,15 @@ class ScanData:
     if self.cut != CUTS[0]:
       return {}
     return dict(zip(("train", "test"), _PUBLISHED[self.split], strict=True))
+
+  @property
+  def label_counts(self) -> Mapping[str, int]:
+    """Kinds of labels of actions, and how many different ones there are."""
+    return PROGRESS
+
+  def labels(self, source: str) -> Mapping[str, Sequence[int]]:
+    """Kind -> label of every action of a command; see `progress`."""
+    return progress(source)
 
   def splits(self) -> tuple[str, ...]:
     """Names for `load`."""

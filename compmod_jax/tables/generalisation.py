@@ -8,8 +8,10 @@ most published failures did (Csordas et al. 2021, "The Devil is in the Detail").
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from compmod_jax.core.errors import check_choice
+from compmod_jax.data.synthetic.scan import PROGRESS
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.training.experiment import Experiment, Phase, load_config, translation_task
@@ -35,6 +37,11 @@ class _Data:
   parts: tuple[str, ...] = ("test",)
   changes: Mapping[str, object] = dataclasses.field(default_factory=dict)
   primitives: bool = False
+
+  @property
+  def scan(self) -> bool:
+    """Whether these are SCAN's commands by themselves, whose actions have labels of progress."""
+    return self.config.startswith("scan:")
 
   def experiment(self) -> Experiment:
     """The plain model, whose last parameters are kept and which no clock stops."""
@@ -66,6 +73,10 @@ SCALES = {
   "scan_length": _Data("SCAN, up to 22 actions in training", "scan:length"),
   "scan_length_26": _Data("SCAN, up to 26 actions in training", "scan:length", changes={"cut": 26}),
   "scan_jump": _Data("SCAN, jump by itself in training", "scan:addprim_jump", primitives=True),
+  "scan_jump_mlc": _Data(
+    "SCAN with study pairs, jump composed with other meanings only",
+    "mlc:addprim_jump_exchanged",
+  ),
   "scan_around_right": _Data(
     "SCAN, no around right in training", "scan:template_around_right", primitives=True
   ),
@@ -78,6 +89,7 @@ SCALES = {
 }
 """Name of a scale -> its data."""
 
+_WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
 INGREDIENTS: dict[str, dict[str, object]] = {
   "plain": {},
@@ -130,11 +142,15 @@ def generalisation(scale: str) -> Spec:
   if quick:
     base = dataclasses.replace(base, phases=(Phase(steps=1000),), evaluate_every=1000)
   experiments: dict[str, Experiment] = {}
+  widths = getattr(base.model, "ffn_dim", None) == _WIDTH
   for name, changes in INGREDIENTS.items():
-    if name in _QUICK or not quick:
+    if name in _QUICK or (not quick and (widths or "ffn_dim" not in changes)):
       experiments[name] = with_model(base, **changes)
     if name == _PLAIN and not quick:
       experiments[_CHOSEN] = dataclasses.replace(base, model_selection="best")
+  if data.scan:
+    labelled = with_model(experiments["relative"], target_labels=tuple(PROGRESS.values()))
+    experiments["relative, labels of progress"] = _with_task(labelled, label_weight=1.0)
   if data.primitives:
     for name in ("plain", "relative"):
       added = _with_data(experiments[name], added_primitives=20)
@@ -149,6 +165,11 @@ def generalisation(scale: str) -> Spec:
 
 def _with_data(experiment: Experiment, **changes: object) -> Experiment:
   """The experiment with changes of its data."""
-  task = translation_task(experiment)
-  data = dataclasses.replace(task.data, **changes)
-  return dataclasses.replace(experiment, task=dataclasses.replace(task, data=data))
+  data = dataclasses.replace(translation_task(experiment).data, **changes)
+  return _with_task(experiment, data=data)
+
+
+def _with_task(experiment: Experiment, **changes: object) -> Experiment:
+  """The experiment with changes of its task."""
+  task: Any = dataclasses.replace(translation_task(experiment), **changes)
+  return dataclasses.replace(experiment, task=task)

@@ -28,6 +28,9 @@ def test_all_rows_of_a_data_set_are_trained_alike_and_scored_on_parts_that_it_ha
       assert isinstance(data, ScanData)
       assert data.added_primitives == 20
       same = dataclasses.replace(same, task=plain.task)
+    if "labels of progress" in name:
+      assert translation_task(experiment).label_weight == 1
+      same = dataclasses.replace(same, task=plain.task)
     assert same == plain
   assert (plain.model_selection, plain.time_limit_minutes) == ("last", 0)
 

@@ -7,7 +7,9 @@ import numpy as np
 
 from compmod_jax.metrics.statistics import sentence_statistics
 
-_VALUES = 64  # an annotation with more values than this, such as a sentence, makes no groups
+# An annotation with more values than this makes no groups, nor does one whose texts hardly recur,
+# such as another sentence: more than eight, and less than four examples of each.
+_VALUES, _TEXTS, _EXAMPLES = 64, 8, 4
 _ALONE = 16  # numbers up to this one are groups of their own
 LENGTH = "target_words"
 
@@ -20,8 +22,8 @@ def exact_match_by_group(
   """Exact match of every group of outputs, 0 to 100: `exact_match/KEY/GROUP`.
 
   Groups are the values of every annotation that is text or a whole number for all sentences of the
-  split and has two values or more; and, as `target_words`, words of the reference. Numbers above 16
-  are taken together: 17-24, 25-32, 33-48, 49-64, 65-96 and so on.
+  split and has two values or more, texts that recur; and, as `target_words`, words of the
+  reference. Numbers above 16 are taken together: 17-24, 25-32, 33-48, 49-64, 65-96 and so on.
 
   Args:
     outputs: what was generated, for the first sentences of a split or for all of them.
@@ -43,7 +45,9 @@ def exact_match_by_group(
       continue
     groups = {value: group(value) for value in sorted(set(values), key=lambda v: (str(type(v)), v))}
     names = dict.fromkeys(groups.values())
-    if not 1 < len(names) <= _VALUES:
+    texts = any(isinstance(value, str) for value in values)
+    most = max(_TEXTS, len(values) // _EXAMPLES) if texts else _VALUES
+    if not 1 < len(names) <= min(_VALUES, most):
       continue
     members = np.array([groups[value] for value in values[: len(outputs)]])
     for name in names:

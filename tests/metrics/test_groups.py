@@ -41,6 +41,9 @@ def test_annotations_with_too_many_values_or_missing_ones_make_no_groups():
   many = [{"sentence": f"s{i}", "kind": "ab"[i % 2]} for i in range(100)]
   found = exact_match_by_group(["x"] * 100, ["x"] * 100, many)
   assert set(found) == {"exact_match/kind/a", "exact_match/kind/b"}
+  few = [{"sentence": f"s{i}", "kind": "ab"[i % 2], "words": i} for i in range(12)]
+  found = exact_match_by_group(["x"] * 12, ["x"] * 12, few)
+  assert {name.split("/")[1] for name in found} == {"kind", "words"}
   missing = [{"kind": "a"}, {}, {"kind": "b"}]
   assert exact_match_by_group(["x"] * 3, ["x"] * 3, missing) == {}
   assert exact_match_by_group(["x"], ["x"]) == {}

@@ -340,6 +340,19 @@ def generalised():
   return rows
 
 
+def codes_of_routers():
+  rows = []
+  for one in record("codes/scan_jump-seed0.json")["annotations"]:
+    found = one["readings"]
+    shares = (
+      found["all codes"]["test"], one["word alone"]["test"], found["residual stream"]["test"],
+      found["all codes"]["control"],
+    )  # fmt: skip
+    shown = [f"{100 * share['share']:.1f}" for share in shares]
+    rows.append([one["annotation"], str(one["classes"]), *shown])
+  return rows
+
+
 def mechanisms():
   columns = (("loss test", 3), ("accuracy test", 3), ("PPL valid", 2))
   counts = {row: str(next(iter(runs.values()))["parameters"]) for row, runs in cells(TIM).items()}
@@ -981,6 +994,7 @@ TABLES = {
   ("docs/tables.md", "Recoding removed, and added at test", 0): ablation,
   ("docs/independent_mechanisms.md", "Does competition help?", 0): mechanisms,
   ("docs/generalisation.md", "Measured so far", 0): generalised,
+  ("docs/generalisation.md", "What routers know", 0): codes_of_routers,
   ("docs/generalisation.md", "Data", 0): REFERENCE,
   ("docs/generalisation.md", "Ingredients", 0): REFERENCE,
   (

@@ -24,9 +24,12 @@ from compmod_jax.analysis.report.page import Page, Picture, Section, Table
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import Intermediates
+from compmod_jax.core.types import Params
+from compmod_jax.tasks.base import Batch
 
-_CODES = ("router/weights", "head_gates", "head_code")
-ALL, STREAM = "all codes", "residual stream"
+_ROUTER = "router/weights"
+_CODES = (_ROUTER, "head_gates", "head_code")
+ALL, STREAM, WORD = "all codes", "residual stream", "word alone"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,13 +131,11 @@ class Reading(NamedTuple):
     train: on the sentences that it was trained on.
     test: on others.
     new: on those of these tokens whose word never had the label in training.
-    control: the same classifier's share on the control task, on the other sentences.
   """
 
   train: Share
   test: Share
   new: Share
-  control: Share
 
 
 class Probed(NamedTuple):
@@ -146,23 +147,25 @@ class Probed(NamedTuple):
     by_word: the commonest label of each word in training, as an answer.
     readings: features -> how well they tell it; modules in the model's order, then all, then the
       residual stream.
+    controls: features -> share of right answers in the control task, on the other sentences.
   """
 
   annotation: str
   classes: int
   by_word: Reading
   readings: dict[str, Reading]
+  controls: dict[str, Share]
 
 
 def _sites(subject: Subject, reads: Reader, stream: str) -> dict[str, str]:
-  """Module -> site of its code, and `STREAM` -> the last output, of those that read a stream."""
+  """Router's module, or site of gates or codes -> site, and `STREAM` -> the last output; of those
+  that read a stream."""
   found, last = dict[str, str](), ""
   for site in sorted(subject.shapes, key=style.site_order):
     if reads.stream(site) != stream:
       continue
-    for code in _CODES:
-      if site.endswith(f"/{code}"):
-        found[site.removesuffix(f"/{code}")] = site
+    if site.endswith(tuple(f"/{code}" for code in _CODES)):
+      found[site.removesuffix(f"/{_ROUTER}")] = site
     last = site if site.endswith("/output") and "layer_" in site else last
   return found | {STREAM: last} if found and last else found
 
@@ -182,7 +185,7 @@ def read_tokens(
   """
 
   @jax.jit
-  def run(params: Any, batch: Any) -> dict[str, jax.Array]:
+  def run(params: Params, batch: Batch) -> dict[str, jax.Array]:
     intermediates = Intermediates(capture=frozenset(sites.values()))
     subject.task.model.forward(params, batch, intermediates=intermediates)
     found = {name: intermediates.captured[site] for name, site in sites.items()}
@@ -236,7 +239,7 @@ def _probe(annotation: str, train: Tokens, test: Tokens, penalty: float, seed: i
   control, asked_control = (
     np.array([drawn[word] for word in tokens.word.tolist()]) for tokens in (train, test)
   )
-  readings = {}
+  readings, controls = dict[str, Reading](), dict[str, Share]()
   for name in train.features:
     given, others = train.features[name], test.features[name]
     answers = classify(given, wanted, [given, others], penalty)
@@ -245,8 +248,8 @@ def _probe(annotation: str, train: Tokens, test: Tokens, penalty: float, seed: i
       Share.of(answers[0] == wanted),
       Share.of(answers[1] == asked),
       Share.of((answers[1] == asked)[new]),
-      Share.of(by_heart == asked_control),
     )
+    controls[name] = Share.of(by_heart == asked_control)
   commonest = _commonest(train.word, wanted)
   answers = [
     np.array([commonest.get(word, classes[0]) for word in tokens.word.tolist()])
@@ -256,9 +259,8 @@ def _probe(annotation: str, train: Tokens, test: Tokens, penalty: float, seed: i
     Share.of(answers[0] == wanted),
     Share.of(answers[1] == asked),
     Share.of((answers[1] == asked)[new]),
-    Share.of(asked_control == asked_control),
   )
-  return Probed(annotation, len(classes), by_word, readings)
+  return Probed(annotation, len(classes), by_word, readings, controls)
 
 
 def _commonest(words: np.ndarray, labels: np.ndarray) -> dict[str, str]:
@@ -334,18 +336,21 @@ def make_page(settings: Codes, subject: Subject, found: list[Probed]) -> Page:
       " the label in the training sentences. Selectivity: test less control task.",
     )
     sections.append(Section(one.annotation.replace("_", " "), [_picture(one), table]))
-    codes = one.readings.get(ALL) or next(iter(one.readings.values()))
+    name = ALL if ALL in one.readings else next(iter(one.readings))
     summary.append(
-      f"{one.annotation}: {100 * codes.test.share:.1f} % from the codes,"
+      f"{one.annotation}: {100 * one.readings[name].test.share:.1f} % from the codes,"
       f" {100 * one.by_word.test.share:.1f} % from the word alone; the control task"
-      f" {100 * codes.control.share:.1f} %."
+      f" {100 * one.controls[name].share:.1f} %."
     )
     data.append(
       {
         "annotation": one.annotation,
         "classes": one.classes,
-        "word alone": _as_json(one.by_word),
-        "readings": {name: _as_json(reading) for name, reading in one.readings.items()},
+        WORD: _as_json(one.by_word),
+        "readings": {
+          name: _as_json(reading) | {"control": one.controls[name]._asdict()}
+          for name, reading in one.readings.items()
+        },
       }
     )
   return Page(
@@ -359,19 +364,18 @@ def make_page(settings: Codes, subject: Subject, found: list[Probed]) -> Page:
 
 
 def _rows(one: Probed) -> Iterator[list[Any]]:
-  for name, reading in (*one.readings.items(), ("word alone", one.by_word)):
-    test, control = reading.test, reading.control.share
-    alone = name == "word alone"  # which the control task asks for
+  for name, reading in (*one.readings.items(), (WORD, one.by_word)):
+    test, control = reading.test, one.controls.get(name)
     yield [
-      name if name in (ALL, STREAM) or alone else style.site_title(name),
+      name if name in (ALL, STREAM, WORD) else style.site_title(name),
       reading.train.share,
       test.share,
       test.low,
       test.high,
       reading.new.share if reading.new.count else None,
       reading.new.count,
-      None if alone else control,
-      None if alone else test.share - control,
+      None if control is None else control.share,
+      None if control is None else test.share - control.share,
     ]
 
 
@@ -386,15 +390,16 @@ def _picture(one: Probed) -> Picture:
   axes = figure.add_subplot()
   names = list(one.readings)
   places = np.arange(len(names))
-  for number, (label, part) in enumerate((("test", "test"), ("control task", "control"))):
-    shares = [getattr(one.readings[name], part) for name in names]
+  tests = {name: reading.test for name, reading in one.readings.items()}
+  for number, (label, of) in enumerate((("test", tests), ("control task", one.controls))):
+    shares = [of[name] for name in names]
     values = np.array([share.share for share in shares])
     spread = np.abs(np.array([(share.low, share.high) for share in shares]).T - values)
     axes.errorbar(
       values, places, xerr=spread, fmt="o" if number == 0 else "s", markersize=4,
       color=style.PALETTE[number], label=label, linewidth=1,
     )  # fmt: skip
-  axes.axvline(one.by_word.test.share, color=style.MUTED, linewidth=1, label="word alone, test")
+  axes.axvline(one.by_word.test.share, color=style.MUTED, linewidth=1, label=f"{WORD}, test")
   titles = [name if name in (ALL, STREAM) else style.site_title(name) for name in names]
   axes.set_yticks(places, titles)
   axes.invert_yaxis()

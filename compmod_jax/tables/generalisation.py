@@ -12,6 +12,7 @@ from typing import Any
 
 from compmod_jax.core.errors import check_choice
 from compmod_jax.data.synthetic.scan import PROGRESS
+from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.training.experiment import Experiment, Phase, load_config, translation_task
@@ -142,7 +143,8 @@ def generalisation(scale: str) -> Spec:
   if quick:
     base = dataclasses.replace(base, phases=(Phase(steps=1000),), evaluate_every=1000)
   experiments: dict[str, Experiment] = {}
-  widths = getattr(base.model, "ffn_dim", None) == _WIDTH
+  assert isinstance(base.model, TransformerConfig)
+  widths = base.model.ffn_dim == _WIDTH
   for name, changes in INGREDIENTS.items():
     if name in _QUICK or (not quick and (widths or "ffn_dim" not in changes)):
       experiments[name] = with_model(base, **changes)
@@ -169,7 +171,7 @@ def _with_data(experiment: Experiment, **changes: object) -> Experiment:
   return _with_task(experiment, data=data)
 
 
-def _with_task(experiment: Experiment, **changes: object) -> Experiment:
+def _with_task(experiment: Experiment, **changes: Any) -> Experiment:
   """The experiment with changes of its task."""
-  task: Any = dataclasses.replace(translation_task(experiment), **changes)
+  task = dataclasses.replace(translation_task(experiment), **changes)
   return dataclasses.replace(experiment, task=task)

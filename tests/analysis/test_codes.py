@@ -19,7 +19,7 @@ SMALL = {"encoder_layers": 2, "decoder_layers": 1, "dim": 16, "heads": 4, "ffn_d
 def subject_of(**changes):
   experiment = load_config("scan:addprim_jump")
   scan = translation_task(experiment)
-  model = TransformerConfig(norm="pre", dropout=0.0, max_length=64, **SMALL, **changes)
+  model = TransformerConfig(norm="pre", dropout=0.0, max_length=64, **{**SMALL, **changes})
   batch = dataclasses.replace(scan.batch, tokens=1024, bucket_count=1)
   task = dataclasses.replace(scan, batch=batch).build(model)
   params = jax.jit(task.model.init)(jax.random.key(0))
@@ -67,9 +67,11 @@ def test_every_annotation_is_read_from_every_module_and_the_stream(subject, foun
     assert list(one.readings) == [*modules, codes.ALL, codes.STREAM]
     tokens = {reading.test.count for reading in one.readings.values()}
     assert len(tokens) == 1
+    shares = list(one.controls.values())
     for reading in (*one.readings.values(), one.by_word):
-      for share in (reading.train, reading.test, reading.control):
-        assert 0 <= share.low <= share.share <= share.high <= 1 + 1e-9
+      shares += [reading.train, reading.test]
+    for share in shares:
+      assert 0 <= share.low <= share.share <= share.high <= 1 + 1e-9
   # Jump is trained by itself: any other use of it is new.
   rules = found[0].by_word
   assert rules.new.count > 0
@@ -86,6 +88,21 @@ def test_codes_are_the_weights_of_routers_at_the_tokens(subject):
   assert sorted(tokens.word.tolist()) == sorted(words)
   assert tokens.features["m"].shape == (len(words), 4)
   np.testing.assert_allclose(tokens.features["m"].sum(axis=1), 1, atol=1e-5)
+
+
+def test_gates_and_codes_of_pairs_are_codes_beside_those_of_routers():
+  kinds = ("encoder_self",)
+  model = {"compete": kinds, "gated_heads": kinds, "attention_form": "hyla", "encoder_layers": 1}
+  subject = subject_of(**model)
+  reads = codes.reader(subject.task)
+  module = "encoder/layer_0/self"
+  sites = codes._sites(subject, reads, "source")
+  assert set(sites) == {module, f"{module}/head_gates", f"{module}/head_code", codes.STREAM}
+  one = dataclasses.replace(subject, sentences=3)
+  found = codes.read_tokens(one, reads, "source", sites, ["order_source"]).features
+  np.testing.assert_allclose(found[f"{module}/head_gates"], 0.5)  # as before training
+  assert found[f"{module}/head_code"].shape == found[module].shape == (len(found[module]), 4)
+  assert found[codes.ALL].shape[1] == 12
 
 
 def test_the_page_tells_each_annotation(subject, found):

@@ -31,6 +31,7 @@ class _Data:
     parts: those that are scored.
     changes: fields of its data that differ from the configuration's.
     primitives: whether added primitives are one of the ingredients.
+    steps: of training; 0: those of the configuration.
   """
 
   text: str
@@ -38,6 +39,7 @@ class _Data:
   parts: tuple[str, ...] = ("test",)
   changes: Mapping[str, object] = dataclasses.field(default_factory=dict)
   primitives: bool = False
+  steps: int = 0
 
   @property
   def scan(self) -> bool:
@@ -48,12 +50,17 @@ class _Data:
     """The plain model, whose last parameters are kept and which no clock stops."""
     base = with_model(load_config(self.config), compete=())
     base = dataclasses.replace(base, model_selection="last", time_limit_minutes=0.0)
+    if self.steps:
+      base = dataclasses.replace(
+        base, phases=(Phase(steps=self.steps),), evaluate_every=self.steps // 5
+      )
     return _with_data(base, **self.changes)
 
 
+_SCAN = 10_000  # steps, with which added primitives pass three times
 _TABLES = (*_DEEPER, "composition", "primitive")
 SCALES = {
-  "quick": _Data("table lookup, 1,000 steps a run", "systematic:table_lookup", _DEEPER),
+  "quick": _Data("table lookup", "systematic:table_lookup", _DEEPER, steps=1000),
   "table_lookup": _Data(
     "tables of 3 bits, composed; the first one applied stands last",
     "systematic:table_lookup",
@@ -71,19 +78,29 @@ SCALES = {
   "addition": _Data("two numbers of up to 20 digits", "systematic:addition", _LONGER),
   "sorting": _Data("up to 20 digits, the least one first", "systematic:sorting", _LONGER),
   "parity": _Data("whether up to 20 bits have an even sum", "systematic:parity", _LONGER),
-  "scan_length": _Data("SCAN, up to 22 actions in training", "scan:length"),
-  "scan_length_26": _Data("SCAN, up to 26 actions in training", "scan:length", changes={"cut": 26}),
-  "scan_jump": _Data("SCAN, jump by itself in training", "scan:addprim_jump", primitives=True),
+  "scan_length": _Data("SCAN, up to 22 actions in training", "scan:length", steps=_SCAN),
+  "scan_length_26": _Data(
+    "SCAN, up to 26 actions in training", "scan:length", changes={"cut": 26}, steps=_SCAN
+  ),
+  "scan_jump": _Data(
+    "SCAN, jump by itself in training", "scan:addprim_jump", primitives=True, steps=_SCAN
+  ),
   "scan_jump_mlc": _Data(
     "SCAN with study pairs, jump composed with other meanings only",
     "mlc:addprim_jump_exchanged",
   ),
   "scan_around_right": _Data(
-    "SCAN, no around right in training", "scan:template_around_right", primitives=True
+    "SCAN, no around right in training",
+    "scan:template_around_right",
+    primitives=True,
+    steps=_SCAN,
   ),
   **{
     f"scan_mcd{n}": _Data(
-      f"SCAN, compounds that diverge, split {n}", "scan:simple", changes={"split": f"mcd{n}"}
+      f"SCAN, compounds that diverge, split {n}",
+      "scan:simple",
+      changes={"split": f"mcd{n}"},
+      steps=_SCAN,
     )
     for n in (1, 2, 3)
   },
@@ -94,6 +111,7 @@ _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
 INGREDIENTS: dict[str, dict[str, object]] = {
   "plain": {},
+  "plain, wider": {"ffn_dim": 320},
   "learned": {"positions": "learned"},
   "no positions": {"positions": "none"},
   "ALiBi": {"positions": "alibi"},
@@ -122,7 +140,8 @@ INGREDIENTS: dict[str, dict[str, object]] = {
   "ped": {"embedding_scale": "ped"},
 }
 """Row -> what differs from the plain model. Widths give rows with mechanisms as many parameters,
-within 1 %, as the same row has without; see `tools.equal`."""
+within 1 %, as the same row has without, and `plain, wider` those of `relative`; see
+`tools.equal`."""
 _PLAIN, _CHOSEN = "plain", "plain, best in distribution"
 _QUICK = ("plain", "relative", "heads compete", "relative, heads compete")
 _FACTORS: dict[str, tuple[str, ...]] = {
@@ -140,8 +159,6 @@ def generalisation(scale: str) -> Spec:
   check_choice("--scale", scale, SCALES)
   data = SCALES[scale]
   base, quick = data.experiment(), scale == "quick"
-  if quick:
-    base = dataclasses.replace(base, phases=(Phase(steps=1000),), evaluate_every=1000)
   experiments: dict[str, Experiment] = {}
   assert isinstance(base.model, TransformerConfig)
   widths = base.model.ffn_dim == _WIDTH

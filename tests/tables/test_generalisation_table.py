@@ -39,7 +39,12 @@ def test_mechanisms_cost_no_parameters():
   rows = generalisation("scan_length").rows
   counts = {
     name: describe.count_parameters(describe.assemble(rows[name].experiment)[0])
-    for name in ("relative", "relative, heads compete", "relative, all heads compete")
+    for name in (
+      "relative",
+      "relative, heads compete",
+      "relative, all heads compete",
+      "plain, wider",
+    )
   }
   for name, count in counts.items():
     assert abs(count / counts["relative"] - 1) < 0.01, name

@@ -340,6 +340,27 @@ def generalised():
   return rows
 
 
+def continual():
+  """A row for each network and way of use: per cent right after 50, 200 and 600 classes."""
+  used = {
+    "last_layer": "in order, the last layer",
+    "prediction_layers": "in order, two layers",
+    "rehearsal": "in order, with rehearsal",
+    "ewc": "in order, elastic weight consolidation",
+    "interleaved": "mixed, the last layer",
+    "fine_tuned": "mixed, all layers",
+    "scratch": "mixed, from fresh parameters",
+  }
+  rows = []
+  for network, runs in sorted(cells("continual/tiny").items()):
+    scores = runs[0]["scores"]["test"]
+    for name, text in used.items():
+      if f"{name}/accuracy_600" in scores:
+        found = (100 * scores[f"{name}/accuracy_{classes}"] for classes in (50, 200, 600))
+        rows.append([network, text, *(f"{share:.1f}" for share in found)])
+  return rows
+
+
 def codes_of_routers():
   rows = []
   for one in record("codes/scan_jump-seed0.json")["annotations"]:
@@ -968,6 +989,7 @@ TABLES = {
   ("docs/neural_interpreters.md", "Fuzzy expressions", 1): expressions,
   ("docs/continual.md", "Meta-training", 0): REFERENCE,
   ("docs/continual.md", "Use", 0): REFERENCE,
+  ("docs/continual.md", "Measured so far", 0): continual,
   ("docs/plasticity.md", "Plastic cells", 0): REFERENCE,
   ("docs/plasticity.md", "Plastic cells", 1): associations,
   ("docs/plasticity.md", "Fast weights in a Transformer", 0): REFERENCE,

@@ -7,7 +7,7 @@ Variants: (none)     the project's own grammar, minutes on 2 CPU cores
           tatoeba    $COMPMOD_DATA/tatoeba_en_de
           debug      a model and data so small that a run ends within a minute, and learns nothing
 Luong's:  add --config.model.attention=multiplicative
-Signal:   add --config.model.recoding.signal=nll (surprisal, argmax, entropy, none)
+Signal:   add --config.model.recoding.signal=nll (surprisal, argmax, entropy, predicted_error, none)
 In use:   python -m train.predict --workdir W --recoding size=0.1 < in > out (or signal=none); an
           unrecoded model can be recoded as decoders are, --recode_layer -1 --recode_size 0.1
 """

@@ -330,6 +330,10 @@ class ModelConfig:
     """Name of the gate [batch, time, dim] of the model's stream; None without one."""
     return None
 
+  def error_prediction_site(self) -> str | None:
+    """Name of the losses [batch, time] that a network of the model expects; None without one."""
+    return None
+
   def check_running_text(self) -> None:
     """Raises a `UserError` if the model cannot read text that asks no question."""
 

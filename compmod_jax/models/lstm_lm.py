@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from compmod_jax.core.bounds import check_numbers
-from compmod_jax.core.errors import UserError, check
+from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import copies_of_rows, over_rows, rows_of_copies
 from compmod_jax.core.sharding import logical
@@ -79,6 +79,7 @@ class LstmConfig(ModelConfig):
       0 <= self.dropout < 1,
       f"model.dropout is {self.dropout}; it must be at least 0 and below 1.",
     )
+    check_choice("model.recoding.signal", self.recoding.signal, ("none", *_SIGNALS))
     check(
       not (self.tied and self.recoding.members > 1),
       "model.tied shares one table with the embeddings, but model.recoding.signal = ensemble has"

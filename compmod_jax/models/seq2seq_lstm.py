@@ -41,7 +41,7 @@ from compmod_jax.models.base import ModelConfig
 
 States = tuple[State, ...]
 Score = Literal["additive", "multiplicative"]
-_SIGNALS = ("none", "surprisal", "argmax", "nll", "entropy")
+_SIGNALS = ("none", "surprisal", "argmax", "nll", "entropy", "predicted_error")
 _STEPS = ("constant", "learned", "predicted")
 
 
@@ -75,8 +75,8 @@ class Seq2SeqLstmConfig(ModelConfig):
   signal reads it, too."""
   recoding: RecodingConfig = RecodingConfig()
   """Recoding of the decoder's states in training; also in use, unless an option says otherwise.
-  By `entropy`, a token is predicted from the recoded state; the signals of a token (surprisal,
-  argmax, nll) are lowered once it is predicted, for the steps that follow."""
+  By `entropy` and `predicted_error`, a token is predicted from the recoded state; the signals of a
+  token (surprisal, argmax, nll) are lowered once it is predicted, for the steps that follow."""
 
   def __post_init__(self):
     check_numbers(self, "model.")
@@ -137,6 +137,10 @@ class Seq2SeqLstmConfig(ModelConfig):
     )
     return "decoder", self.decoder_layers
 
+  def error_prediction_site(self) -> str | None:
+    """The losses that the predictor expects, if states are recoded by it."""
+    return "decoder/predicted_error" if self.recoding.signal == "predicted_error" else None
+
   def seq2seq(self, source_vocab: int, target_vocab: int, pad: int) -> "Seq2SeqLstm":
     """The module."""
     return Seq2SeqLstm(self, source_vocab, target_vocab, pad)
@@ -184,7 +188,9 @@ class Seq2SeqLstm(nn.Module):
   [batch, time, dim], hidden and cell state as a step computes them; `logits`. Where states are
   recoded, `decoder/layer_<i>/output_recoded` and `.../cell_recoded`, from which the next step
   starts, and `decoder/recoding_error` [batch, time], the signal before; of signals that wait for
-  the token, these stand at the position that reads it, one later. Edits of the decoder act step by
+  the token, these stand at the position that reads it, one later. By `predicted_error` also
+  `decoder/predicted_error` [batch, time], the loss that is expected of the prediction, of which
+  gradients reach the predictor alone. Edits of the decoder act step by
   step, on [batch, 1, dim].
 
   Attributes:
@@ -221,6 +227,8 @@ class Seq2SeqLstm(nn.Module):
     self.decoder = [LSTMCell(width, c.dim) for width in below]
     self.readout = _dense(c.embedding_dim)
     self.step_sizes = StepSizes(c.recoding, c.decoder_layers, c.dim)
+    if self.config.error_prediction_site():
+      self.error_predictor = ErrorPredictor(c.embedding_dim)
     self.drop = Dropout(c.dropout)
 
   def __call__(
@@ -370,10 +378,15 @@ class Seq2SeqLstm(nn.Module):
     after = self._advance(before, read, given, ctx)
     if given.recoding.active and not given.waits:
       after = self._recoded(before, read, after, tokens, jnp.bool_(True), given, ctx)
+    found = self._read(after[-1].h, read, given)
+    predicts = self.config.error_prediction_site() is not None
+    if predicts and (self.is_initializing() or ctx.intermediates.wants("predicted_error")):
+      expected = self.error_predictor(jax.lax.stop_gradient(found))
+      ctx.intermediates("predicted_error", expected)
     state = {"position": state["position"] + 1, "layers": after}
     if given.waits:
       state |= {"before": before, "read": read}
-    return self._read(after[-1].h, read, given), state
+    return found, state
 
   def _advance(
     self, before: States, read: jax.Array, given: Given, ctx: Context, added: States | None = None
@@ -421,7 +434,10 @@ class Seq2SeqLstm(nn.Module):
     def error(added: States) -> Float[Array, " rows"]:
       added = jax.tree.map(lambda leaf: leaf.reshape(shape), added)
       hidden = self._advance(before, read, given, edits, added)[-1].h
-      logits = self.output_embedding.logits(self._read(hidden, read, given))
+      found = self._read(hidden, read, given)
+      if recoding.signal == "predicted_error":
+        return self.error_predictor(found).reshape(-1)
+      logits = self.output_embedding.logits(found)
       rows = logits.reshape(-1, logits.shape[-1])
       if recoding.signal == "entropy":
         return signals.predictive_entropy(rows[None])
@@ -467,6 +483,24 @@ class StepSizes(nn.Module):
     weights = {name: value for name, value in self.sizes.items() if name not in biases}
     others = {name.removesuffix("_bias"): self.sizes[name] for name in biases}
     return size_of(self.config)(Product(weights), others, after)
+
+
+class ErrorPredictor(nn.Module):
+  """The loss in nats that is expected of a prediction, from what the output layer reads.
+
+  A hidden layer with tanh, then softplus: it is smooth, since states go down its gradient.
+
+  Attributes:
+    units: of the hidden layer.
+  """
+
+  units: int
+
+  @nn.compact
+  def __call__(self, read: Float[Array, "*rows read"]) -> Float[Array, "*rows"]:
+    """A number of at least 0 for every row."""
+    hidden = jnp.tanh(over_rows(_dense(self.units), read))
+    return jax.nn.softplus(over_rows(_dense(1), hidden))[..., 0]
 
 
 def _dense(units: int) -> nn.Dense:

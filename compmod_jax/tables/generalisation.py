@@ -12,6 +12,8 @@ from typing import Any
 
 from compmod_jax.core.errors import check_choice
 from compmod_jax.data.synthetic.scan import PROGRESS
+from compmod_jax.mechanisms.recoding.config import RecodingConfig
+from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
@@ -142,6 +144,13 @@ INGREDIENTS: dict[str, dict[str, object]] = {
 """Row -> what differs from the plain model. Widths give rows with mechanisms as many parameters,
 within 1 %, as the same row has without, and `plain, wider` those of `relative`; see
 `tools.equal`."""
+_LSTM = Seq2SeqLstmConfig(dim=128, embedding_dim=128, attention_dim=128, dropout=0.1)
+RECODED: dict[str, RecodingConfig] = {
+  "LSTM": RecodingConfig(),
+  "LSTM, recoded by entropy": RecodingConfig("entropy", size=0.1),
+  "LSTM, recoded by expected loss in use": RecodingConfig("predicted_error", size=0.1, when="test"),
+}
+"""Row -> how the states of an LSTM with attention are recoded."""
 _PLAIN, _CHOSEN = "plain", "plain, best in distribution"
 _QUICK = ("plain", "relative", "heads compete", "relative, heads compete")
 _FACTORS: dict[str, tuple[str, ...]] = {
@@ -168,6 +177,9 @@ def generalisation(scale: str) -> Spec:
     if name == _PLAIN and not quick:
       experiments[_CHOSEN] = dataclasses.replace(base, model_selection="best")
   if data.scan:
+    for name, recoding in RECODED.items():
+      recoded = dataclasses.replace(_LSTM, recoding=recoding)
+      experiments[name] = dataclasses.replace(base, model=recoded)
     labelled = with_model(experiments["relative"], target_labels=tuple(PROGRESS.values()))
     experiments["relative, labels of progress"] = _with_task(labelled, label_weight=1.0)
   if data.primitives:

@@ -48,6 +48,7 @@ from compmod_jax.tasks.base import (
   Terms,
 )
 from compmod_jax.tasks.bilevel import BilevelConfig
+from compmod_jax.tasks.error_prediction import ErrorPredictionScores, WithErrorPrediction
 from compmod_jax.tasks.objectives import standard
 from compmod_jax.tasks.translator import Translator, mean_entropy
 
@@ -144,6 +145,9 @@ class TranslationConfig:
       counts = target_labels.label_counts(self.data, model)
       objective = target_labels.WithTargetLabels(objective, counts, self.label_weight)
       evaluators = (*evaluators, target_labels.TargetLabelScores(counts))
+    if site := model.error_prediction_site():
+      objective = WithErrorPrediction(objective, site)
+      evaluators = (*evaluators, ErrorPredictionScores(site))
     task = Translation(
       dataset=dataset,
       model=PairModel(module),

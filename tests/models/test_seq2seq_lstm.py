@@ -49,7 +49,8 @@ def module(config):
 @functools.cache
 def params():
   """Random parameters, which all configurations without learned step sizes share."""
-  shapes = nn.unbox(jax.eval_shape(module(PLAIN).init, jax.random.key(0), SOURCE, TARGET))
+  predicting = module(recoded("predicted_error"))
+  shapes = nn.unbox(jax.eval_shape(predicting.init, jax.random.key(0), SOURCE, TARGET))
   random = np.random.default_rng(0)
   with jax.ensure_compile_time_eval():  # also for a caller that is being traced
     return jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.6, x.shape), x.dtype), shapes)
@@ -249,9 +250,12 @@ def test_steps_of_size_zero_and_recoding_of_the_other_mode_change_nothing(signal
   np.testing.assert_allclose(found, everything(PLAIN)[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("signal", ["surprisal", "argmax", "nll", "entropy"])
+@pytest.mark.parametrize("signal", ["surprisal", "argmax", "nll", "entropy", "predicted_error"])
 def test_the_top_state_goes_down_the_gradient_in_closed_form_at_every_position(signal):
-  r"""-size times W_s (1 - t^2) E'^T d, where d is the signal's derivative by the logits."""
+  r"""-size times W_s (1 - t^2) E'^T d, where d is the signal's derivative by the logits.
+
+  Of the loss that the predictor expects, its derivative by t stands in place of E'^T d.
+  """
   size, p = 0.7, jax.tree.map(np.asarray, params()["params"])
   sites = everything(recoded(signal))[1]
   before, after = sites["decoder/layer_1/output"], sites["decoder/layer_1/output_recoded"]
@@ -260,7 +264,15 @@ def test_the_top_state_goes_down_the_gradient_in_closed_form_at_every_position(s
   x = np.concatenate([before, embedded(p, "decoder_embedding", TARGET), context], axis=-1)
   t = np.tanh(x @ kernel + p["readout"]["bias"])
   o = np.array(jax.nn.softmax(t @ table.T))
-  if signal == "entropy":
+  if signal == "predicted_error":
+    first, last = (p["error_predictor"][f"Dense_{i}"] for i in (0, 1))
+    hidden = np.tanh(t @ first["kernel"] + first["bias"])
+    logit = hidden @ last["kernel"] + last["bias"]
+    read = sites["decoder/recoding_error"]
+    np.testing.assert_allclose(read, np.log1p(np.exp(logit))[..., 0], rtol=1e-5)
+    derivative = sigmoid(logit) * ((1 - hidden**2) * last["kernel"][:, 0]) @ first["kernel"].T
+    table = np.eye(PLAIN.embedding_dim)
+  elif signal == "entropy":
     derivative = -o * (np.log(o) - np.sum(o * np.log(o), axis=-1, keepdims=True))
   else:  # lowered one position later, where the token that was to be predicted is read
     before, after, o, t = before[:, :-1], after[:, 1:], o[:, :-1], t[:, :-1]

@@ -48,6 +48,11 @@ def test_mechanisms_cost_no_parameters():
   }
   for name, count in counts.items():
     assert abs(count / counts["relative"] - 1) < 0.01, name
+  plain, lstm = (
+    describe.count_parameters(describe.assemble(rows[name].experiment)[0])
+    for name in ("plain", "LSTM, recoded by entropy")
+  )
+  assert abs(lstm / plain - 1) < 0.01
   assert (
     INGREDIENTS["heads compete"]["ffn_dim"] == INGREDIENTS["relative, heads compete"]["ffn_dim"]
   )

@@ -17,6 +17,7 @@ SignalName = Literal[
   "variational_rnn",
   "ensemble",
   "weak_supervision",
+  "predicted_error",
 ]
 # Signals that know what they are scored on: the prediction is the one from before recoding.
 KNOWS_THE_TARGET = ("surprisal", "argmax", "nll", "weak_supervision")
@@ -63,10 +64,11 @@ class RecodingConfig:
   )
   """The error signal: none; of the right token (surprisal, nll) or of the most probable one
   (argmax); the entropy of the output (entropy) or of a mean of several; a classifier's loss
-  (weak_supervision). Several are: mc_dropout, masks on what the decoder reads, new at every step;
-  locked_dropout, copies of the state, each under masks on layers' outputs that stay for a stretch
-  (Merity et al. 2018); variational_rnn, the same with masks on words, on what layers read and on
-  their recurrent states besides (Gal and Ghahramani 2016); ensemble, decoders."""
+  (weak_supervision); the loss that a network expects of the prediction, which learns to tell it
+  beside the model (predicted_error). Several are: mc_dropout, masks on what the decoder reads, new
+  at every step; locked_dropout, copies of the state, each under masks on layers' outputs that stay
+  for a stretch (Merity et al. 2018); variational_rnn, the same with masks on words, on what layers
+  read and on their recurrent states besides (Gal and Ghahramani 2016); ensemble, decoders."""
   step: Literal["constant", "learned", "predicted", "safe"] = "constant"
   """The step size: constant; learned, one for each layer and kind of state; predicted from each
   layer's hidden state; safe: 1/L for an estimate of the Lipschitz constant L, halved until the

@@ -105,8 +105,9 @@ LATER = {
   "a sequence-to-sequence LSTM": {"compmod_jax/tables/translation.py"},
   "a bias of distances": {"compmod_jax/models/encoder.py"},
   "rotary positions and those of Transformer-XL": {
-    "configs/plastic_lm.py", "compmod_jax/layers/systematic.py",
+    "configs/plastic_lm.py", "compmod_jax/layers/systematic.py", "compmod_jax/tables/nemot.py",
   },
+  "spans that are cut out of texts": {"compmod_jax/data/qa/pairs.py"},
   "fast weights in decoders": {"compmod_jax/analysis/plasticity.py", "configs/plastic_lm.py"},
   "plastic language models": {"compmod_jax/analysis/plasticity.py"},
   "learning at two levels": {

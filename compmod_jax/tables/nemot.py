@@ -13,7 +13,7 @@ from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
-from compmod_jax.training.experiment import Experiment, load_config
+from compmod_jax.training.experiment import Experiment, Phase, load_config
 
 SCALES = {
   "tiny": "small simulated worlds told in English, on a CPU",
@@ -177,6 +177,47 @@ def strategies(scale: str) -> Spec:
   made = {name: Row(with_model(base, **changes)) for name, changes in rows.items()}
   title = "Reading strategies, from scratch (Knowles 2022, Table 3.10: fine-tuned)"
   return Spec(title, SCALES[scale], made, "none", _columns(base))
+
+
+def scan(scale: str) -> Spec:
+  """SCAN as questions: NeMoT, the same without its gate, and a decoder of as many parameters.
+
+  The protocol is that of `tables.generalisation`: a fixed number of steps, the moving average of
+  the last parameters, whole outputs by greedy search.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  scales = {
+    "length": "up to 22 actions in training",
+    "jump": "jump by itself in training",
+    "around_right": "no around right in training",
+  }
+  check_choice("--scale", scale, scales)
+  splits = {"jump": "addprim_jump", "around_right": "template_around_right"}
+  split = splits.get(scale, scale)
+  nemot, decoder = (
+    dataclasses.replace(
+      load_config(f"nemot_scan:{variant}"),
+      model_selection="last",
+      time_limit_minutes=0.0,
+      phases=(Phase(steps=10_000),),
+      evaluate_every=2000,
+    )
+    for variant in (split, f"{split}-decoder")
+  )
+  rows = {
+    _NEMOT: Row(nemot),
+    _OFF: Row(with_model(nemot, gate="off")),
+    _DECODER: Row(decoder),
+    f"{_NEMOT}, relative": Row(with_model(nemot, positions="relative")),
+    f"{_DECODER}, relative": Row(with_model(decoder, positions="relative")),
+  }
+  columns = tuple(
+    Column(f"exact {part}", part, "extractive_exact_match", 1) for part in ("valid", "test")
+  )
+  title = "SCAN as questions, exact match"
+  return Spec(title, f"SCAN, {scales[scale]}", rows, _DECODER, columns)
 
 
 def _sets(scale: str, base: Experiment, names: Sequence[str]) -> list[QASet]:

@@ -52,6 +52,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "nemot-3.7": lambda scale, heads: nemot.general(scale),
   "nemot-3.9": lambda scale, heads: nemot.tuned(scale),
   "nemot-3.10": lambda scale, heads: nemot.strategies(scale),
+  "nemot-scan": lambda scale, heads: nemot.scan(scale),
 }
 
 

@@ -74,7 +74,7 @@ class WithErrorPrediction:
 
 @dataclasses.dataclass(frozen=True)
 class ErrorPredictionScores:
-  """How well the losses of target tokens are told, given the tokens before.
+  """How well the losses of target tokens are predicted, given the tokens before.
 
   Attributes:
     site: as that of `WithErrorPrediction`.

@@ -5,10 +5,11 @@ import itertools
 
 from compmod_jax.core import errors
 from compmod_jax.data.qa.file_sets import QASet
+from compmod_jax.data.qa.pairs import PairQuestions
 from compmod_jax.data.qa.tfds_sets import TfdsQA
 from compmod_jax.data.synthetic.worlds import WorldsData
 
-QuestionData = WorldsData | QASet | TfdsQA
+QuestionData = WorldsData | QASet | TfdsQA | PairQuestions
 UNSEEN = "unseen"
 
 

@@ -37,7 +37,7 @@ def get_config(variant: str) -> Experiment:
       data=_DATA[variant],
       tokenizer=TokenizerConfig(kind="words"),
       target_tokenizer=TokenizerConfig(kind="words"),
-      batch=BatchConfig(tokens=4096, ceiling=_LENGTH, bucket_count=6),
+      batch=BatchConfig(tokens=4096, ceiling=_LENGTH, bucket_count=6, own_lengths=True),
       label_smoothing=0.0,
       # Recursion adds eight words of the form for every word of the sentence.
       decode=DecodeConfig(method="greedy", max_ratio=10.0, max_extra=16),

@@ -42,7 +42,7 @@ def get_config(variant: str) -> Experiment:
       data=MlcData(ScanData(split), exchange_words=exchange),
       tokenizer=TokenizerConfig(kind="words"),
       target_tokenizer=TokenizerConfig(kind="words"),
-      batch=BatchConfig(tokens=8192, ceiling=160, bucket_count=4),
+      batch=BatchConfig(tokens=8192, ceiling=160, bucket_count=4, own_lengths=True),
       label_smoothing=0.0,
       # With its study pairs, a query has at least 25 words; actions are at most 48.
       decode=DecodeConfig(method="greedy", max_ratio=1.0, max_extra=32),

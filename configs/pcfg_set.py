@@ -38,7 +38,7 @@ def get_config(variant: str) -> Experiment:
       data=data,
       tokenizer=TokenizerConfig(kind="words"),
       target_tokenizer=TokenizerConfig(kind="words"),
-      batch=BatchConfig(tokens=4096, ceiling=length, bucket_count=6),
+      batch=BatchConfig(tokens=4096, ceiling=length, bucket_count=6, own_lengths=True),
       label_smoothing=0.0,
       # `repeat` doubles a string: the shortest sentences may have the longest ones.
       decode=DecodeConfig(method="greedy", max_ratio=1.0, max_extra=data.longest),

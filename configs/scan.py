@@ -54,7 +54,7 @@ def get_config(variant: str) -> Experiment:
       data=ScanData(**_DATA[variant.removesuffix(_LABELS)]),
       tokenizer=TokenizerConfig(kind="words"),
       target_tokenizer=TokenizerConfig(kind="words"),
-      batch=BatchConfig(tokens=4096, ceiling=64, bucket_count=4),
+      batch=BatchConfig(tokens=4096, ceiling=64, bucket_count=4, own_lengths=True),
       label_smoothing=0.0,
       label_weight=1.0 if labelled else 0.0,
       # An action sequence is up to eight times as long as its command.

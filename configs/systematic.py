@@ -43,7 +43,7 @@ def get_config(variant: str) -> Experiment:
       data=_DATA[variant],
       tokenizer=TokenizerConfig(kind="words"),
       target_tokenizer=TokenizerConfig(kind="words"),
-      batch=BatchConfig(tokens=4096, ceiling=128, bucket_count=4),
+      batch=BatchConfig(tokens=1024, ceiling=128, bucket_count=4, own_lengths=True),
       label_smoothing=0.0,
       decode=DecodeConfig(method="greedy", max_ratio=1.0, max_extra=4),
     ),
@@ -60,8 +60,8 @@ def get_config(variant: str) -> Experiment:
     optimizer=OptimizerConfig(
       learning_rate=2e-3, schedule="cosine", warmup_steps=200, b2=0.98, clip=1.0
     ),
-    phases=(Phase(steps=2000),),
-    evaluate_every=1000,
+    phases=(Phase(steps=8000),),
+    evaluate_every=2000,
     evaluate_sentences=500,
     ema=0.99,
     time_limit_minutes=9,

@@ -27,6 +27,10 @@ class BatchConfig:
   short_first: int = 0
   """Curriculum: in so many epochs, the first ones, batches come by their padded length, the short
   ones first; then at random."""
+  own_lengths: bool = False
+  """Of all pairs whose longer side is in a bucket, the sources are padded to the least bucket that
+  holds them all, and so are the targets: for data of which one side is much shorter. Else both
+  sides are padded to the bucket."""
 
   def __post_init__(self) -> None:
     for field in ("tokens", "bucket_count", "bucket_multiple", "prefetch"):

@@ -125,9 +125,14 @@ class Examples:
     return Examples(columns=columns, index=np.asarray(self.index)[numbers], pad=self.pad)
 
   @functools.cached_property
+  def column_lengths(self) -> dict[str, np.ndarray]:
+    """Column -> tokens of every example, int [n]."""
+    return {name: _lengths(column) for name, column in self.columns.items()}
+
+  @functools.cached_property
   def lengths(self) -> np.ndarray:
     """Tokens of the longest column of every example, int [n]: decides its bucket."""
-    return np.max([_lengths(column) for column in self.columns.values()], axis=0)
+    return np.max(list(self.column_lengths.values()), axis=0)
 
   @property
   def tokens(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ order is one number.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -107,27 +107,62 @@ def batches_per_epoch(examples: Examples, config: BatchConfig, multiple: int = 1
 
 def padding_share(examples: Examples, config: BatchConfig, multiple: int = 1) -> float:
   """Share of an epoch's positions, over all columns and filler rows, that hold no token: 0 to 1."""
-  members = _members(examples.lengths, edges_for(examples.lengths, config))
-  positions = 0
-  for bucket, numbers in members:
+  edges, positions = edges_for(examples.lengths, config), 0
+  for bucket, numbers in _members(examples.lengths, edges):
     rows = rows_of(bucket, config, multiple)
-    positions += -(-len(numbers) // rows) * rows * bucket * len(examples.columns)
+    widths = _widths(examples, config, edges, bucket, numbers)
+    positions += -(-len(numbers) // rows) * rows * sum(widths.values())
   return 1 - sum(examples.tokens.values()) / positions if positions else 0.0
 
 
+def _widths(
+  examples: Examples,
+  config: BatchConfig,
+  edges: tuple[int, ...],
+  bucket: int,
+  numbers: np.ndarray,
+) -> dict[str, int]:
+  """Column -> padded length in a bucket, whose examples have these numbers.
+
+  Labels and the like belong to targets and are as long.
+  """
+  if not config.own_lengths:
+    return dict.fromkeys(examples.columns, bucket)
+  longest = dict.fromkeys((True, False), 1)
+  for name, lengths in examples.column_lengths.items():
+    side = name == "source"
+    longest[side] = max(longest[side], int(lengths[numbers].max()))
+  return {
+    name: edges[int(np.searchsorted(edges, longest[name == "source"]))] for name in examples.columns
+  }
+
+
 def assemble(
-  examples: Examples, bucket: int, numbers: np.ndarray, rows: int, first: int = 0
+  examples: Examples,
+  widths: Mapping[str, int] | int,
+  numbers: np.ndarray,
+  rows: int,
+  first: int = 0,
 ) -> Batch:
-  """Rows `first` to `first + rows` of a batch; those beyond its examples are filler."""
+  """Rows `first` to `first + rows` of a batch; those beyond its examples are filler.
+
+  Args:
+    examples: all of them.
+    widths: padded length, of every column its own or of all the same.
+    numbers: of the batch's examples.
+    rows: how many are made.
+    first: which is the first.
+  """
   mine = numbers[first : first + rows]
   index = np.full(rows, -1, np.int32)
   index[: len(mine)] = examples.index[mine]
   batch: Batch = {}
   for name, column in examples.columns.items():
-    batch[name] = np.full((rows, bucket), examples.pad, np.int32)
+    width = widths if isinstance(widths, int) else widths[name]
+    batch[name] = np.full((rows, width), examples.pad, np.int32)
     if len(mine):
       ids = [column[number] for number in mine.tolist()]
-      held = np.arange(bucket) < np.fromiter(map(len, ids), np.int64, len(ids))[:, None]
+      held = np.arange(width) < np.fromiter(map(len, ids), np.int64, len(ids))[:, None]
       batch[name][: len(ids)][held] = np.concatenate(ids)
   return {**batch, "index": index}
 
@@ -166,6 +201,11 @@ class _Epochs:
     self._examples, self._config, self._seed, self._multiple = examples, config, seed, multiple
     self._process, self._processes = process, processes
     self._per_epoch = batches_per_epoch(examples, config, multiple)
+    edges = edges_for(examples.lengths, config)
+    self._widths = {
+      bucket: _widths(examples, config, edges, bucket, numbers)
+      for bucket, numbers in _members(examples.lengths, edges)
+    }
     self._lock = threading.Lock()
     self._plans: dict[int, Plan] = {}
 
@@ -180,7 +220,7 @@ class _Epochs:
     bucket, numbers = self._plan(epoch)[place]
     rows = rows_of(bucket, self._config, self._multiple)
     rows, first = _slice_rows(rows, self._process, self._processes)
-    return assemble(self._examples, bucket, numbers, rows, first)
+    return assemble(self._examples, self._widths[bucket], numbers, rows, first)
 
   def _plan(self, epoch: int) -> Plan:
     with self._lock:
@@ -218,7 +258,7 @@ def train_batches(
     processes: how many read.
 
   Returns:
-    A grain `DatasetIterator`. `next` gives {column: int32 [rows, bucket], "index": int32 [rows]} of
+    A grain `DatasetIterator`. `next` gives {column: int32 [rows, length], "index": int32 [rows]} of
     this process; the examples' `pad` fills up rows, and rows without an example are all of it, with
     index -1. `get_state` gives a JSON-able position, the same in every process, and `set_state`
     goes back to it exactly. A thread prepares batches ahead; `close` ends it.
@@ -332,6 +372,7 @@ def eval_batches(
     ordered = numbers[np.argsort(-examples.lengths[numbers], kind="stable")]
     rows = rows_of(bucket, config, multiple)
     rows = _fitting(rows, len(ordered), multiple) if fit else rows
+    widths = _widths(examples, config, edges, bucket, numbers)
     for start in range(0, len(ordered), rows):
       mine, first = _slice_rows(rows, process, processes)
-      yield assemble(examples, bucket, ordered[start : start + rows], mine, first)
+      yield assemble(examples, widths, ordered[start : start + rows], mine, first)

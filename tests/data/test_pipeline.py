@@ -396,3 +396,34 @@ def test_no_pair_left_is_explained():
   examples = dataclasses.replace(make_examples(0), dropped=[0, 1], empty=[2])
   with pytest.raises(UserError, match="2 are over the ceiling of 16 tokens and 1 have an empty"):
     train_batches(examples, CONFIG, seed=0)
+
+
+def test_sides_of_their_own_lengths_are_padded_to_the_least_bucket_that_holds_each():
+  """The same batches of the same examples as without, narrower where a side is shorter."""
+  random = np.random.default_rng(1)
+  columns = {
+    name: Ragged([[*random.integers(4, 50, random.integers(0, longest)), EOS] for _ in range(203)])
+    for name, longest in (("source", 4), ("target", 16))
+  }
+  columns["labels/step"] = Ragged([target[:-1] for target in columns["target"]])
+  examples = Examples(columns=columns, index=np.arange(203, dtype=np.int32))
+  narrow = dataclasses.replace(CONFIG, own_lengths=True)
+  count = batches_per_epoch(examples, narrow)
+  both = [train_batches(examples, config, seed=3) for config in (CONFIG, narrow)]
+  held = positions = 0
+  for wide, own in zip(*(take(iterator, count) for iterator in both), strict=True):
+    assert np.array_equal(wide["index"], own["index"])
+    bucket = wide["source"].shape[1]
+    assert own["source"].shape[1] == 4
+    assert own["target"].shape[1] == own["labels/step"].shape[1] == bucket
+    for name in columns:
+      assert np.array_equal(own[name], wide[name][:, : own[name].shape[1]])
+      assert not wide[name][:, own[name].shape[1] :].any()
+      held += np.sum(own[name] != PAD)
+      positions += own[name].size
+  np.testing.assert_allclose(padding_share(examples, narrow), 1 - held / positions)
+  for iterator in both:
+    iterator.close()
+  evaluated = list(eval_batches(examples, narrow))
+  assert {batch["source"].shape[1] for batch in evaluated} == {4}
+  assert sorted(rows_of(evaluated)) == expected_rows(examples)

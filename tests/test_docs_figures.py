@@ -361,6 +361,45 @@ def continual():
   return rows
 
 
+ROLES = {"masked": "masked", "gpt2": "GPT-2, grammar", "gpt2-text": "GPT-2, prose"}
+
+
+def looks_of_heads():
+  """A row for every place: the best head's share, shuffled and untrained beside it, in per cent."""
+  rows = []
+  for place in ("previous", "itself", "next", "first", "separator", "rarest"):
+    row = [place]
+    for name in ROLES:
+      found = record(f"roles/{name}.json")["looks"][place]
+      parts = (found or {}).get("value"), *((found or {}).get(k) for k in ("shuffled", "untrained"))
+      row.append(" / ".join(f"{100 * part:.1f}" for part in parts) if found else "")
+    rows.append(row)
+  return rows
+
+
+def importance_of_heads():
+  """Lowest and highest rank correlation of two ways, agreement of halves; ranks of W_Q W_K^T."""
+  rows = []
+  for name, label in ROLES.items():
+    found = record(f"roles/{name}.json")
+    importance, spectra = found["importance"], found["spectra"]["trained"]
+    pairs = [c for i, line in enumerate(importance["correlations"]) for c in line[:i]]
+    halves = importance["halves"].values()
+    ranks = (f"{spectra[k]['rank']:.1f} of {spectra[k]['of']}" for k in ("heads", "together"))
+    row = [f"{min(pairs):.2f} to {max(pairs):.2f}", f"{min(halves):.2f} to {max(halves):.2f}"]
+    rows.append([label, *row, f"{importance['largest_ablation']:.3f}", *ranks])
+  return rows
+
+
+def pruned_heads():
+  """A row for every price: heads left, and the loss with them, as ablation and as chance choose."""
+  rows = []
+  for found in record("roles/masked.json")["pruning"]:
+    losses = (f"{found[k]:.3f}" for k in ("loss", "by_ablation", "at_random"))
+    rows.append([f"{found['price']:g}", str(found["heads"]), *losses])
+  return rows
+
+
 def codes_of_routers():
   rows = []
   for one in record("codes/scan_jump-seed0.json")["annotations"]:
@@ -984,6 +1023,9 @@ TABLES = {
   ("docs/rims.md", "From Python", 0): REFERENCE,
   ("docs/rims.md", "Measured so far", 0): copying,
   ("docs/roles.md", "What is measured", 0): REFERENCE,
+  ("docs/roles.md", "Measured", 0): looks_of_heads,
+  ("docs/roles.md", "Measured", 1): importance_of_heads,
+  ("docs/roles.md", "Measured", 2): pruned_heads,
   ("docs/independent_mechanisms.md", "Use", 0): REFERENCE,
   ("docs/competing_experts.md", "Use", 0): REFERENCE,
   ("docs/neural_interpreters.md", "Fuzzy expressions", 1): expressions,

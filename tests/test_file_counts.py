@@ -39,6 +39,10 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "layers.interpreter", "neural_interpreter", "InterpreterConfig", "ScriptConfig",
   ),
   "a task on fuzzy expressions": ("fuzzy_logic", "FuzzyLogicConfig", "FuzzyExpressions"),
+  "a decoder on vectors": ("Regressor",),
+  "a task on fuzzy logic in context": (
+    "tasks.logic_in_context", "tasks/logic_in_context", "LogicInContextConfig", "ContextModel",
+  ),
   "experts that compete for examples": (
     "mechanisms.competing_experts", "mechanisms/competing_experts",
   ),
@@ -106,8 +110,10 @@ LATER = {
   "a bias of distances": {"compmod_jax/models/encoder.py"},
   "rotary positions and those of Transformer-XL": {
     "configs/plastic_lm.py", "compmod_jax/layers/systematic.py", "compmod_jax/tables/nemot.py",
+    "configs/logic_in_context.py",
   },
   "spans that are cut out of texts": {"compmod_jax/data/qa/pairs.py"},
+  "attention that is no softmax over keys": {"configs/logic_in_context.py"},
   "fast weights in decoders": {"compmod_jax/analysis/plasticity.py", "configs/plastic_lm.py"},
   "plastic language models": {"compmod_jax/analysis/plasticity.py"},
   "learning at two levels": {

@@ -105,7 +105,7 @@ def samples(batches: Iterable[Mapping[str, np.ndarray]], count: int) -> list[dic
   the same columns.
 
   Args:
-    batches: each column [rows] or [rows, time], `index` -1 where a row is filler.
+    batches: each column [rows] or [rows, time, ...], `index` -1 where a row is filler.
     count: how many examples, at most.
   """
   rows: dict[int, dict[str, np.ndarray]] = {}
@@ -121,10 +121,10 @@ def samples(batches: Iterable[Mapping[str, np.ndarray]], count: int) -> list[dic
 
 
 def _stack(values: list[np.ndarray]) -> np.ndarray:
-  """[rows] of scalars, or [rows, longest] of sequences, the shorter ones filled up with zeros."""
+  """[rows] of scalars, or [rows, longest, ...] of sequences; shorter ones end in zeros."""
   if values[0].ndim == 0:
     return np.stack(values)
-  made = np.zeros((len(values), max(map(len, values))), values[0].dtype)
+  made = np.zeros((len(values), max(map(len, values)), *values[0].shape[1:]), values[0].dtype)
   for row, value in zip(made, values, strict=True):
     row[: len(value)] = value
   return made

@@ -54,6 +54,9 @@ def main(argv: list[str]) -> int:
       task.make_tokenizer(cache=args.cache), task.length, task.truncate
     )
     reports = check_questions.check_sets(task.data, question_tokenizer, args.first)
+  elif isinstance(task.data, check.ChecksItself):
+    errors.check(args.export is None, "--export is for parallel text, not for numbers.")
+    reports = task.data.reports(args.first)
   else:
     reports = _check_pairs(args)
   print("\n".join(check.summary(reports)))

@@ -14,6 +14,7 @@ plastic_lm (plastic connections), neural_interpreters (fuzzy expressions), compe
 (digits), few-shot (characters), leopard (sentences), continual (classes one after the other).
 generalisation: positions, competition and gates on data that are composed, deeper or longer than
 those of training; each data set is a scale, such as table_lookup, copy or scan_length, and quick.
+logic_in_context: forms of attention on fuzzy expressions of new combinations of terms.
 Scales: tiny (the project's own data), paper (the published data), and between them tatoeba,
 public_domain, ptb or small; 5way and 20way of few-shot.
 

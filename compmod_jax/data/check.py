@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -61,9 +61,10 @@ class SplitReport:
   Args:
     split: its name.
     pairs: how many pairs, or what else `noun` says.
-    unit: what lengths count: tokens with the end of sentence, or words without a tokenizer.
-    mean: mean length of source and target sentences, or of documents.
-    longest: greatest length of source and target sentences, or of documents.
+    unit: what lengths count: tokens with the end of sentence, or words without a tokenizer; terms
+      of expressions.
+    mean: mean length of source and target sentences, of documents, or of expressions.
+    longest: greatest length of the same.
     findings: by kind; kinds without findings are there with count 0.
     noun: what is counted.
     published: how many pairs the published split has; none where that is not known.
@@ -71,7 +72,7 @@ class SplitReport:
 
   split: str
   pairs: int = 0
-  unit: Literal["tokens", "words"] = "words"
+  unit: Literal["tokens", "words", "terms"] = "words"
   mean: tuple[float, ...] = (0.0, 0.0)
   longest: tuple[int, ...] = (0, 0)
   findings: dict[str, Finding] = dataclasses.field(default_factory=dict)
@@ -82,6 +83,15 @@ class SplitReport:
   def failed(self) -> bool:
     """Whether there are errors."""
     return any(found.level == "error" and found.count for found in self.findings.values())
+
+
+@runtime_checkable
+class ChecksItself(Protocol):
+  """A data configuration, of no text, that knows what may be wrong with its parts."""
+
+  def reports(self, first: int) -> list[SplitReport]:
+    """A report on each part; of each kind of finding the first places are listed."""
+    ...
 
 
 class Notes:

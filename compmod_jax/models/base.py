@@ -1,9 +1,9 @@
 """What tasks ask of models: kinds of modules, and what every configuration of one answers.
 
 A configuration declares the kinds of which it can build a module by the methods that it overrides:
-`seq2seq`, `decoder`, `encoder`, `recurrent`, `classifier`, and three that one task each needs,
-`continual_learner`, `image_experts` and `causal_direction`. A task calls the method of the kind
-that it needs and takes every model that has it. Masked and causal language modelling are
+`seq2seq`, `decoder`, `encoder`, `recurrent`, `classifier`, `regressor`, and three that one task
+each needs, `continual_learner`, `image_experts` and `causal_direction`. A task calls the method of
+the kind that it needs and takes every model that has it. Masked and causal language modelling are
 objectives, not kinds.
 """
 
@@ -152,6 +152,22 @@ class Classifier(Module, Protocol):
     ...
 
 
+@runtime_checkable
+class Regressor(Module, Protocol):
+  """From sequences of vectors to numbers, which are read at the last vector."""
+
+  def __call__(
+    self,
+    inputs: Float[Array, "batch time width"],
+    *,
+    causal: bool = True,
+    deterministic: bool = True,
+    intermediates: Intermediates = ...,
+  ) -> Float[Array, "batch outputs"]:
+    """The numbers; with `causal` no position reads a later one."""
+    ...
+
+
 class ModelConfig:
   """What tasks, training and analyses ask of every model's configuration.
 
@@ -215,6 +231,17 @@ class ModelConfig:
       UserError: it is none.
     """
     self._is_no("a classifier of single examples, such as pictures")
+
+  def regressor(self, outputs: int) -> "Regressor":
+    """The regressor of this configuration, which reads sequences of vectors of any width.
+
+    Args:
+      outputs: numbers of each sequence.
+
+    Raises:
+      UserError: it is none.
+    """
+    self._is_no("a regressor of sequences of vectors, such as a DecoderConfig")
 
   def continual_learner(self, shape: tuple[int, ...], outputs: int) -> Any:
     """The network that learns class after class.

@@ -1,4 +1,7 @@
-"""A decoder of equal layers, shaped as GPT-2: what modulated models are compared with."""
+"""A decoder of equal layers, shaped as GPT-2: what modulated models are compared with.
+
+Its layers read tokens, as a language model, or vectors, as a regressor.
+"""
 
 import dataclasses
 from typing import Any, Literal
@@ -13,6 +16,7 @@ from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Activation, Dropout, layer_norm
+from compmod_jax.layers.context import AttentionMask, Context, PositionIds
 from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.layers.positions import PositionLabels, Positions, label
 from compmod_jax.layers.stack import Stack, TextStackConfig
@@ -79,6 +83,10 @@ class DecoderConfig(SystematicConfig, TextStackConfig, ModelConfig):
   def decoder(self, vocab: int, pad: int) -> "DecoderLM":
     """The module."""
     return DecoderLM(self, vocab, pad)
+
+  def regressor(self, outputs: int) -> "DecoderRegressor":
+    """The module for sequences of vectors, where `tied` and `scale_embeddings` mean nothing."""
+    return DecoderRegressor(self, outputs)
 
   def describe(self) -> str:
     """Sizes and competition, in a few words."""
@@ -200,3 +208,73 @@ class DecoderLM(nn.Module):
     x = run.intermediates(f"{DECODER}/output", x)
     logits = self.embedding.logits(x) if self.config.tied else over_rows(self.head, x)
     return run.intermediates("logits", logits.astype(jnp.float32))
+
+
+class DecoderRegressor(nn.Module):
+  r"""The same layers on vectors, with a linear layer at both ends.
+
+  .. math:: y = W\, \mathrm{LN}(\mathrm{layers}(V x + c))_T + b
+
+  for the last position T. Positions, of whatever kind, count from 0.
+
+  Sites: `decoder/layer_<i>/...`, `decoder/output` [batch, time, embed], `logits` [batch, outputs].
+
+  Attributes:
+    config: sizes and options.
+    outputs: numbers of each sequence.
+  """
+
+  config: DecoderConfig
+  outputs: int
+
+  def setup(self):
+    """Makes both linear layers, positions and decoder."""
+    c, dtype = self.config, jnp.dtype(self.config.dtype)
+    lecun = nn.initializers.lecun_normal()
+    self.vectors = nn.Dense(c.dim, dtype=dtype, kernel_init=logical(lecun, None, "embed"))
+    self.positions = PositionTable(c.positions, c.random_positions or c.max_length, c.dim, dtype)
+    self.labels = PositionLabels(c.random_positions, c.max_length)
+    self.drop = Dropout(c.dropout)
+    self.decoder = Stack(c, DECODER, "pre")
+    self.output_norm = layer_norm(dtype, c.norm_epsilon)
+    self.head = nn.Dense(self.outputs, kernel_init=logical(lecun, "embed", "units"))
+
+  def __call__(
+    self,
+    inputs: Float[Array, "batch time width"],
+    *,
+    causal: bool = True,
+    deterministic: bool = True,
+    intermediates: Intermediates = OFF,
+  ) -> Float[Array, "batch outputs"]:
+    """The numbers, float32.
+
+    Args:
+      inputs: sequences of one length.
+      causal: hide later positions.
+      deterministic: no dropout.
+      intermediates: sites to read or change.
+
+    Raises:
+      UserError: sequences that are too long.
+    """
+    c, (batch, time, _) = self.config, inputs.shape
+    errors.check(
+      time <= c.max_length,
+      f"A sequence has {time} vectors, but the model has positions for {c.max_length}; shorten it"
+      " or raise model.max_length.",
+    )
+    labels, position_ids = None, None
+    if c.random_positions:
+      labels = self.labels(jnp.ones((batch, time), bool), deterministic=deterministic)
+      position_ids = PositionIds(labels, labels, c.random_positions)
+    ctx = Context(
+      mask=AttentionMask(causal),
+      position_ids=position_ids,
+      deterministic=deterministic,
+      intermediates=intermediates.scope(DECODER),
+    )
+    x = self.positions.add(over_rows(self.vectors, inputs), labels)
+    x, _ = self.decoder(self.drop(x, deterministic=deterministic), ctx=ctx)
+    x = ctx.intermediates("output", self.output_norm(x))
+    return intermediates("logits", self.head(x[:, -1].astype(jnp.float32)))

@@ -17,6 +17,7 @@ from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
+from compmod_jax.tasks.logic_in_context import LogicInContextConfig
 from compmod_jax.training.experiment import Experiment, Phase, load_config, translation_task
 
 _LONGER = ("test", "longer_2", "longer_3")
@@ -192,6 +193,41 @@ def generalisation(scale: str) -> Spec:
   rows = {name: Row(experiment) for name, experiment in experiments.items()}
   title = "Systematic generalisation, exact match"
   return Spec(title, data.text, rows, _PLAIN, columns, _FACTORS if quick else {})
+
+
+def logic_in_context(scale: str) -> Spec:
+  """Fuzzy logic in context by several forms of attention, on new combinations and new terms.
+
+  Each seed has unseen combinations of its own, as published.
+
+  Raises:
+    UserError: an unknown scale.
+  """
+  scales = {"small": "", "paper": "-paper"}
+  check_choice("--scale", scale, scales)
+  variants = {
+    "softmax": "softmax",
+    "HYLA": "hyla",
+    "differential": "differential",
+    "heads compete": "compete",
+    "gates": "gates",
+  }
+  rows = {
+    name: Row(load_config(f"logic_in_context:{variant}{scales[scale]}"), seeded=_with_seed)
+    for name, variant in variants.items()
+  }
+  columns = tuple(Column(f"R2 {split}", split, "r2", 4) for split in ("valid", "test", "ood"))
+  title = "Fuzzy logic in context (Schug et al. 2025)"
+  steps = rows["softmax"].experiment.phases[0].steps
+  return Spec(title, f"{steps:,} steps of 128 sequences", rows, "softmax", columns)
+
+
+def _with_seed(experiment: Experiment, seed: int) -> Experiment:
+  """The experiment and its data with a seed."""
+  assert isinstance(experiment.task, LogicInContextConfig)
+  data = dataclasses.replace(experiment.task.data, seed=seed)
+  task = dataclasses.replace(experiment.task, data=data)
+  return dataclasses.replace(experiment, seed=seed, task=task)
 
 
 def _with_data(experiment: Experiment, **changes: object) -> Experiment:

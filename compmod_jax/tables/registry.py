@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from compmod_jax.core.errors import check_choice
 from compmod_jax.tables import nemot, recoding, relatives
-from compmod_jax.tables.generalisation import generalisation
+from compmod_jax.tables.generalisation import generalisation, logic_in_context
 from compmod_jax.tables.interpreter import fuzzy_expressions
 from compmod_jax.tables.masked import mechanisms, roberta
 from compmod_jax.tables.spec import Spec
@@ -47,6 +47,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "leopard": lambda scale, heads: relatives.leopard(scale),
   "continual": lambda scale, heads: relatives.continual(scale),
   "generalisation": lambda scale, heads: generalisation(scale),
+  "logic_in_context": lambda scale, heads: logic_in_context(scale),
   "nemot-3.1": lambda scale, heads: nemot.zero_shot(scale),
   "nemot-3.4": lambda scale, heads: nemot.alone(scale),
   "nemot-3.7": lambda scale, heads: nemot.general(scale),

@@ -18,6 +18,7 @@ from compmod_jax.tasks.few_shot_text import FewShotTextConfig
 from compmod_jax.tasks.fuzzy_logic import FuzzyLogicConfig
 from compmod_jax.tasks.image_experts import ImageExpertsConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
+from compmod_jax.tasks.logic_in_context import LogicInContextConfig
 from compmod_jax.tasks.masked_lm import MaskedLMConfig
 from compmod_jax.tasks.meta_transfer import CausalDirectionConfig, MetaTransferConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
@@ -35,6 +36,7 @@ TaskConfig = (
   | SequenceConfig
   | MetaTransferConfig
   | FuzzyLogicConfig
+  | LogicInContextConfig
   | ImageExpertsConfig
   | ContinualConfig
 )

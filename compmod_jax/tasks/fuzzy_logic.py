@@ -28,6 +28,7 @@ from compmod_jax.core.losses import Term
 from compmod_jax.data import pipeline
 from compmod_jax.data.base import Dataset, TrainIterator
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
+from compmod_jax.metrics.regression import determination
 from compmod_jax.models.base import Classifier, ModelConfig
 from compmod_jax.tasks.base import (
   Batch,
@@ -422,8 +423,8 @@ class Determination:
     """See `Evaluator`."""
     dataset = scoring.task.dataset
     squares = np.asarray(scoring.sums(_sums))
-    targets = dataset.targets(dataset.points(scoring.split)).astype(np.float64)
-    found = 1 - squares / np.square(targets - targets.mean(axis=0)).sum(axis=0)
+    targets = dataset.targets(dataset.points(scoring.split))
+    found = determination(squares, targets)
     yield "fuzzy/points", len(targets)
     yield self.metric, float(found.mean())
     yield "fuzzy/r2_min", float(found.min())

@@ -14,6 +14,7 @@ _INTERVAL = 5.0
 # name in metrics.jsonl -> (short name, format)
 _SHORT = {
   "loss": ("loss", ".3g"),
+  "squared_error": ("squared error", ".3g"),
   "perplexity": ("ppl", ".3g"),
   "tokens_per_second": ("tok/s", ",.0f"),
   "gradient_norm": ("gnorm", ".2g"),

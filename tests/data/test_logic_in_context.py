@@ -82,6 +82,30 @@ def test_a_sequence_is_a_function_of_its_part_and_number():
   assert len(np.unique(tasks, axis=0)) == 33
 
 
+class Wrong(LogicInContextData):
+  """Parts that have what they should not."""
+
+  def tasks(self, split):
+    mistakes = {"train": [[0, 1], [1, 2]], "test": [[0, 2], [1, 2], [2, 3]], "ood": [[2, 9]]}
+    return np.array(mistakes.get(split, mistakes["train"]))
+
+
+def test_a_report_counts_expressions_and_lists_those_in_the_wrong_part():
+  assert not any(report.failed for report in DATA.reports())
+  assert [report.pairs for report in DATA.reports()] == [33, 33, 33, 6]
+  found = {report.split: report.findings for report in Wrong().reports(first=1)}
+  places = {
+    (split, kind): finding.places for split in found for kind, finding in found[split].items()
+  }
+  assert places == {
+    ("test", "expression in train"): ["test[1]: terms 1, 2"],
+    ("test", "term not in train"): ["test[2]: terms 2, 3"],
+    ("ood", "expression in train"): [],
+    ("ood", "term in train"): ["ood[0]: terms 2, 9"],
+  }
+  assert [report.failed for report in Wrong().reports()] == [False, False, True, True]
+
+
 @pytest.mark.parametrize(
   ("make", "match"),
   [

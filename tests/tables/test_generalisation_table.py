@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 
 from compmod_jax.data.synthetic.scan import ScanData
-from compmod_jax.tables.generalisation import INGREDIENTS, SCALES, generalisation
+from compmod_jax.tables.generalisation import (
+  INGREDIENTS,
+  SCALES,
+  generalisation,
+  logic_in_context,
+)
+from compmod_jax.tasks.logic_in_context import LogicInContextConfig
 from compmod_jax.tools import describe
 from compmod_jax.training.experiment import translation_task
 
@@ -63,3 +69,22 @@ def test_the_quick_table_is_a_whole_factorial():
   settings = {row: tuple(row in rows for rows in spec.factors.values()) for row in spec.rows}
   assert sorted(settings.values()) == [(False, False), (False, True), (True, False), (True, True)]
   assert settings[spec.reference] == (False, False)
+
+
+def test_forms_of_attention_in_context_differ_in_the_model_alone():
+  spec = logic_in_context("small")
+  plain = spec.rows[spec.reference].experiment
+  assert (plain.model, plain.model_selection) == (plain.model.plain(), "last")
+  wanted = describe.count_parameters(describe.assemble(plain)[0])
+  for name, row in spec.rows.items():
+    experiment = row.of_seed(3)
+    assert dataclasses.replace(row.experiment, model=plain.model, name=plain.name) == plain
+    assert isinstance(experiment.task, LogicInContextConfig)
+    assert (experiment.seed, experiment.task.data.seed) == (3, 3)
+    count = describe.count_parameters(describe.assemble(experiment)[0])
+    assert abs(count / wanted - 1) < 0.01, name
+  assert {column.split for column in spec.columns} == {"valid", "test", "ood"}
+  published = logic_in_context("paper").rows
+  assert {name: row.experiment.phases[0].steps for name, row in published.items()} == (
+    dict.fromkeys(spec.rows, 50_000)
+  )

@@ -57,7 +57,7 @@ def series(
 def training_curves(
   records: Records, *, best_step: int | None = None, split: str = "valid"
 ) -> Figure:
-  """Loss, perplexity, validation score, learning rate, gradient norm and speed over the steps.
+  """Loss, perplexity, validation scores, learning rate, gradient norm and speed over the steps.
 
   Args:
     records: the lines of metrics.jsonl, parsed. A quantity that they lack has no panel.
@@ -65,7 +65,7 @@ def training_curves(
     split: which evaluations are drawn beside the training curves.
 
   Returns:
-    A figure with up to six panels, or with one sentence that says that nothing was recorded.
+    A figure with a panel for each, or with one sentence that says that nothing was recorded.
   """
   both = [("train", None, "train"), ("eval", split, split)]
   scores = [("bleu", "BLEU"), ("exact_match", "exact"), ("score", "score")]
@@ -73,6 +73,7 @@ def training_curves(
     ("Loss", "nats per token", [(kind, part, "loss", name) for kind, part, name in both]),
     ("Perplexity", "per token", [(kind, part, "perplexity", name) for kind, part, name in both]),
     (f"Score on {split}", "0 to 100", [("eval", split, key, name) for key, name in scores]),
+    (f"R2 on {split}", "share of variance", [("eval", split, "r2", "")]),
     ("Learning rate", "dimensionless", [("train", None, "learning_rate", "")]),
     ("Gradient norm", "before clipping", [("train", None, "gradient_norm", "")]),
     ("Speed", "tokens per second", [("train", None, "tokens_per_second", "")]),

@@ -64,6 +64,8 @@ class SplitResult(TypedDict, total=False):
   accuracy_low: float | None
   """Lower end of the 95 % interval of the mean over episodes."""
   accuracy_high: float | None
+  r2: float | None
+  """Coefficient of determination of numbers that are predicted: 1 at best, 0 for their mean."""
   unknown: float | None
   """0 to 100: per cent of the text's tokens that are unknown words."""
   bleu: float | None
@@ -146,7 +148,8 @@ class Results(TypedDict, total=False):
 
 METRICS = {
   "loss": "loss", "unigram": "unigram loss", "perplexity": "perplexity per token",
-  "word_perplexity": "perplexity per word", "accuracy": "accuracy", "unknown": "unknown words",
+  "word_perplexity": "perplexity per word", "accuracy": "accuracy", "r2": "R2",
+  "unknown": "unknown words",
   "bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "score": "score",
   "multiple_choice_accuracy": "multiple-choice accuracy", "yes_no_accuracy": "yes/no accuracy",
   "extractive_f1": "extractive F1", "abstractive_rouge_l": "abstractive ROUGE-L",
@@ -155,7 +158,8 @@ METRICS = {
 }  # fmt: skip
 _UNITS = {
   "loss": "nats per token", "unigram": "nats per token", "perplexity": "per token",
-  "word_perplexity": "per word", "accuracy": "share of tokens", "unknown": "% of tokens",
+  "word_perplexity": "per word", "accuracy": "share of tokens", "r2": "share of variance",
+  "unknown": "% of tokens",
   "entropy_before": "nats", "entropy": "nats", "sentences_per_second": "sentences per second",
   "tokens_per_second": "tokens per second",
 }  # fmt: skip
@@ -164,7 +168,7 @@ HEADINGS = {
   "loss": "loss",
   "unigram": "unigram",
   "perplexity": "ppl/token", "word_perplexity": "ppl/word", "accuracy": "accuracy",
-  "unknown": "unknown", "bleu": "BLEU",
+  "r2": "R2", "unknown": "unknown", "bleu": "BLEU",
   "interval": "95 % interval", "chrf": "chrF", "exact_match": "exact match", "score": "score",
   "multiple_choice_accuracy": "choice", "yes_no_accuracy": "yes/no", "extractive_f1": "extr. F1",
   "abstractive_rouge_l": "ROUGE-L", "malformed": "malformed", "entropy_before": "entropy before",
@@ -347,7 +351,8 @@ def number(metric: str, value: float) -> str:
     return "inf" if value > 0 else "-inf" if value < 0 else "nan"
   if metric in ("exact_match", "unknown"):
     return f"{value:.2f} %"
-  if metric.endswith("loss") or metric in ("unigram", "accuracy", "entropy_before", "entropy"):
+  fractions = ("unigram", "accuracy", "r2", "entropy_before", "entropy")
+  if metric.endswith("loss") or metric in fractions:
     return f"{value:.4f}"
   if "perplexity" in metric:
     return f"{value:.3f}" if value < 100 else f"{value:,.1f}" if value < 1e6 else f"{value:.3e}"

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from compmod_jax.core.errors import check, check_choice
+from compmod_jax.data.check import Notes, SplitReport
 
 _MOST_VARIABLES, _MOST_TASKS = 10, 1_000_000
 
@@ -180,6 +181,36 @@ class LogicInContextData:
     return Sequences(
       np.concatenate([points, shown[..., None]], axis=-1), found[:, -1], tasks[chosen]
     )
+
+  def reports(self, first: int = 5) -> list[SplitReport]:
+    """What is wrong with each part; nothing, if parts are divided as they should be.
+
+    Errors are tested expressions that training has, terms of `test` that it lacks, and terms of
+    `ood` that it has.
+
+    Args:
+      first: places listed for each kind of finding.
+    """
+    trained = {tuple(one) for one in self.tasks("train").tolist()}
+    terms = {term for one in trained for term in one}
+    rules = {
+      "expression in train": (("test", "ood"), lambda one: one in trained),
+      "term not in train": (("test",), lambda one: not terms.issuperset(one)),
+      "term in train": (("ood",), lambda one: not terms.isdisjoint(one)),
+    }
+    reports = []
+    for split in self.splits():
+      tasks, notes = [tuple(one) for one in self.tasks(split).tolist()], Notes(first)
+      for kind, (splits, wrong) in rules.items():
+        if split in splits:
+          add = notes.kind(kind, "error")
+          for number, one in enumerate(tasks):
+            if wrong(one):
+              add(f"{split}[{number}]: terms {', '.join(map(str, one))}")
+      report = SplitReport(split, len(tasks), "terms", noun="expressions", findings=notes.findings)
+      report.mean, report.longest = (float(self.terms),), (self.terms,)
+      reports.append(report)
+    return reports
 
   def describe(self) -> str:
     """What it holds, in a few words."""

@@ -110,6 +110,8 @@ SCALES = {
 }
 """Name of a scale -> its data."""
 
+SEARCH = "scan_length_search"
+"""The scale of the search of settings for SCAN's length splits."""
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
 INGREDIENTS: dict[str, dict[str, object]] = {
@@ -145,6 +147,20 @@ INGREDIENTS: dict[str, dict[str, object]] = {
 """Row -> what differs from the plain model. Widths give rows with mechanisms as many parameters,
 within 1 %, as the same row has without, and `plain, wider` those of `relative`; see
 `tools.equal`."""
+SEARCHED: dict[str, dict[str, object]] = {
+  "relative": {"positions": "relative"},
+  "dropout 0.3": {"positions": "relative", "dropout": 0.3},
+  "dropout 0.5": {"positions": "relative", "dropout": 0.5},
+  "three layers": {"positions": "relative", "encoder_layers": 3, "decoder_layers": 3},
+  "three repeated layers": {
+    "positions": "relative",
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "shared_layers": 1,
+  },
+  "noscale": {"positions": "relative", "embedding_scale": "noscale", "share_embeddings": "none"},
+}
+"""Row of a search -> what differs from the plain model."""
 _LSTM = Seq2SeqLstmConfig(dim=128, embedding_dim=128, attention_dim=128, dropout=0.1)
 RECODED: dict[str, RecodingConfig] = {
   "LSTM": RecodingConfig(),
@@ -166,7 +182,9 @@ def generalisation(scale: str) -> Spec:
   Raises:
     UserError: an unknown scale.
   """
-  check_choice("--scale", scale, SCALES)
+  check_choice("--scale", scale, (*SCALES, SEARCH))
+  if scale == SEARCH:
+    return _search()
   data = SCALES[scale]
   base, quick = data.experiment(), scale == "quick"
   experiments: dict[str, Experiment] = {}
@@ -193,6 +211,18 @@ def generalisation(scale: str) -> Spec:
   rows = {name: Row(experiment) for name, experiment in experiments.items()}
   title = "Systematic generalisation, exact match"
   return Spec(title, data.text, rows, _PLAIN, columns, _FACTORS if quick else {})
+
+
+def _search() -> Spec:
+  """Settings for SCAN's lengths, scored on training commands that are longer than trained ones."""
+  data = dataclasses.replace(
+    SCALES["scan_length_26"], changes={"cut": 26, "trained_up_to": 22}, steps=3000
+  )
+  base = data.experiment()
+  rows = {name: Row(with_model(base, **changes)) for name, changes in SEARCHED.items()}
+  columns = (Column("exact 24 to 26 actions", "valid", "exact_match", 1),)
+  text = "SCAN, up to 22 actions in training, 24 to 26 in validation, 3,000 steps"
+  return Spec("A search of settings for SCAN's lengths", text, rows, "relative", columns)
 
 
 def logic_in_context(scale: str) -> Spec:

@@ -314,6 +314,20 @@ def test_the_random_split_follows_its_seed():
   assert first != published_lines("simple", "train", seed=2)
 
 
+def test_settings_can_be_chosen_on_longer_commands_than_those_trained():
+  data = ScanData("length", cut=26, trained_up_to=22)
+  lengths = {
+    part: [len(target.split()) for target in data.load(part).target] for part in data.splits()
+  }
+  assert max(lengths["train"]) == 22
+  assert set(lengths["valid"]) == {24, 25, 26}
+  assert len(lengths["valid"]) == 500
+  assert sorted(lengths["train"]) == sorted(
+    len(t.split()) for t in ScanData("length").load("train").target
+  )
+  assert data.load("test").source == ScanData("length", cut=26).load("test").source
+
+
 def test_validation_is_a_sample_of_training_unless_held_out():
   sample = ScanData("addprim_jump", valid=300)
   train, valid = sample.load("train"), sample.load("valid")
@@ -341,6 +355,8 @@ def test_pairs_say_where_they_stand_and_how_they_are_scored():
   [
     (lambda: ScanData("lenght"), "length"),  # type: ignore[arg-type]
     (lambda: ScanData(held_out=-1), "held_out is -1"),
+    (lambda: ScanData(held_out=5, trained_up_to=20), "trained_up_to is 20 and held_out 5"),
+    (lambda: ScanData(trained_up_to=48).load("train"), "0 longer ones"),
     (lambda: ScanData(valid=0), "valid is 0"),
     (lambda: ScanData(held_out=20_000), "16,728"),
     (lambda: ScanData("mcd2", held_out=8_365), "8,365"),

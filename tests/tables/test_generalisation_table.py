@@ -41,6 +41,15 @@ def test_all_rows_of_a_data_set_are_trained_alike_and_scored_on_parts_that_it_ha
   assert (plain.model_selection, plain.time_limit_minutes) == ("last", 0)
 
 
+def test_settings_are_searched_for_on_training_commands_alone():
+  spec = generalisation("scan_length_search")
+  assert [column.split for column in spec.columns] == ["valid"]
+  trained = set(ScanData("length", cut=26).load("train").source)
+  for row in spec.rows.values():
+    data = translation_task(row.experiment).data
+    assert set(data.load("valid").source) | set(data.load("train").source) <= trained
+
+
 def test_mechanisms_cost_no_parameters():
   rows = generalisation("scan_length").rows
   counts = {

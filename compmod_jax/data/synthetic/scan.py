@@ -172,6 +172,11 @@ def _template(split: str) -> tuple[list[Command], list[Command]]:
   return train, test
 
 
+def _actions(command: Command) -> int:
+  """How many actions a command has."""
+  return len(command[1].split())
+
+
 def derive(command: str) -> Derivation:
   """The rules that derive a command, named by what they write, such as `D around LR`.
 
@@ -426,6 +431,10 @@ class ScanData:
   """commands taken from training for validation; 0 keeps the published training part whole"""
   valid: int = 500
   """size of the validation sample where held_out is 0 and the split has no validation part"""
+  trained_up_to: int = 0
+  """actions of the longest command that is trained. `valid` is a sample of the longer commands of
+  the training part, so that settings can be chosen on outputs longer than training's without the
+  test; 0: all of the training part is trained"""
   cut: int = CUTS[0]
   """of the split `length`: actions of the longest training command"""
   added_primitives: int = 0
@@ -448,6 +457,11 @@ class ScanData:
       self.cut in (CUTS if self.split == "length" else CUTS[:1]),
       f"cut is {self.cut}; it must be one of {', '.join(map(str, CUTS))} with the split 'length',"
       f" and {CUTS[0]} with others.",
+    )
+    check(
+      self.trained_up_to >= 0 and not (self.trained_up_to and self.held_out),
+      f"trained_up_to is {self.trained_up_to} and held_out {self.held_out}; neither is negative,"
+      " and one of them at least is 0.",
     )
     check(
       0 <= self.added_primitives <= _MOST_COPIES,
@@ -505,13 +519,23 @@ class ScanData:
     check_choice("split", split, self.splits())
     if split == "test":
       return self._pairs("test", self._part("test"))
-    sample = () if self.held_out else self._part("valid")
+    sample = () if self.held_out or self.trained_up_to else self._part("valid")
     if split == "valid" and sample:
       return self._pairs("valid", sample)
-    train = self._part("train")
-    if not sample:
+    train, distinct = self._part("train"), list[Command]()
+    if self.trained_up_to:
+      distinct = sorted({command for command in train if _actions(command) > self.trained_up_to})
+      train = [command for command in train if _actions(command) <= self.trained_up_to]
+      check(
+        bool(distinct and train),
+        f"trained_up_to is {self.trained_up_to}, but the training part of {self.split} has"
+        f" {len(train):,} commands of so many actions and {len(distinct):,} longer ones; there have"
+        " to be some of both.",
+      )
+    elif not sample:
       distinct = sorted(set(train))
       self._check_sizes(len(distinct))
+    if not sample:
       generator = random.Random(f"{self.seed} valid")
       ranked = sorted((generator.random(), command) for command in distinct)
       sample = [command for _, command in ranked[: self.held_out or self.valid]]

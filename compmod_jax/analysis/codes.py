@@ -61,8 +61,10 @@ class Codes:
     found = []
     for stream in reads.streams:
       here = [name for name in names if name.endswith(f"_{stream}")]
-      sites = _sites(subject, reads, stream)
+      sites = code_sites(subject, reads, stream)
       if here and sites:
+        layers = layer_sites(subject, reads, stream)
+        sites |= {STREAM: layers[-1]} if layers else {}
         read, asked = (read_tokens(one, reads, stream, sites, here) for one in (train, subject))
         found += [_probe(name, read, asked, self.penalty, subject.seed) for name in here]
     errors.check(
@@ -157,17 +159,26 @@ class Probed(NamedTuple):
   controls: dict[str, Share]
 
 
-def _sites(subject: Subject, reads: Reader, stream: str) -> dict[str, str]:
-  """Router's module, or site of gates or codes -> site, and `STREAM` -> the last output; of those
-  that read a stream."""
-  found, last = dict[str, str](), ""
-  for site in sorted(subject.shapes, key=style.site_order):
-    if reads.stream(site) != stream:
-      continue
-    if site.endswith(tuple(f"/{code}" for code in _CODES)):
-      found[site.removesuffix(f"/{_ROUTER}")] = site
-    last = site if site.endswith("/output") and "layer_" in site else last
-  return found | {STREAM: last} if found and last else found
+def code_sites(subject: Subject, reads: Reader, stream: str) -> dict[str, str]:
+  """Router's module, or site of gates or codes -> site, of those that read a stream, in the model's
+  order."""
+  return {
+    site.removesuffix(f"/{_ROUTER}"): site
+    for site in _sites(subject, reads, stream)
+    if site.endswith(tuple(f"/{code}" for code in _CODES))
+  }
+
+
+def layer_sites(subject: Subject, reads: Reader, stream: str) -> list[str]:
+  """The residual stream after every layer that reads a stream, in the model's order."""
+  sites = _sites(subject, reads, stream)
+  return [site for site in sites if site.endswith("/output") and "layer_" in site]
+
+
+def _sites(subject: Subject, reads: Reader, stream: str) -> list[str]:
+  return [
+    site for site in sorted(subject.shapes, key=style.site_order) if reads.stream(site) == stream
+  ]
 
 
 def read_tokens(

@@ -100,4 +100,4 @@ def wilson(share: float, count: int, z: float = 1.959964) -> tuple[float, float]
   """
   centre = (share + z * z / (2 * count)) / (1 + z * z / count)
   reach = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-  return centre - reach, centre + reach
+  return max(centre - reach, 0.0), min(centre + reach, 1.0)  # they differ by rounding alone

@@ -12,6 +12,7 @@ from compmod_jax.analysis.subject import Subject
 from compmod_jax.core.intermediates import Edit, Intermediates
 from compmod_jax.core.losses import cross_entropy
 from compmod_jax.tasks.base import Batch
+from compmod_jax.tasks.translator import Edits
 
 Losses = Callable[..., tuple[np.ndarray, np.ndarray]]
 
@@ -65,7 +66,7 @@ def decoded(
   reader: Reader,
   numbers: Sequence[int] | np.ndarray,
   *,
-  edits: Mapping[str, Edit] | None = None,
+  edits: Edits | None = None,
   name: str = "sentences",
 ) -> tuple[list[str], list[str]]:
   """Outputs and references of some examples of the subject's split.
@@ -74,7 +75,7 @@ def decoded(
     subject: a model whose task translates.
     reader: knows the texts.
     numbers: of the examples.
-    edits: as in `sentence_losses`.
+    edits: as a `Translator` takes them.
     name: what the progress display calls them.
   """
   task = subject.task

@@ -54,6 +54,29 @@ def bootstrap_interval(
   return _interval(statistics.score().value, drawn, level)
 
 
+def ratio_interval(
+  numerators: np.ndarray,
+  denominators: np.ndarray,
+  *,
+  seed: int = 0,
+  samples: int = 1000,
+  level: float = 0.95,
+) -> Interval:
+  """The same of a ratio of two sums over sentences, such as a relative error.
+
+  Args:
+    numerators: of every sentence, [n].
+    denominators: of every sentence, [n].
+    seed: as in `bootstrap_interval`, like `samples` and `level`.
+
+  Returns:
+    The ratio of the sums and its interval; NaN where all denominators are 0.
+  """
+  rows = np.stack([numerators, denominators], axis=1).astype(np.float64)
+  statistics = Statistics("loss", "ratio of sums", rows)
+  return bootstrap_interval(statistics, seed=seed, samples=samples, level=level)
+
+
 def paired_bootstrap(
   first: Statistics,
   second: Statistics,

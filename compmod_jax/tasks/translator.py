@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -21,6 +21,10 @@ from compmod_jax.decoding.types import Cache, Decoded
 from compmod_jax.models.base import Seq2Seq
 from compmod_jax.tasks.base import Batch, Sharing, Status, TaskModel, silent
 from compmod_jax.tasks.scorer import PairScorer
+
+Edits = Mapping[str, Edit] | Callable[[Batch], Mapping[str, Edit]]
+"""Changes of activations by the names of their sites, each a `jax.tree_util.Partial`; or what makes
+them of a batch: `source` tokens, and `index`, the numbers of its rows' sentences, -1 for none."""
 
 
 class Hypothesis(NamedTuple):
@@ -87,7 +91,7 @@ class Translator:
     *,
     sharing: Sharing = Sharing(),
     routing: bool = False,
-    edits: Mapping[str, Edit] | None = None,
+    edits: Edits | None = None,
     rng: jax.Array | None = None,
     status: Status = silent,
     name: str = "sentences",
@@ -103,8 +107,8 @@ class Translator:
       config: how to search; `decode` if not given.
       sharing: how batches are laid over devices.
       routing: also return the router weights of every step.
-      edits: further ones, each a `jax.tree_util.Partial`: arguments of the compiled search, so that
-        the same functions with other arrays are not compiled again.
+      edits: further ones; arguments of the compiled search, so that the same functions with other
+        arrays are not compiled again.
       rng: key for sampling.
       status: shows progress.
       name: what the progress display calls the sentences.
@@ -127,7 +131,8 @@ class Translator:
         narrow=plain and sharing.multiple == 1,
       )
       key = jax.random.fold_in(rng, number)
-      found = fetch(search(params, sharing.place(batch), key, dict(edits or {})))
+      changes = edits if edits is None or isinstance(edits, Mapping) else edits(batch)
+      found = fetch(search(params, sharing.place(batch), key, dict(changes or {})))
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
         results[batch["index"][row]] = self._hypotheses(found, row)
         done += 1

@@ -96,8 +96,9 @@ def test_gates_and_codes_of_pairs_are_codes_beside_those_of_routers():
   subject = subject_of(**model)
   reads = codes.reader(subject.task)
   module = "encoder/layer_0/self"
-  sites = codes._sites(subject, reads, "source")
-  assert set(sites) == {module, f"{module}/head_gates", f"{module}/head_code", codes.STREAM}
+  sites = codes.code_sites(subject, reads, "source")
+  assert set(sites) == {module, f"{module}/head_gates", f"{module}/head_code"}
+  assert codes.layer_sites(subject, reads, "source") == ["encoder/layer_0/output"]
   one = dataclasses.replace(subject, sentences=3)
   found = codes.read_tokens(one, reads, "source", sites, ["order_source"]).features
   np.testing.assert_allclose(found[f"{module}/head_gates"], 0.5)  # as before training

@@ -111,6 +111,17 @@ def test_the_interval_of_an_accuracy_is_the_binomial_one():
   assert wide.low < found.low < found.high < wide.high
 
 
+def test_a_ratio_of_sums_has_the_interval_of_resampled_sentences():
+  rng = np.random.default_rng(0)
+  squares, sizes = rng.random(300), 1 + rng.random(300)
+  found = bootstrap.ratio_interval(squares, sizes, seed=1, samples=500)
+  again = np.random.default_rng(1)
+  drawn = [again.integers(300, size=300) for _ in range(500)]
+  ratios = [squares[part].sum() / sizes[part].sum() for part in drawn]
+  assert found.value == pytest.approx(squares.sum() / sizes.sum())
+  np.testing.assert_allclose([found.low, found.high], np.quantile(ratios, [0.025, 0.975]))
+
+
 @pytest.mark.parametrize("metric", ["bleu", "chrf"])
 def test_the_interval_agrees_with_rescoring_resampled_corpora(metric):
   hypotheses, references = corpus(2)

@@ -88,7 +88,7 @@ def test_mistakes_are_told_with_what_is_near(program, workdir):
     program(analyse.main, "heads", "--workdir", str(workdir), "--shufles", "3")
   with pytest.raises(
     UserError,
-    match="must be one of: ablate, attention, codes, continual, direction, functions, gates",
+    match="must be one of: ablate, attention, codes, composition, continual, direction, functions",
   ):
     program(analyse.main)
   with pytest.raises(UserError, match="Two workdirs are missing"):

@@ -361,6 +361,42 @@ def continual():
   return rows
 
 
+def exchanged_activations():
+  """A row for each replacement: outputs that become the source's, per cent, and of the control."""
+  names = {
+    "encoder self, layer 0": "router, layer 0",
+    "encoder self, layer 1": "router, layer 1",
+    "all codes": "both routers",
+    "all codes, at every word": "both routers, at every word",
+    "residual stream, encoder, layer 0": "residual stream, layer 0",
+    "residual stream, encoder, layer 1": "residual stream, layer 1",
+  }
+  parts = [
+    record(f"composition/scan_jump-{one}-seed0.json")["patching"] for one in ("valid", "test")
+  ]
+  rows = []
+  for name, label in names.items():
+    row = [label]
+    for part in parts:
+      found = part["replaced"][name]
+      for outcome in ("source", "unchanged"):
+        shares = (100 * found[one][outcome]["share"] for one in ("patched", "control"))
+        row.append(" / ".join(f"{share:.1f}" for share in shares))
+    rows.append(row)
+  return rows
+
+
+def homomorphism():
+  """A row for each layer and split: errors of both families, and with shuffled words."""
+  rows = []
+  for split in ("valid", "test"):
+    found = record(f"composition/scan_jump-{split}-seed0.json")["homomorphism"]
+    for layer, one in enumerate(found.values()):
+      names = ("additive", "linear", "shuffled words, additive", "shuffled words, linear")
+      rows.append([str(layer), split, *(f"{one[name]['value']:.2f}" for name in names)])
+  return rows
+
+
 ROLES = {"masked": "masked", "gpt2": "GPT-2, grammar", "gpt2-text": "GPT-2, prose"}
 
 
@@ -1058,6 +1094,8 @@ TABLES = {
   ("docs/tables.md", "Recoding removed, and added at test", 0): ablation,
   ("docs/independent_mechanisms.md", "Does competition help?", 0): mechanisms,
   ("docs/generalisation.md", "Measured so far", 0): generalised,
+  ("docs/generalisation.md", "What is exchanged when words are", 0): exchanged_activations,
+  ("docs/generalisation.md", "What is exchanged when words are", 1): homomorphism,
   ("docs/generalisation.md", "What routers know", 0): codes_of_routers,
   ("docs/generalisation.md", "Data", 0): REFERENCE,
   ("docs/generalisation.md", "Ingredients", 0): REFERENCE,

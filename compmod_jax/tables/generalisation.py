@@ -63,7 +63,7 @@ class _Data:
 _SCAN = 10_000  # steps, with which added primitives pass three times
 _TABLES = (*_DEEPER, "composition", "primitive")
 SCALES = {
-  "quick": _Data("table lookup", "systematic:table_lookup", _DEEPER, steps=1000),
+  "quick": _Data("copies of up to 20 symbols", "systematic:copy", _LONGER, steps=1500),
   "table_lookup": _Data(
     "tables of 3 bits, composed; the first one applied stands last",
     "systematic:table_lookup",

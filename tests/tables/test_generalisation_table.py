@@ -15,7 +15,12 @@ from compmod_jax.tasks.logic_in_context import LogicInContextConfig
 from compmod_jax.tools import describe
 from compmod_jax.training.experiment import translation_task
 
-SLOW = {"quick", "scan_mcd1", "scan_mcd2", "scan_mcd3"}  # the search for a split takes seconds
+SLOW = {
+  "quick",
+  "scan_mcd1",
+  "scan_mcd2",
+  "scan_mcd3",
+}  # the search for a split takes seconds; quick has four rows alone
 
 
 @pytest.mark.parametrize("scale", sorted(set(SCALES) - SLOW))

@@ -331,12 +331,14 @@ def shown_rows(folder, columns):
 def generalised():
   """A row for each data set and model: exact match of seed 0 and what the run took."""
   rows = []
-  for folder in sorted((RESULTS / "generalisation").iterdir()):
+  for folder in sorted((RESULTS / "generalisation").glob("scan_*")):
     for row, runs in sorted(cells(f"generalisation/{folder.name}").items()):
       for seed, one in sorted(runs.items()):
         scores, minutes = one["scores"], one["train_seconds"] / 60
         shown = [f"{scores[name]['exact_match']:.1f}" for name in ("valid", "test")]
-        rows.append([folder.name, row, str(seed), *shown, f"{minutes:.0f}"])
+        steps = f"{one['experiment']['phases'][0]['steps']:,}"
+        data = folder.name.removesuffix("-3000-steps")
+        rows.append([data, steps, row, str(seed), *shown, f"{minutes:.0f}"])
   return rows
 
 

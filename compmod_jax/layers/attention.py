@@ -429,7 +429,7 @@ class Attention(nn.Module):
     plain = self.positions not in IN_ATTENTION and ctx.position_bias is None
     plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
     plain = plain and not self.gated and self.form == "softmax"
-    competes = config is None or (config.routing == "fused" and config.inactive == "null")
+    competes = config is None or config.fused
     if not (plain and competes) or intermediates.wants("attention", "heads"):
       return None
     return ctx.mask.visibility()
@@ -610,8 +610,7 @@ class Attention(nn.Module):
       heads = self._in_one_kernel(inputs, visibility, ctx)
       return self.output(intermediates("heads_scaled", heads)), None
     # Whether nothing is formed between heads and output projection.
-    fused = config is not None and config.routing == "fused" and config.inactive == "null"
-    fused = fused and self.heads > 1 and self.mechanisms == 1
+    fused = config is not None and config.fused and self.heads > 1 and self.mechanisms == 1
     fused = fused and not intermediates.wants("heads_scaled")
     beside = None
     if config is not None and fused:

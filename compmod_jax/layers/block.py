@@ -303,7 +303,8 @@ class StackConfig:
       (self.expert_layers, "experts", *experts),
     )
     return [
-      f"one of {count} {kind} stays at each position ({prefix}competition.rule ="
+      f"one of {count} {kind} stays at each position"
+      f"{' besides the shared ones' * bool(competition.shared_heads)} ({prefix}competition.rule ="
       f" {competition.rule}), so its weight is always 1 and the routers learn nothing;"
       f" let at least 2 stay ({prefix}competition.keep, {field}) if they should."
       for used, kind, count, field, prefix, competition in kinds

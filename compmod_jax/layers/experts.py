@@ -70,6 +70,11 @@ class ExpertsConfig:
       f"experts.competition.inactive is {self.competition.inactive!r}; an expert has no value"
       " vector to give where it lost. Use inactive = null.",
     )
+    errors.check(
+      not self.competition.shared_heads,
+      f"experts.competition.shared_heads is {self.competition.shared_heads}; it is of heads alone."
+      " Set it to 0.",
+    )
     choices = get_args(Implementation)
     errors.check_choice("experts.implementation", self.implementation, choices)
     errors.check(

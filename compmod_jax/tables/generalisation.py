@@ -12,6 +12,7 @@ from typing import Any
 
 from compmod_jax.core.errors import check_choice
 from compmod_jax.data.synthetic.scan import PROGRESS
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
@@ -109,6 +110,7 @@ SCALES = {
 
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
+_MOH = CompetitionConfig(rule="top_k", keep=2, shared_heads=1, balance=0.01)
 INGREDIENTS: dict[str, dict[str, object]] = {
   "plain": {},
   "plain, wider": {"ffn_dim": 320},
@@ -122,6 +124,12 @@ INGREDIENTS: dict[str, dict[str, object]] = {
   "heads compete": {"compete": _ENCODER, "ffn_dim": 216},
   "relative, heads compete": {"positions": "relative", "compete": _ENCODER, "ffn_dim": 216},
   "relative, all heads compete": {"positions": "relative", "compete": _ALL, "ffn_dim": 144},
+  "relative, MoH": {
+    "positions": "relative",
+    "compete": _ENCODER,
+    "competition": _MOH,
+    "ffn_dim": 216,
+  },
   "relative, gates": {"positions": "relative", "gated_heads": _ALL},
   "relative, HYLA": {"positions": "relative", "attention_form": "hyla"},
   "relative, differential": {"positions": "relative", "attention_form": "differential"},

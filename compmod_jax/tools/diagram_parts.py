@@ -207,7 +207,8 @@ def _rule(config: CompetitionConfig, units: int) -> str:
     "top_k": f"top_k, {config.kept(units)} stay",
     "threshold": f"threshold {config.threshold:g}",
   }
-  return rules[config.rule] + ("; losers give values" if config.inactive == "value" else "")
+  shared = f"{config.shared_heads} always and " if config.shared_heads else ""
+  return shared + rules[config.rule] + "; losers give values" * (config.inactive == "value")
 
 
 def _experts(module: Experts, shape: _Shape) -> str:

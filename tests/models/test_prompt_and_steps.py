@@ -72,6 +72,10 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "embedding_scale": "noscale",
     "attention_form": "hyla",
   },
+  "relatives of competition": {
+    "compete": ATTENTION_KINDS,
+    "competition": heads(rule="top_k", keep=2, shared_heads=1),
+  },
   "values of losers, labels": {
     "embedding_scale": "ped",
     "attention_form": "differential",
@@ -160,6 +164,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "positions": "alibi",
     "random_positions": 40,
     "attention_form": "differential",
+    "compete": ("decoder_self",),
+    "competition": heads(shared_heads=2, inactive="value"),
   },
   "fast weights of one rate": {
     "fast_weights": "hebbian",

@@ -43,6 +43,7 @@ def test_mechanisms_cost_no_parameters():
       "relative",
       "relative, heads compete",
       "relative, all heads compete",
+      "relative, MoH",
       "plain, wider",
     )
   }

@@ -7,7 +7,7 @@ r"""Losses that keep routers healthy: an even load, and scores that stay small.
 for one router of N units over T real tokens: :math:`f_i` is the share of tokens whose largest
 weight is unit i's (under `top_k`, of all chosen slots), without a gradient, :math:`P_i` the mean
 softmax weight before selection. The balance is 1 where the load is even. Modules of one kind are
-summed.
+summed. Heads that are shared have no load; N are the others.
 
 Source: Fedus et al. 2021, equations 4 to 6; Zoph et al. 2022, equation 5.
 """
@@ -87,8 +87,10 @@ def load(
   scores: Float[Array, "batch time units"],
   rows: Bool[Array, "batch time"],
   config: CompetitionConfig,
-) -> Float[Array, "2 units"]:
+) -> Float[Array, "2 competing"]:
   """Slots that every unit gets, and its softmax weight, each summed over real tokens.
+
+  Units are those that compete: shared heads are left out.
 
   Args:
     scores: before selection.
@@ -96,7 +98,7 @@ def load(
     config: under `top_k` a token has `keep` slots, else one, its best unit's.
   """
   keep = config.kept(scores.shape[-1]) if config.rule == "top_k" else 1
-  scores = scores.astype(jnp.float32) / config.temperature
+  scores = scores[..., config.shared_heads :].astype(jnp.float32) / config.temperature
   slots = (rank(jax.lax.stop_gradient(scores)) < keep).astype(jnp.float32)
   both = jnp.stack([slots, jax.nn.softmax(scores, axis=-1)])
   return jnp.sum(jnp.where(rows[None, ..., None], both, 0), axis=(1, 2))

@@ -46,6 +46,7 @@ __all__ = [
   "scale_heads",
   "score",
   "select",
+  "shared_and_routed",
 ]
 
 
@@ -84,6 +85,9 @@ class CompetitionConfig:
   """Coefficient of the load-balance loss; 0 for none, 0.01 is usual."""
   z: float = 0.0
   """Coefficient of the z-loss, which keeps scores small; 0 for none, 0.001 is usual."""
+  shared_heads: int = 0
+  """The first heads, so many, that always stay; the rule chooses among the others, of which `keep`
+  are counted, and every token weighs the two groups (MoH; Jin et al. 2024). 0: no such heads."""
 
   def __post_init__(self):
     for field in ("key_dim", "hidden_dim"):
@@ -109,6 +113,10 @@ class CompetitionConfig:
       value = getattr(self, field)
       errors.check(value >= 0, f"competition.{field} is {value}; it must be at least 0 (no loss).")
     errors.check(
+      self.shared_heads >= 0,
+      f"competition.shared_heads is {self.shared_heads}; it must be at least 0 (no shared heads).",
+    )
+    errors.check(
       self.keep is None or self.rule == "top_k",
       f"competition.keep is {self.keep} but competition.rule is {self.rule!r}; `keep` belongs to"
       " the rule 'top_k'. Set the rule or leave `keep` out.",
@@ -119,6 +127,12 @@ class CompetitionConfig:
       " `threshold` belongs to the rule 'threshold'. Set the rule or leave `threshold` out.",
     )
 
+  @property
+  def fused(self) -> bool:
+    """Whether kernels compute the weights, and scale heads on the way through what comes behind."""
+    plain = self.inactive == "null" and not self.shared_heads
+    return self.routing == "fused" and plain
+
   def choice(self) -> Choice:
     """Which units stay, as kernels take it."""
     return Choice(self.rule, self.keep, self.threshold, self.temperature)
@@ -126,13 +140,23 @@ class CompetitionConfig:
   def kept(self, units: int, kind: str = "heads") -> int:
     """Units that stay at each position under `top_k`, all of them under the other rules.
 
+    Heads that are shared are not among them.
+
     Args:
-      units: how many compete.
+      units: how many there are.
       kind: what an error calls them.
 
     Raises:
-      UserError: `keep` is out of range for this many units.
+      UserError: `keep` or `shared_heads` is out of range for this many units.
     """
+    shared = self.shared_heads
+    errors.check(
+      shared < units,
+      f"competition.shared_heads is {shared}; with {units} {kind} it must be below {units}, so that"
+      " some are chosen.",
+    )
+    units -= shared
+    kind = f"{kind} besides the shared ones" if shared else kind
     if self.rule != "top_k":
       return units
     keep = max(1, units - 1) if self.keep is None else self.keep
@@ -161,6 +185,51 @@ def score(
   keys, signatures = keys.astype(jnp.float32), signatures.astype(jnp.float32)
   scores = jnp.einsum("...a,ha->...h", keys, signatures, precision=exactly(jnp.float32))
   return scores / jnp.sqrt(jnp.float32(keys.shape[-1])) if scale else scores
+
+
+def shared_and_routed(
+  scores: Float[Array, "*rows units"],
+  groups: Float[Array, "*rows groups"],
+  config: CompetitionConfig,
+) -> Selection:
+  r"""Weights of heads of which the first always stay, and the others compete.
+
+  .. math::
+     C_{ij} = \begin{cases}
+       \alpha_{1j}\, \mathrm{softmax}_{i \le h}(s_{ij} / \tau) & i \le h \\
+       \alpha_{2j}\, \mathrm{softmax}_{i \in S_j}(s_{ij} / \tau) & i \in S_j
+     \end{cases}, \qquad \alpha_j = \mathrm{softmax}(g_j)
+
+  with h shared heads, and :math:`S_j` what the rule keeps of the others. Weights of all heads of a
+  position sum to 1. In the paper's equation the second softmax is over all heads that are not
+  shared; in the original program, as here, over those that stay.
+
+  Args:
+    scores: of all heads.
+    groups: g, scores of the two groups.
+    config: how heads compete.
+
+  Source: Jin et al. 2024 (MoH), equations 5 and 6.
+  """
+  shared = select(scores[..., : config.shared_heads], temperature=config.temperature)
+  routed = _by_rule(scores[..., config.shared_heads :], config, config.kept(scores.shape[-1]))
+  share = jax.nn.softmax(groups.astype(jnp.float32), axis=-1)
+  both = shared.weights * share[..., :1], routed.weights * share[..., 1:]
+  active = jnp.concatenate([shared.active, routed.active], axis=-1)
+  return Selection(jnp.concatenate(both, axis=-1), active)
+
+
+def _by_rule(
+  scores: Float[Array, "*rows units"], config: CompetitionConfig, keep: int
+) -> Selection:
+  """What the rule of a configuration makes of scores."""
+  return select(
+    scores,
+    rule=config.rule,
+    keep=keep,
+    threshold=config.threshold,
+    temperature=config.temperature,
+  )
 
 
 def scale_heads(
@@ -232,6 +301,8 @@ class Router(nn.Module):
     self.drop = nn.Dropout(config.dropout)
     init = logical(nn.initializers.xavier_normal(), "units", "key")
     self.signatures = self.param("signatures", init, (self.units, config.key_dim))
+    if config.shared_heads:
+      self.groups = self.param("groups", init, (2, config.key_dim))
 
   def __call__(
     self,
@@ -251,13 +322,11 @@ class Router(nn.Module):
     keys = over_rows(infer, hidden)
     signatures = intermediates("signatures", self.signatures)
     scores = intermediates("scores", score(keys, signatures, scale=config.scale))
-    selection = select(
-      scores,
-      rule=config.rule,
-      keep=config.kept(self.units),
-      threshold=config.threshold,
-      temperature=config.temperature,
-    )
+    if config.shared_heads:
+      groups = intermediates("groups", score(keys, self.groups, scale=config.scale))
+      selection = shared_and_routed(scores, groups, config)
+    else:
+      selection = _by_rule(scores, config, config.kept(self.units))
     return selection._replace(weights=intermediates("weights", selection.weights))
 
   def hidden_of(

@@ -42,6 +42,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
   "differential attention": {"attention_form": "differential"},
   "gated heads": {"gated_heads": ATTENTION_KINDS},
   "competing heads": {"compete": ATTENTION_KINDS},
+  "SwitchHead": {"switch_heads": ATTENTION_KINDS},
   "MoH": {"compete": ATTENTION_KINDS, "competition": MOH},
 }
 QUICK = ("copy gates", "geometric attention", "hypernetwork attention")

@@ -80,6 +80,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "DifferentialAttention",
   ),
   "a gate around whole layers": ("copy_gate", "CopyGate"),
+  "experts inside heads": ("switch_head", "SwitchHead"),
   "how large fresh embeddings are": ("embedding_scale", "EmbeddingScale"),
 }  # fmt: skip
 # Files that set additions beside each other, each by its name.
@@ -127,6 +128,7 @@ OWN = {
   "a gate on every head": ("compmod_jax/mechanisms/head_gate.py",),
   "attention that is no softmax over keys": ("compmod_jax/layers/attention_forms.py",),
   "a gate around whole layers": ("compmod_jax/layers/copy_gate.py",),
+  "experts inside heads": ("compmod_jax/layers/switch_head.py",),
   "fast weights in decoders": ("compmod_jax/layers/fast_weights.py",),
   "modulated nonlinearities": ("compmod_jax/mechanisms/modulated_activation.py",),
   "text saliency": ("compmod_jax/mechanisms/saliency.py",),

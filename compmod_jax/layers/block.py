@@ -36,6 +36,7 @@ from compmod_jax.layers.mechanisms import (
   MechanismsConfig,
 )
 from compmod_jax.layers.positions import Positions, check_positions
+from compmod_jax.layers.switch_head import SwitchHeadConfig
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
 from compmod_jax.mechanisms.competition.losses import Routers
@@ -126,6 +127,8 @@ class StackConfig:
   attention_form: ClassVar[AttentionForm] = "softmax"
   copy_gate: ClassVar[bool] = False
   copy_gate_closed: ClassVar[float] = 0.0
+  switch_heads: ClassVar[tuple[str, ...]] = ()
+  switch_head: ClassVar[SwitchHeadConfig] = SwitchHeadConfig()
   position_kinds: ClassVar[tuple[str, ...]] = get_args(Positions)
   head_dim: ClassVar[int | None] = None
   norm_kind: ClassVar[NormKind] = "layer"
@@ -163,10 +166,9 @@ class StackConfig:
     self._check_competition()
 
   def _check_competition(self) -> None:
-    for kind in self.compete:
-      errors.check_choice("model.compete", kind, self.attention_kinds())
-    for kind in self.gated_heads:
-      errors.check_choice("model.gated_heads", kind, self.attention_kinds())
+    for field in ("compete", "gated_heads", "switch_heads"):
+      for kind in getattr(self, field):
+        errors.check_choice(f"model.{field}", kind, self.attention_kinds())
     if self.compete:
       self.competition.kept(self.heads)
       errors.check(
@@ -420,6 +422,7 @@ class Block(nn.Module):
     sizes = {"dropout": c.attention_dropout, "dtype": dtype, "head_dim": c.head_dim}
     sizes |= {"biases": c.biases, "scale_logits": c.scale_logits, "mechanisms": slices}
     competition = dict.fromkeys(c.compete, c.competition)
+    switch = dict.fromkeys(c.switch_heads, c.switch_head)
     self.self_attention = Attention(
       c.dim,
       c.heads,
@@ -428,6 +431,7 @@ class Block(nn.Module):
       positions=c.positions,
       gated=self.kind in c.gated_heads,
       form=c.attention_form,
+      switch=switch.get(self.kind),
       **sizes,
     )
     if self.convolution > 1:
@@ -443,6 +447,7 @@ class Block(nn.Module):
         competition=competition.get("cross"),
         cross=True,
         gated="cross" in c.gated_heads,
+        switch=switch.get("cross"),
         **sizes,
       )
       self.cross_residual = Residual(*frame)

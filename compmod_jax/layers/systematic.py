@@ -10,6 +10,7 @@ from compmod_jax.core import errors
 from compmod_jax.layers.attention_forms import AttentionForm
 from compmod_jax.layers.block import StackConfig
 from compmod_jax.layers.positions import ADDED
+from compmod_jax.layers.switch_head import SwitchHeadConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,11 @@ class SystematicConfig(StackConfig):
   sum (Csordas et al. 2022, where norm = post)."""
   copy_gate_closed: float = 0.0
   """With copy gates: in training the share of positions whose gates are 0; 0.05 to 0.1 there."""
+  switch_heads: tuple[str, ...] = ()
+  """Kinds of attention, as in `compete`, whose heads have several value and output projections, of
+  which every token chooses some (SwitchHead; Csordas et al. 2024)."""
+  switch_head: SwitchHeadConfig = SwitchHeadConfig()
+  """How many there are, and are chosen."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -43,6 +49,12 @@ class SystematicConfig(StackConfig):
     self._check_shared()
     self._check_attention_form()
     self._check_copy_gate()
+    errors.check(
+      not self.switch_heads or not self.mechanism_layers,
+      f"model.switch_heads is {self.switch_heads} and model.mechanism_layers"
+      f" {self.mechanism_layers}; experts inside heads read the whole width, and a mechanism its"
+      " own part. Leave one of them out.",
+    )
 
   def _check_labels(self) -> None:
     labels = self.random_positions
@@ -123,7 +135,9 @@ class SystematicConfig(StackConfig):
 
   def mechanisms_off(self) -> dict[str, Any]:
     """See `StackConfig`; forms of attention and gates are mechanisms."""
-    return super().mechanisms_off() | {"attention_form": "softmax", "copy_gate": False}
+    return super().mechanisms_off() | {
+      "attention_form": "softmax", "copy_gate": False, "switch_heads": (),
+    }  # fmt: skip
 
   def describe_competition(self) -> str:
     """What competes where, and which of these options are on, in a few words."""
@@ -131,6 +145,9 @@ class SystematicConfig(StackConfig):
     if self.attention_form != "softmax":
       words.append(f"self-attention is {self.attention_form}")
     words += ["copy gates"] * self.copy_gate
+    if self.switch_heads:
+      kinds = " and ".join(kind.replace("_", " ") for kind in self.switch_heads)
+      words.append(f"{self.switch_head.experts} experts inside heads of {kinds} attention")
     words += [f"{own} layer{'s' * (own > 1)} repeated in each stack"] * bool(own)
     return ", ".join(words)
 

@@ -130,6 +130,7 @@ INGREDIENTS: dict[str, dict[str, object]] = {
     "competition": _MOH,
     "ffn_dim": 216,
   },
+  "relative, SwitchHead": {"positions": "relative", "switch_heads": _ENCODER, "ffn_dim": 56},
   "relative, gates": {"positions": "relative", "gated_heads": _ALL},
   "relative, HYLA": {"positions": "relative", "attention_form": "hyla"},
   "relative, differential": {"positions": "relative", "attention_form": "differential"},

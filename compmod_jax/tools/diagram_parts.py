@@ -191,7 +191,8 @@ def _attention(module: Attention, shape: _Shape) -> str:
   own = "to the encoder's output, " if module.cross else ""
   own = own if module.form == "softmax" else f"{module.form}, "
   tied = ", keys are values" if module.tied_key_value else ""
-  return f"{own}{module.heads} heads of {module.width}{tied}"
+  inside = f", each with {module.switch.experts} experts" if module.switch else ""
+  return f"{own}{module.heads} heads of {module.width}{tied}{inside}"
 
 
 def _router(module: Router, shape: _Shape) -> str:

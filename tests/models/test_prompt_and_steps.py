@@ -22,6 +22,7 @@ from compmod_jax.decoding.types import permute_cache
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.mechanisms import MechanismsConfig
 from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
+from compmod_jax.layers.switch_head import SwitchHeadConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.modulation import KINDS
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
@@ -75,6 +76,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
   "relatives of competition": {
     "compete": ATTENTION_KINDS,
     "competition": heads(rule="top_k", keep=2, shared_heads=1),
+    "switch_heads": ATTENTION_KINDS,
+    "switch_head": SwitchHeadConfig(3, 1),
   },
   "values of losers, labels": {
     "embedding_scale": "ped",
@@ -154,6 +157,7 @@ DECODERS: dict[str, dict[str, Any]] = {
   "rotary, shared layers": {
     "positions": "rotary",
     "gated_heads": ("decoder_self",),
+    "switch_heads": ("decoder_self",),
     "decoder_layers": 2,
     "shared_layers": 1,
   },

@@ -44,6 +44,7 @@ def test_mechanisms_cost_no_parameters():
       "relative, heads compete",
       "relative, all heads compete",
       "relative, MoH",
+      "relative, SwitchHead",
       "plain, wider",
     )
   }

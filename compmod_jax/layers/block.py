@@ -310,7 +310,7 @@ class StackConfig:
       f" {competition.rule}), so its weight is always 1 and the routers learn nothing;"
       f" let at least 2 stay ({prefix}competition.keep, {field}) if they should."
       for used, kind, count, field, prefix, competition in kinds
-      if used and competition.kept(count) == 1
+      if used and competition.kept(count) == 1 and competition.weighting != "sigmoid"
     ]
 
   def plain(self: C) -> C:

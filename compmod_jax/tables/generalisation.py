@@ -12,6 +12,7 @@ from typing import Any
 
 from compmod_jax.core.errors import check_choice
 from compmod_jax.data.synthetic.scan import PROGRESS
+from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tables.grid import Column
@@ -111,6 +112,10 @@ SCALES = {
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
 _MOH = CompetitionConfig(rule="top_k", keep=2, shared_heads=1, balance=0.01)
+_CHOICE = CompetitionConfig(
+  rule="top_k", keep=2, weighting="normalised_sigmoid", bias_balance=0.001
+)
+_EXPERTS = ExpertsConfig(7, matched=True, competition=_CHOICE, shared=1)
 INGREDIENTS: dict[str, dict[str, object]] = {
   "plain": {},
   "plain, wider": {"ffn_dim": 320},
@@ -131,6 +136,12 @@ INGREDIENTS: dict[str, dict[str, object]] = {
     "ffn_dim": 216,
   },
   "relative, SwitchHead": {"positions": "relative", "switch_heads": _ENCODER, "ffn_dim": 56},
+  "relative, experts": {
+    "positions": "relative",
+    "expert_layers": ("encoder", "decoder"),
+    "experts": _EXPERTS,
+    "ffn_dim": 176,
+  },
   "relative, gates": {"positions": "relative", "gated_heads": _ALL},
   "relative, HYLA": {"positions": "relative", "attention_form": "hyla"},
   "relative, differential": {"positions": "relative", "attention_form": "differential"},

@@ -214,7 +214,8 @@ def _rule(config: CompetitionConfig, units: int) -> str:
 
 def _experts(module: Experts, shape: _Shape) -> str:
   one = f"{module.dim} -> {module.hidden_dim} -> {module.dim}"
-  return f"{module.config.count} experts, each {one}, {module.activation}"
+  shared = f" and {module.config.shared} shared" if module.config.shared else ""
+  return f"{module.config.count} experts{shared}, each {one}, {module.activation}"
 
 
 _WORDS: dict[type, Callable[[Any, _Shape], str]] = {

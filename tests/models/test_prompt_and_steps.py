@@ -78,6 +78,10 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "competition": heads(rule="top_k", keep=2, shared_heads=1),
     "switch_heads": ATTENTION_KINDS,
     "switch_head": SwitchHeadConfig(3, 1),
+    "expert_layers": ("decoder",),
+    "experts": dataclasses.replace(
+      experts("batched", weighting="sigmoid", bias_balance=0.1), shared=1
+    ),
   },
   "values of losers, labels": {
     "embedding_scale": "ped",
@@ -158,6 +162,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "positions": "rotary",
     "gated_heads": ("decoder_self",),
     "switch_heads": ("decoder_self",),
+    "expert_layers": ("decoder",),
+    "experts": experts("dense", weighting="normalised_sigmoid"),
     "decoder_layers": 2,
     "shared_layers": 1,
   },

@@ -45,6 +45,7 @@ def test_mechanisms_cost_no_parameters():
       "relative, all heads compete",
       "relative, MoH",
       "relative, SwitchHead",
+      "relative, experts",
       "plain, wider",
     )
   }

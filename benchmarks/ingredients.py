@@ -49,6 +49,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
   "gated heads": {"gated_heads": ATTENTION_KINDS},
   "competing heads": {"compete": ATTENTION_KINDS},
   "experts, one of them shared": EXPERTS,
+  "mixture of depths": {"depth_layers": ("encoder", "decoder")},
   "SwitchHead": {"switch_heads": ATTENTION_KINDS},
   "MoH": {"compete": ATTENTION_KINDS, "competition": MOH},
 }

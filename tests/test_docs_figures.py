@@ -978,6 +978,7 @@ TABLES = {
   ("docs/sites.md", "Named activations", 4): REFERENCE,
   ("docs/systematic.md", "Options for systematic generalisation", 0): REFERENCE,
   ("docs/systematic.md", "Embeddings", 0): REFERENCE,
+  ("docs/systematic.md", "Relatives of competition", 0): REFERENCE,
   ("docs/tables.md", "Where heads compete", 0): places,
   ("docs/tables.md", "Where heads compete", 1): lambda: places_shifted("perplexity", 3),
   ("docs/tables.md", "Where heads compete", 2): lambda: places_shifted("bleu", 2),

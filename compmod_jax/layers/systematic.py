@@ -9,6 +9,7 @@ from typing import Any, get_args
 from compmod_jax.core import errors
 from compmod_jax.layers.attention_forms import AttentionForm
 from compmod_jax.layers.block import StackConfig
+from compmod_jax.layers.mixture_of_depths import DepthRouterConfig
 from compmod_jax.layers.positions import ADDED
 from compmod_jax.layers.switch_head import SwitchHeadConfig
 
@@ -42,6 +43,11 @@ class SystematicConfig(StackConfig):
   which every token chooses some (SwitchHead; Csordas et al. 2024)."""
   switch_head: SwitchHeadConfig = SwitchHeadConfig()
   """How many there are, and are chosen."""
+  depth_layers: tuple[str, ...] = ()
+  """Layers, as in `expert_layers`, that every token goes through or passes by as its own activation
+  says (mixture of depths; Raposo et al. 2024): in the original every other one."""
+  depth_router: DepthRouterConfig = DepthRouterConfig()
+  """How many tokens go through them."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -93,9 +99,10 @@ class SystematicConfig(StackConfig):
       )
       errors.check(
         all(self.inside(side, i) == self.inside(side, i % own) for i in range(layers)),
-        f"model.shared_layers is {own}, but model.expert_layers {self.expert_layers} and"
-        f" model.mechanism_layers {self.mechanism_layers} do not have all repetitions of a layer of"
-        f" the {side}. Name whole stacks.",
+        f"model.shared_layers is {own}, but model.expert_layers {self.expert_layers},"
+        f" model.mechanism_layers {self.mechanism_layers} and model.depth_layers"
+        f" {self.depth_layers} do not have all repetitions of a layer of the {side}. Name whole"
+        " stacks.",
       )
 
   def _check_attention_form(self) -> None:
@@ -137,6 +144,7 @@ class SystematicConfig(StackConfig):
     """See `StackConfig`; forms of attention and gates are mechanisms."""
     return super().mechanisms_off() | {
       "attention_form": "softmax", "copy_gate": False, "switch_heads": (),
+      "depth_layers": (),
     }  # fmt: skip
 
   def describe_competition(self) -> str:
@@ -148,6 +156,9 @@ class SystematicConfig(StackConfig):
     if self.switch_heads:
       kinds = " and ".join(kind.replace("_", " ") for kind in self.switch_heads)
       words.append(f"{self.switch_head.experts} experts inside heads of {kinds} attention")
+    if self.depth_layers:
+      where = " and ".join(name.replace("_", " layer ") for name in self.depth_layers)
+      words.append(f"tokens may pass by layers in the {where}")
     words += [f"{own} layer{'s' * (own > 1)} repeated in each stack"] * bool(own)
     return ", ".join(words)
 

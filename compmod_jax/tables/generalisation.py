@@ -13,6 +13,7 @@ from typing import Any
 from compmod_jax.core.errors import check_choice
 from compmod_jax.data.synthetic.scan import PROGRESS
 from compmod_jax.layers.experts import ExpertsConfig
+from compmod_jax.layers.mixture_of_depths import DepthRouterConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tables.grid import Column
@@ -141,6 +142,11 @@ INGREDIENTS: dict[str, dict[str, object]] = {
     "expert_layers": ("encoder", "decoder"),
     "experts": _EXPERTS,
     "ffn_dim": 176,
+  },
+  "relative, mixture of depths": {
+    "positions": "relative",
+    "depth_layers": ("encoder_1", "decoder_1"),
+    "depth_router": DepthRouterConfig(capacity=0.5),
   },
   "relative, gates": {"positions": "relative", "gated_heads": _ALL},
   "relative, HYLA": {"positions": "relative", "attention_form": "hyla"},

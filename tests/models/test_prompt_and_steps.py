@@ -21,6 +21,7 @@ import pytest
 from compmod_jax.decoding.types import permute_cache
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.mechanisms import MechanismsConfig
+from compmod_jax.layers.mixture_of_depths import DepthRouterConfig
 from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
 from compmod_jax.layers.switch_head import SwitchHeadConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
@@ -78,6 +79,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "competition": heads(rule="top_k", keep=2, shared_heads=1),
     "switch_heads": ATTENTION_KINDS,
     "switch_head": SwitchHeadConfig(3, 1),
+    "depth_layers": ("encoder", "decoder"),
+    "depth_router": DepthRouterConfig(0.5),
     "expert_layers": ("decoder",),
     "experts": dataclasses.replace(
       experts("batched", weighting="sigmoid", bias_balance=0.1), shared=1
@@ -176,6 +179,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "attention_form": "differential",
     "compete": ("decoder_self",),
     "competition": heads(shared_heads=2, inactive="value"),
+    "depth_layers": ("decoder",),
   },
   "fast weights of one rate": {
     "fast_weights": "hebbian",

@@ -46,6 +46,7 @@ def test_mechanisms_cost_no_parameters():
       "relative, MoH",
       "relative, SwitchHead",
       "relative, experts",
+      "relative, mixture of depths",
       "plain, wider",
     )
   }

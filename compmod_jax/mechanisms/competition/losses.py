@@ -18,6 +18,7 @@ sigmoids; Zoph et al. 2022, equation 5; Wang et al. 2024, algorithm 1, of which 
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,26 @@ from compmod_jax.mechanisms.competition.router import (
   log_weights,
   rank,
 )
+
+Rows = Callable[[str], Bool[Array, "batch time"]]
+"""From a site to the positions at which it holds real tokens."""
+
+
+@runtime_checkable
+class RouterLosses(Protocol):
+  """Routers of a model that have losses."""
+
+  def weights(self) -> dict[str, float]:
+    """The active terms and their weights in the objective."""
+    ...
+
+  def captured_sites(self) -> frozenset[str]:
+    """The sites that `terms` reads; none where no term is active."""
+    ...
+
+  def terms(self, captured: Mapping[str, jax.Array], rows: Rows) -> dict[str, Term]:
+    """The active terms over a batch; see the function of this name."""
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,23 +73,47 @@ class Routers:
     pairs = (("balance", config.balance), ("z", config.z), ("bias", config.bias_balance))
     return {f"{self.kind}_{name}": weight for name, weight in pairs if weight > 0 and self.sites}
 
+  def captured_sites(self) -> frozenset[str]:
+    """See `RouterLosses`."""
+    if not self.weights():
+      return frozenset()
+    names = ("scores", "bias") if self.config.bias_balance else ("scores",)
+    return frozenset(_beside(site, name) for site in self.sites for name in names)
 
-def objective(routers: Iterable[Routers]) -> dict[str, float]:
+  def terms(self, captured: Mapping[str, jax.Array], rows: Rows) -> dict[str, Term]:
+    """See `RouterLosses`."""
+    config, weights, found = self.config, self.weights(), dict[str, Term]()
+    if not weights:
+      return found
+    seen = [
+      (captured[_beside(site, "scores")], rows(site), captured.get(_beside(site, "bias")))
+      for site in self.sites
+    ]
+    count = jnp.stack([jnp.sum(real) for _, real, _ in seen]).astype(jnp.float32)
+    made = {
+      "balance": (lambda s, real, bias: load(s, real, config, bias), balance),
+      "z": (lambda s, real, bias: squared_normaliser(s, real), summed_means),
+      "bias": (lambda s, real, bias: biased_load(s, real, config, bias), bias_loss),
+    }
+    for name, weight in weights.items():
+      statistics, finish = made[name.removeprefix(f"{self.kind}_")]
+      total = jnp.stack([statistics(*each) for each in seen])
+      found[name] = Term(total, count, weight, finish)
+    return found
+
+
+def objective(routers: Iterable[RouterLosses]) -> dict[str, float]:
   """The active terms of all routers and their weights."""
   return {name: weight for group in routers for name, weight in group.weights().items()}
 
 
-def captured_sites(routers: Iterable[Routers]) -> frozenset[str]:
+def captured_sites(routers: Iterable[RouterLosses]) -> frozenset[str]:
   """The sites that `terms` reads; none where no term is active."""
-  found = [(group, site) for group in routers if group.weights() for site in group.sites]
-  biases = {_beside(site, "bias") for group, site in found if group.config.bias_balance}
-  return frozenset({_beside(site, "scores") for _, site in found} | biases)
+  return frozenset(site for group in routers for site in group.captured_sites())
 
 
 def terms(
-  routers: Iterable[Routers],
-  captured: Mapping[str, jax.Array],
-  rows: Callable[[str], Bool[Array, "batch time"]],
+  routers: Iterable[RouterLosses], captured: Mapping[str, jax.Array], rows: Rows
 ) -> dict[str, Term]:
   """The active terms over a batch.
 
@@ -77,26 +122,7 @@ def terms(
     captured: activations of `captured_sites(routers)`.
     rows: from a site to the positions at which it holds real tokens.
   """
-  found: dict[str, Term] = {}
-  for group in routers:
-    weights = group.weights()
-    if not weights:
-      continue
-    seen = [
-      (captured[_beside(site, "scores")], rows(site), captured.get(_beside(site, "bias")))
-      for site in group.sites
-    ]
-    count = jnp.stack([jnp.sum(real) for _, real, _ in seen]).astype(jnp.float32)
-    made = {
-      "balance": (lambda s, real, bias: load(s, real, group.config, bias), balance),
-      "z": (lambda s, real, bias: squared_normaliser(s, real), summed_means),
-      "bias": (lambda s, real, bias: biased_load(s, real, group.config, bias), bias_loss),
-    }
-    for name, weight in weights.items():
-      statistics, finish = made[name.removeprefix(f"{group.kind}_")]
-      total = jnp.stack([statistics(*each) for each in seen])
-      found[name] = Term(total, count, weight, finish)
-  return found
+  return {name: term for group in routers for name, term in group.terms(captured, rows).items()}
 
 
 def load(

@@ -17,6 +17,8 @@ from benchmarks import common
 from benchmarks.transformer import our_step
 from benchmarks.translation_case import Case
 from compmod_jax.data.tokenizers import PAD
+from compmod_jax.layers.experts import ExpertsConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.models.transformer import ATTENTION_KINDS, TransformerConfig
 
 ROUNDS = 15
@@ -24,6 +26,12 @@ PLAIN = TransformerConfig(
   encoder_layers=2, decoder_layers=2, dim=128, heads=4, ffn_dim=256, max_length=64, dropout=0.1
 )
 SMALL: dict[str, Any] = {"dim": 32, "ffn_dim": 64, "encoder_layers": 1, "decoder_layers": 1}
+MOH = CompetitionConfig(rule="top_k", keep=2, shared_heads=1, balance=0.01)
+CHOICE = CompetitionConfig(rule="top_k", keep=2, weighting="normalised_sigmoid", bias_balance=0.001)
+EXPERTS: dict[str, Any] = {
+  "expert_layers": ("encoder", "decoder"),
+  "experts": ExpertsConfig(7, matched=True, competition=CHOICE, shared=1),
+}
 ROUTER: dict[str, Any] = {"positions": "none", "attention_form": "geometric", "copy_gate": True}
 INGREDIENTS: dict[str, dict[str, Any]] = {
   "no positions": {"positions": "none"},
@@ -40,6 +48,10 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
   "differential attention": {"attention_form": "differential"},
   "gated heads": {"gated_heads": ATTENTION_KINDS},
   "competing heads": {"compete": ATTENTION_KINDS},
+  "experts, one of them shared": EXPERTS,
+  "mixture of depths": {"depth_layers": ("encoder", "decoder")},
+  "SwitchHead": {"switch_heads": ATTENTION_KINDS},
+  "MoH": {"compete": ATTENTION_KINDS, "competition": MOH},
 }
 QUICK = ("copy gates", "geometric attention", "hypernetwork attention")
 

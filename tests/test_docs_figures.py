@@ -331,7 +331,8 @@ def shown_rows(folder, columns):
 def generalised():
   """A row for each data set and model: exact match of seed 0 and what the run took."""
   rows = []
-  for folder in sorted((RESULTS / "generalisation").glob("scan_*")):
+  folders = set((RESULTS / "generalisation").glob("scan_*"))
+  for folder in sorted(folders - {RESULTS / "generalisation/scan_length_search"}):
     for row, runs in sorted(cells(f"generalisation/{folder.name}").items()):
       for seed, one in sorted(runs.items()):
         scores, minutes = one["scores"], one["train_seconds"] / 60
@@ -339,6 +340,33 @@ def generalised():
         steps = f"{one['experiment']['phases'][0]['steps']:,}"
         data = folder.name.removesuffix("-3000-steps")
         rows.append([data, steps, row, str(seed), *shown, f"{minutes:.0f}"])
+  return rows
+
+
+def searched():
+  """A row for each setting of SCAN's lengths: exact match on longer training commands."""
+  found = cells("generalisation/scan_length_search")
+  return [
+    [
+      row,
+      f"{runs[0]['scores']['valid']['exact_match']:.1f}",
+      f"{runs[0]['train_seconds'] / 60:.0f}",
+    ]
+    for row, runs in sorted(
+      found.items(), key=lambda one: one[1][0]["scores"]["valid"]["exact_match"]
+    )
+  ]
+
+
+def copied():
+  """A row for each model that copies: exact match by length."""
+  rows = []
+  for folder in ("quick", "copy"):
+    for row, runs in sorted(cells(f"generalisation/{folder}").items()):
+      for seed, one in sorted(runs.items()):
+        shares = (one["scores"][part]["exact_match"] for part in ("test", "longer_2", "longer_3"))
+        steps = f"{one['experiment']['phases'][0]['steps']:,}"
+        rows.append([row, steps, str(seed), *(f"{share:.1f}" for share in shares)])
   return rows
 
 
@@ -1080,6 +1108,7 @@ TABLES = {
   ("docs/sites.md", "Named activations", 4): REFERENCE,
   ("docs/systematic.md", "Options for systematic generalisation", 0): REFERENCE,
   ("docs/systematic.md", "Embeddings", 0): REFERENCE,
+  ("docs/systematic.md", "Relatives of competition", 0): REFERENCE,
   ("docs/tables.md", "Where heads compete", 0): places,
   ("docs/tables.md", "Where heads compete", 1): lambda: places_shifted("perplexity", 3),
   ("docs/tables.md", "Where heads compete", 2): lambda: places_shifted("bleu", 2),
@@ -1096,6 +1125,8 @@ TABLES = {
   ("docs/tables.md", "Recoding removed, and added at test", 0): ablation,
   ("docs/independent_mechanisms.md", "Does competition help?", 0): mechanisms,
   ("docs/generalisation.md", "Measured so far", 0): generalised,
+  ("docs/generalisation.md", "Measured so far", 1): searched,
+  ("docs/generalisation.md", "Measured so far", 2): copied,
   ("docs/generalisation.md", "What is exchanged when words are", 0): exchanged_activations,
   ("docs/generalisation.md", "What is exchanged when words are", 1): homomorphism,
   ("docs/generalisation.md", "What routers know", 0): codes_of_routers,

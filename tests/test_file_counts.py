@@ -84,6 +84,10 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "DifferentialAttention",
   ),
   "a gate around whole layers": ("copy_gate", "CopyGate"),
+  "experts inside heads": ("switch_head", "SwitchHead"),
+  "layers that tokens may pass by": (
+    "mixture_of_depths", "depth_layers", "depth_router", "DepthRouter",
+  ),
   "how large fresh embeddings are": ("embedding_scale", "EmbeddingScale"),
 }  # fmt: skip
 # Files that set additions beside each other, each by its name.
@@ -134,6 +138,8 @@ OWN = {
   "a gate on every head": ("compmod_jax/mechanisms/head_gate.py",),
   "attention that is no softmax over keys": ("compmod_jax/layers/attention_forms.py",),
   "a gate around whole layers": ("compmod_jax/layers/copy_gate.py",),
+  "experts inside heads": ("compmod_jax/layers/switch_head.py",),
+  "layers that tokens may pass by": ("compmod_jax/layers/mixture_of_depths.py",),
   "fast weights in decoders": ("compmod_jax/layers/fast_weights.py",),
   "modulated nonlinearities": ("compmod_jax/mechanisms/modulated_activation.py",),
   "text saliency": ("compmod_jax/mechanisms/saliency.py",),

@@ -45,6 +45,7 @@ from compmod_jax.layers.positions import (
   distance_penalty,
   rotate,
 )
+from compmod_jax.layers.switch_head import SwitchHeadConfig, SwitchOutput, SwitchValues
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router, scale_heads
 from compmod_jax.mechanisms.head_gate import HeadGate, gate_heads
 
@@ -338,7 +339,8 @@ class Attention(nn.Module):
   Intermediates: `attention` [batch, heads, time, keys]; `heads` and `heads_scaled`
   [batch, time, heads, head_dim] before and after the competition (equal without one); with a
   competition also `router/scores` and `router/weights` [batch, time, heads]; with gates
-  `head_gates` [batch, time, heads], which `heads` includes.
+  `head_gates` [batch, time, heads], which `heads` includes; with experts inside heads
+  `output_experts` and, in self-attention, `value_experts` [batch, time, heads, experts].
 
   Attributes:
     dim: model width, a multiple of `heads`.
@@ -356,6 +358,7 @@ class Attention(nn.Module):
     biases: whether projections have some.
     scale_logits: whether logits are divided by sqrt(head_dim).
     form: how self-attention reads values; see `attention_forms`.
+    switch: experts inside heads; `None` for one value and output projection in each.
   """
 
   dim: int
@@ -372,17 +375,21 @@ class Attention(nn.Module):
   biases: bool = True
   scale_logits: bool = True
   form: AttentionForm = "softmax"
+  switch: SwitchHeadConfig | None = None
 
   def setup(self):
     """Makes the projections and the router."""
+    dense = 1 if self.switch is None else 0  # whether values are one projection beside the others
     sizes = {"heads": self.heads, "head_dim": self.width, "dtype": self.dtype}
     sizes |= {"biases": self.biases, "mechanisms": self.mechanisms}
     init = _INTO_HEADS if self.scale_logits else _small_queries
     if self.cross:
       self.query = IntoHeads(1, **sizes, kernel_init=init)
-      self.key_value = IntoHeads(2, **sizes)
+      self.key_value = IntoHeads(1 + dense, **sizes)
     else:
-      self.query_key_value = IntoHeads(2 if self.tied_key_value else 3, **sizes, kernel_init=init)
+      assert dense or not self.tied_key_value, "values that experts make are not keys"
+      count = 2 if self.tied_key_value else 2 + dense
+      self.query_key_value = IntoHeads(count, **sizes, kernel_init=init)
       if self.positions == "relative":
         self.relative = RelativePositions(self.dim, self.heads, dtype=self.dtype)
     self.drop = Dropout(self.dropout)
@@ -392,7 +399,11 @@ class Attention(nn.Module):
       self.head_gate = HeadGate(self.heads, dtype=self.dtype)
     if self.competition is not None:
       self.router = Router(self.heads, self.competition, dtype=self.dtype)
-    self.output = OutOfHeads(self.dim, self.dtype, self.mechanisms, self.biases)
+    if self.switch is None:
+      self.output = OutOfHeads(self.dim, self.dtype, self.mechanisms, self.biases)
+    else:
+      self.values = SwitchValues(self.heads, self.width, self.switch, self.dtype)
+      self.switch_output = SwitchOutput(self.dim, self.switch, self.dtype)
 
   @property
   def width(self) -> int:
@@ -413,7 +424,26 @@ class Attention(nn.Module):
 
   def memory_state(self, memory: Float[Array, "batch keys embed"]) -> KVCache:
     """Keys and values of a memory for cross attention, computed once for all steps."""
-    return as_cache(*self.key_value(memory))
+    return as_cache(*self._keys_and_values(memory))
+
+  def _keys_and_values(
+    self, memory: Float[Array, "batch keys embed"]
+  ) -> tuple[jax.Array, jax.Array]:
+    """Those of a memory."""
+    key, *value = self.key_value(memory)
+    return key, value[0] if value else self.values(memory)
+
+  def _project(
+    self,
+    heads: Float[Array, "batch time heads head_dim"],
+    inputs: Float[Array, "batch time embed"],
+    intermediates: Intermediates,
+  ) -> Float[Array, "batch time embed"]:
+    """What attention adds to the stream, from the heads' scaled outputs."""
+    heads = intermediates("heads_scaled", heads)
+    if self.switch is None:
+      return self.output(heads)
+    return self.switch_output(heads, inputs, intermediates)
 
   def _active_dropout(self, ctx: Context) -> Dropout | None:
     """What drops probabilities; None where nothing does."""
@@ -428,8 +458,8 @@ class Attention(nn.Module):
     # Nothing happens between the product and the heads, or between these and their weights.
     plain = self.positions not in IN_ATTENTION and ctx.position_bias is None
     plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
-    plain = plain and not self.gated and self.form == "softmax"
-    competes = config is None or (config.routing == "fused" and config.inactive == "null")
+    plain = plain and not self.gated and self.form == "softmax" and self.switch is None
+    competes = config is None or config.fused
     if not (plain and competes) or intermediates.wants("attention", "heads"):
       return None
     return ctx.mask.visibility()
@@ -610,9 +640,8 @@ class Attention(nn.Module):
       heads = self._in_one_kernel(inputs, visibility, ctx)
       return self.output(intermediates("heads_scaled", heads)), None
     # Whether nothing is formed between heads and output projection.
-    fused = config is not None and config.routing == "fused" and config.inactive == "null"
-    fused = fused and self.heads > 1 and self.mechanisms == 1
-    fused = fused and not intermediates.wants("heads_scaled")
+    fused = config is not None and config.fused and self.heads > 1 and self.mechanisms == 1
+    fused = fused and self.switch is None and not intermediates.wants("heads_scaled")
     beside = None
     if config is not None and fused:
       # One product makes queries, keys, values and the router's first layer where it may. It has
@@ -630,10 +659,12 @@ class Attention(nn.Module):
       else:
         assert memory is not None, "cross attention reads a memory, or a state that holds it"
         mask = AttentionMask(explicit=ctx.memory_mask)
-        key, own = self.key_value(memory)
+        key, own = self._keys_and_values(memory)
         heads = attention(query, key, own, mask, bias=bias)
     else:
       query, key, *others = self.query_key_value(inputs, beside)
+      if self.switch is not None:
+        others = (self.values(inputs, intermediates), *others)
       value, *hidden = (key, *others) if self.tied_key_value else others
       query = self._unscaled(query)
       if self.positions in IN_ATTENTION:
@@ -663,7 +694,7 @@ class Attention(nn.Module):
       heads = gate_heads(heads, intermediates("head_gates", self.head_gate(inputs)))
     heads = intermediates("heads", heads)
     if config is None:
-      return self.output(intermediates("heads_scaled", heads)), state
+      return self._project(heads, inputs, intermediates), state
     options = {"deterministic": ctx.deterministic, "intermediates": intermediates.scope("router")}
     if fused:
       first = hidden[0] if hidden else self.router.hidden_of(inputs)
@@ -671,4 +702,4 @@ class Attention(nn.Module):
       return self.output(heads, weights * self.heads if config.rescale else weights), state
     fill = value if config.inactive == "value" else None
     heads = scale_heads(heads, self.router(inputs, **options), rescale=config.rescale, values=fill)
-    return self.output(intermediates("heads_scaled", heads)), state
+    return self._project(heads, inputs, intermediates), state

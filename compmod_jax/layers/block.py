@@ -35,10 +35,17 @@ from compmod_jax.layers.mechanisms import (
   MechanismFeedForward,
   MechanismsConfig,
 )
+from compmod_jax.layers.mixture_of_depths import (
+  DepthRouter,
+  DepthRouterConfig,
+  DepthRouters,
+  among,
+)
 from compmod_jax.layers.positions import Positions, check_positions
+from compmod_jax.layers.switch_head import SwitchHeadConfig
 from compmod_jax.mechanisms.competition import drophead
 from compmod_jax.mechanisms.competition.drophead import DropHeadConfig
-from compmod_jax.mechanisms.competition.losses import Routers
+from compmod_jax.mechanisms.competition.losses import RouterLosses, Routers
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.competition.statistics import unit_kind
 from compmod_jax.mechanisms.modulation import UNGATED, Gates, attention_bias, modulate
@@ -56,10 +63,12 @@ class Inside(NamedTuple):
   Attributes:
     experts: competing feed-forward networks, in place of a single one.
     mechanisms: independent mechanisms that attention and feed-forward network are cut into.
+    depth: tokens may pass the layer by.
   """
 
   experts: ExpertsConfig | None = None
   mechanisms: MechanismsConfig | None = None
+  depth: DepthRouterConfig | None = None
 
   @property
   def routed(self) -> tuple[str, ...]:
@@ -126,6 +135,10 @@ class StackConfig:
   attention_form: ClassVar[AttentionForm] = "softmax"
   copy_gate: ClassVar[bool] = False
   copy_gate_closed: ClassVar[float] = 0.0
+  switch_heads: ClassVar[tuple[str, ...]] = ()
+  switch_head: ClassVar[SwitchHeadConfig] = SwitchHeadConfig()
+  depth_layers: ClassVar[tuple[str, ...]] = ()
+  depth_router: ClassVar[DepthRouterConfig] = DepthRouterConfig()
   position_kinds: ClassVar[tuple[str, ...]] = get_args(Positions)
   head_dim: ClassVar[int | None] = None
   norm_kind: ClassVar[NormKind] = "layer"
@@ -163,10 +176,9 @@ class StackConfig:
     self._check_competition()
 
   def _check_competition(self) -> None:
-    for kind in self.compete:
-      errors.check_choice("model.compete", kind, self.attention_kinds())
-    for kind in self.gated_heads:
-      errors.check_choice("model.gated_heads", kind, self.attention_kinds())
+    for field in ("compete", "gated_heads", "switch_heads"):
+      for kind in getattr(self, field):
+        errors.check_choice(f"model.{field}", kind, self.attention_kinds())
     if self.compete:
       self.competition.kept(self.heads)
       errors.check(
@@ -175,7 +187,7 @@ class StackConfig:
         " of encoder-decoder attention has no value vector of its own. Use inactive = null there.",
       )
     layers = [f"{side}_{i}" for side in self.sides() for i in range(self.layers(side))]
-    for field in ("expert_layers", "mechanism_layers"):
+    for field in ("expert_layers", "mechanism_layers", "depth_layers"):
       for name in getattr(self, field):
         errors.check_choice(f"model.{field}", name, [*self.sides(), *layers])
     if self.expert_layers:
@@ -236,6 +248,7 @@ class StackConfig:
     return Inside(
       self.experts if self._in(side, layer, self.expert_layers) else None,
       self.mechanisms if self._in(side, layer, self.mechanism_layers) else None,
+      self.depth_router if self._in(side, layer, self.depth_layers) else None,
     )
 
   def attention_modules(self) -> tuple[str, ...]:
@@ -284,15 +297,20 @@ class StackConfig:
     counts = {"expert": self.experts.count, "mechanism": self.mechanisms.count}
     return counts.get(unit_kind(site), self.heads)
 
-  def routers(self) -> tuple[Routers, ...]:
-    """The routers of heads and those of experts, for the losses that keep them healthy."""
+  def routers(self) -> tuple[RouterLosses, ...]:
+    """The routers of heads, of experts and of depth, for the losses that keep them healthy."""
     sites = self.routing_sites()
     heads, experts = (
       tuple(site for site in sites if unit_kind(site) == kind) for kind in ("head", "expert")
     )
+    layers = [(side, i) for side in self.sides() for i in range(self.layers(side))]
+    depth = tuple(
+      f"{side}/layer_{i}/depth/scores" for side, i in layers if self.inside(side, i).depth
+    )
     return (
       Routers("head", heads, self.competition),
       Routers("expert", experts, self.experts.competition),
+      DepthRouters(depth, self.depth_router),
     )
 
   def warnings(self) -> list[str]:
@@ -303,11 +321,12 @@ class StackConfig:
       (self.expert_layers, "experts", *experts),
     )
     return [
-      f"one of {count} {kind} stays at each position ({prefix}competition.rule ="
+      f"one of {count} {kind} stays at each position"
+      f"{' besides the shared ones' * bool(competition.shared_heads)} ({prefix}competition.rule ="
       f" {competition.rule}), so its weight is always 1 and the routers learn nothing;"
       f" let at least 2 stay ({prefix}competition.keep, {field}) if they should."
       for used, kind, count, field, prefix, competition in kinds
-      if used and competition.kept(count) == 1
+      if used and competition.kept(count) == 1 and competition.weighting != "sigmoid"
     ]
 
   def plain(self: C) -> C:
@@ -387,7 +406,7 @@ class Residual(nn.Module):
 class Block(nn.Module):
   """One layer: self-attention, attention to an encoder's output if it has that, feed-forward.
 
-  Intermediates: those of `self`, `fast`, `cross` and `ffn`, `copy_gate` and `output`
+  Intermediates: those of `self`, `fast`, `cross`, `ffn` and `depth`, `copy_gate` and `output`
   [batch, time, embed].
 
   Attributes:
@@ -396,7 +415,7 @@ class Block(nn.Module):
     kind: what `config.compete` calls its self-attention.
     cross: whether it attends to an encoder's output.
     tied_key_value: whether self-attention's keys are its values, too.
-    inside: experts, or mechanisms.
+    inside: experts, or mechanisms, and whether tokens may pass it by.
     convolution: width of the convolution before self-attention; 1 for none.
     fast_weights: how the fast weights beside self-attention change; off for none.
   """
@@ -414,11 +433,12 @@ class Block(nn.Module):
     """Makes the sub-layers and their frames."""
     c = self.config
     dtype = jnp.dtype(c.dtype)
-    experts, mechanisms = self.inside
+    experts, mechanisms, depth = self.inside
     slices = 1 if mechanisms is None else mechanisms.count
     sizes = {"dropout": c.attention_dropout, "dtype": dtype, "head_dim": c.head_dim}
     sizes |= {"biases": c.biases, "scale_logits": c.scale_logits, "mechanisms": slices}
     competition = dict.fromkeys(c.compete, c.competition)
+    switch = dict.fromkeys(c.switch_heads, c.switch_head)
     self.self_attention = Attention(
       c.dim,
       c.heads,
@@ -427,8 +447,11 @@ class Block(nn.Module):
       positions=c.positions,
       gated=self.kind in c.gated_heads,
       form=c.attention_form,
+      switch=switch.get(self.kind),
       **sizes,
     )
+    if depth is not None:
+      self.depth = DepthRouter()
     if self.convolution > 1:
       self.mix = ShortConvolution(self.convolution, c.dim, dtype)
     if self.fast_weights != "off":
@@ -442,6 +465,7 @@ class Block(nn.Module):
         competition=competition.get("cross"),
         cross=True,
         gated="cross" in c.gated_heads,
+        switch=switch.get("cross"),
         **sizes,
       )
       self.cross_residual = Residual(*frame)
@@ -481,6 +505,8 @@ class Block(nn.Module):
       beams: hypotheses of an example, which have fast weights of their own.
     """
     state: State = {"self": self.self_attention.initial_state(batch, keys)}
+    if self.inside.depth is not None:
+      state["through"] = jnp.zeros((batch, 1, keys), bool)
     if self.convolution > 1:
       state["mix"] = self.mix.initial_state(batch, keys)
     if self.fast_weights != "off":
@@ -510,7 +536,10 @@ class Block(nn.Module):
     Returns:
       The stream after the block, and the next state; None if none was given.
     """
-    held, entering = dict(state or {}), x
+    held, entering, weights, reading = dict(state or {}), x, None, ctx
+    if self.inside.depth is not None:
+      weights = self.depth(x, ctx)
+      reading, held["through"] = among(weights > 0, held.get("through"), ctx)
     read = self.self_residual.before(x)
     if self.convolution > 1:
       read, held["mix"] = self.mix(read, held.get("mix"), ctx)
@@ -518,7 +547,7 @@ class Block(nn.Module):
     if gates.logits is not None:
       bias, held["gates"] = self._gate_bias(gates.logits, state, ctx)
     update, held["self"] = self.self_attention(
-      read, held.get("self"), bias=bias, ctx=ctx.scope("self")
+      read, held.get("self"), bias=bias, ctx=reading.scope("self")
     )
     if self.fast_weights != "off":
       more, held["fast"] = self.fast(
@@ -552,6 +581,8 @@ class Block(nn.Module):
       x = self.copy_gate(entering, read, update, **options)
     else:
       x = self.ffn_residual.after(x, update, ctx.deterministic)
+    if weights is not None:
+      x = entering + weights[..., None].astype(x.dtype) * (x - entering)
     x = ctx.intermediates("output", x)
     if state is None:
       return x, None

@@ -15,7 +15,7 @@ from compmod_jax.core import errors
 from compmod_jax.core.config import completed
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.sharding import logical
-from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout
+from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, FeedForward
 from compmod_jax.mechanisms import dispatch, expert_exchange
 from compmod_jax.mechanisms.competition.router import CompetitionConfig, Router
 from compmod_jax.mechanisms.dispatch import ExpertWeights, Implementation
@@ -39,8 +39,8 @@ class ExpertsConfig:
   count: int = 8
   """Experts N_f of a layer."""
   matched: bool = False
-  """Split the single network's hidden units among the experts, ffn_dim / count each; otherwise
-  every expert has ffn_dim of them."""
+  """Split the single network's hidden units among the experts, shared ones too, ffn_dim /
+  (count + shared) each; otherwise every expert has ffn_dim of them."""
   competition: CompetitionConfig = dataclasses.field(
     default=CompetitionConfig(), metadata=completed(_with_keep)
   )
@@ -56,9 +56,13 @@ class ExpertsConfig:
   capacity: float = 1.25
   """Under dispatch = exchange: rows that a device takes at once, in multiples of the even share.
   What does not fit waits for another round; no token is dropped."""
+  shared: int = 0
+  """Experts besides, through which all tokens run, with a weight of 1 (Dai et al. 2024,
+  DeepSeekMoE)."""
 
   def __post_init__(self):
     errors.check(self.count >= 1, f"experts.count is {self.count}; it must be at least 1.")
+    errors.check(self.shared >= 0, f"experts.shared is {self.shared}; it must be at least 0.")
     errors.check(
       self.competition.rule != "top_k" or self.competition.keep is not None,
       "experts.competition.keep is not given, but experts.competition.rule is 'top_k', which needs"
@@ -69,6 +73,11 @@ class ExpertsConfig:
       self.competition.inactive == "null",
       f"experts.competition.inactive is {self.competition.inactive!r}; an expert has no value"
       " vector to give where it lost. Use inactive = null.",
+    )
+    errors.check(
+      not self.competition.shared_heads,
+      f"experts.competition.shared_heads is {self.competition.shared_heads}; it is of heads alone."
+      " Set experts.shared in its place.",
     )
     choices = get_args(Implementation)
     errors.check_choice("experts.implementation", self.implementation, choices)
@@ -99,24 +108,28 @@ class ExpertsConfig:
     """
     if not self.matched:
       return ffn_dim
+    parts = self.count + self.shared
+    shared = f" + experts.shared = {self.shared}" if self.shared else ""
     errors.check(
-      ffn_dim % self.count == 0,
-      f"experts.matched is set, but experts.count = {self.count} does not divide ffn_dim ="
-      f" {ffn_dim}; each expert gets ffn_dim / count hidden units. Choose a count that divides it.",
+      ffn_dim % parts == 0,
+      f"experts.matched is set, but experts.count = {self.count}{shared} does not divide ffn_dim ="
+      f" {ffn_dim}; each expert gets as many hidden units. Choose numbers that divide it.",
     )
-    return ffn_dim // self.count
+    return ffn_dim // parts
 
 
 class Experts(nn.Module):
   r"""Expert networks whose outputs are weighed by a router.
 
-  .. math:: o_j = \sum_i C_{ij} F_i(h_j), \qquad F_i(h) = \phi(h W_i + b_i) V_i + c_i
+  .. math:: o_j = \sum_i C_{ij} F_i(h_j) + F'(h_j), \qquad F_i(h) = \phi(h W_i + b_i) V_i + c_i
+
+  F' are the shared experts, one network of their width together.
 
   Sites: `router/scores`, `router/weights` [batch, time, experts]; `hidden`
   [batch, time, experts, mlp], after the nonlinearity; `experts` and `experts_scaled`
   [batch, time, experts, embed], every expert's output before and after weighing. The last three
-  make all experts run, also those that were not chosen. With one expert this is `FeedForward` bit
-  for bit.
+  make all experts run, also those that were not chosen. With shared experts `shared/hidden`
+  [batch, time, mlp]. With one expert this is `FeedForward` bit for bit.
 
   Attributes:
     dim: model width.
@@ -126,7 +139,7 @@ class Experts(nn.Module):
     dropout: rate on hidden units.
     dtype: compute type.
 
-  Source: Kolios 2023, equations 5.1 and 5.2.
+  Source: Kolios 2023, equations 5.1 and 5.2; Dai et al. 2024, equation 9, for shared experts.
   """
 
   dim: int
@@ -144,7 +157,22 @@ class Experts(nn.Module):
     deterministic: bool = True,
     intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch time embed"]:
-    """The weighted sum of the experts' outputs at every position."""
+    """The sum of the experts' weighted outputs, and of the shared ones', at every position."""
+    made = self._routed(inputs, deterministic, intermediates)
+    if not self.config.shared:
+      return made
+    width = self.config.shared * self.hidden_dim
+    shared = FeedForward(self.dim, width, self.activation, self.dropout, self.dtype, name="shared")
+    inside = intermediates.scope("shared")
+    return made + shared(inputs, deterministic=deterministic, intermediates=inside)
+
+  def _routed(
+    self,
+    inputs: Float[Array, "batch time embed"],
+    deterministic: bool,
+    intermediates: Intermediates,
+  ) -> Float[Array, "batch time embed"]:
+    """The weighted sum of the outputs of the experts that compete."""
     config, count = self.config.competition, self.config.count
     router = Router(count, config, self.dtype, name="router")
     selection = router(

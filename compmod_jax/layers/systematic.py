@@ -9,7 +9,9 @@ from typing import Any, get_args
 from compmod_jax.core import errors
 from compmod_jax.layers.attention_forms import AttentionForm
 from compmod_jax.layers.block import StackConfig
+from compmod_jax.layers.mixture_of_depths import DepthRouterConfig
 from compmod_jax.layers.positions import ADDED
+from compmod_jax.layers.switch_head import SwitchHeadConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,16 @@ class SystematicConfig(StackConfig):
   sum (Csordas et al. 2022, where norm = post)."""
   copy_gate_closed: float = 0.0
   """With copy gates: in training the share of positions whose gates are 0; 0.05 to 0.1 there."""
+  switch_heads: tuple[str, ...] = ()
+  """Kinds of attention, as in `compete`, whose heads have several value and output projections, of
+  which every token chooses some (SwitchHead; Csordas et al. 2024)."""
+  switch_head: SwitchHeadConfig = SwitchHeadConfig()
+  """How many there are, and are chosen."""
+  depth_layers: tuple[str, ...] = ()
+  """Layers, as in `expert_layers`, that every token goes through or passes by as its own activation
+  says (mixture of depths; Raposo et al. 2024): in the original every other one."""
+  depth_router: DepthRouterConfig = DepthRouterConfig()
+  """How many tokens go through them."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -43,6 +55,12 @@ class SystematicConfig(StackConfig):
     self._check_shared()
     self._check_attention_form()
     self._check_copy_gate()
+    errors.check(
+      not self.switch_heads or not self.mechanism_layers,
+      f"model.switch_heads is {self.switch_heads} and model.mechanism_layers"
+      f" {self.mechanism_layers}; experts inside heads read the whole width, and a mechanism its"
+      " own part. Leave one of them out.",
+    )
 
   def _check_labels(self) -> None:
     labels = self.random_positions
@@ -81,9 +99,10 @@ class SystematicConfig(StackConfig):
       )
       errors.check(
         all(self.inside(side, i) == self.inside(side, i % own) for i in range(layers)),
-        f"model.shared_layers is {own}, but model.expert_layers {self.expert_layers} and"
-        f" model.mechanism_layers {self.mechanism_layers} do not have all repetitions of a layer of"
-        f" the {side}. Name whole stacks.",
+        f"model.shared_layers is {own}, but model.expert_layers {self.expert_layers},"
+        f" model.mechanism_layers {self.mechanism_layers} and model.depth_layers"
+        f" {self.depth_layers} do not have all repetitions of a layer of the {side}. Name whole"
+        " stacks.",
       )
 
   def _check_attention_form(self) -> None:
@@ -123,7 +142,10 @@ class SystematicConfig(StackConfig):
 
   def mechanisms_off(self) -> dict[str, Any]:
     """See `StackConfig`; forms of attention and gates are mechanisms."""
-    return super().mechanisms_off() | {"attention_form": "softmax", "copy_gate": False}
+    return super().mechanisms_off() | {
+      "attention_form": "softmax", "copy_gate": False, "switch_heads": (),
+      "depth_layers": (),
+    }  # fmt: skip
 
   def describe_competition(self) -> str:
     """What competes where, and which of these options are on, in a few words."""
@@ -131,6 +153,12 @@ class SystematicConfig(StackConfig):
     if self.attention_form != "softmax":
       words.append(f"self-attention is {self.attention_form}")
     words += ["copy gates"] * self.copy_gate
+    if self.switch_heads:
+      kinds = " and ".join(kind.replace("_", " ") for kind in self.switch_heads)
+      words.append(f"{self.switch_head.experts} experts inside heads of {kinds} attention")
+    if self.depth_layers:
+      where = " and ".join(name.replace("_", " layer ") for name in self.depth_layers)
+      words.append(f"tokens may pass by layers in the {where}")
     words += [f"{own} layer{'s' * (own > 1)} repeated in each stack"] * bool(own)
     return ", ".join(words)
 

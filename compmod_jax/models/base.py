@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import EditMaker, Intermediates
 from compmod_jax.core.types import Params
-from compmod_jax.mechanisms.competition.losses import Routers
+from compmod_jax.mechanisms.competition.losses import RouterLosses
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput
 
@@ -314,7 +314,7 @@ class ModelConfig:
 
   # Competition.
 
-  def routers(self) -> tuple[Routers, ...]:
+  def routers(self) -> tuple[RouterLosses, ...]:
     """The routers of each kind."""
     return ()
 

@@ -12,6 +12,9 @@ from typing import Any
 
 from compmod_jax.core.errors import check_choice
 from compmod_jax.data.synthetic.scan import PROGRESS
+from compmod_jax.layers.experts import ExpertsConfig
+from compmod_jax.layers.mixture_of_depths import DepthRouterConfig
+from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
@@ -114,6 +117,11 @@ SEARCH = "scan_length_search"
 """The scale of the search of settings for SCAN's length splits."""
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
+_MOH = CompetitionConfig(rule="top_k", keep=2, shared_heads=1, balance=0.01)
+_CHOICE = CompetitionConfig(
+  rule="top_k", keep=2, weighting="normalised_sigmoid", bias_balance=0.001
+)
+_EXPERTS = ExpertsConfig(7, matched=True, competition=_CHOICE, shared=1)
 INGREDIENTS: dict[str, dict[str, object]] = {
   "plain": {},
   "plain, wider": {"ffn_dim": 320},
@@ -127,6 +135,24 @@ INGREDIENTS: dict[str, dict[str, object]] = {
   "heads compete": {"compete": _ENCODER, "ffn_dim": 216},
   "relative, heads compete": {"positions": "relative", "compete": _ENCODER, "ffn_dim": 216},
   "relative, all heads compete": {"positions": "relative", "compete": _ALL, "ffn_dim": 144},
+  "relative, MoH": {
+    "positions": "relative",
+    "compete": _ENCODER,
+    "competition": _MOH,
+    "ffn_dim": 216,
+  },
+  "relative, SwitchHead": {"positions": "relative", "switch_heads": _ENCODER, "ffn_dim": 56},
+  "relative, experts": {
+    "positions": "relative",
+    "expert_layers": ("encoder", "decoder"),
+    "experts": _EXPERTS,
+    "ffn_dim": 176,
+  },
+  "relative, mixture of depths": {
+    "positions": "relative",
+    "depth_layers": ("encoder_1", "decoder_1"),
+    "depth_router": DepthRouterConfig(capacity=0.5),
+  },
   "relative, gates": {"positions": "relative", "gated_heads": _ALL},
   "relative, HYLA": {"positions": "relative", "attention_form": "hyla"},
   "relative, differential": {"positions": "relative", "attention_form": "differential"},

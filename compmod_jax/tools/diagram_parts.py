@@ -191,7 +191,8 @@ def _attention(module: Attention, shape: _Shape) -> str:
   own = "to the encoder's output, " if module.cross else ""
   own = own if module.form == "softmax" else f"{module.form}, "
   tied = ", keys are values" if module.tied_key_value else ""
-  return f"{own}{module.heads} heads of {module.width}{tied}"
+  inside = f", each with {module.switch.experts} experts" if module.switch else ""
+  return f"{own}{module.heads} heads of {module.width}{tied}{inside}"
 
 
 def _router(module: Router, shape: _Shape) -> str:
@@ -207,12 +208,14 @@ def _rule(config: CompetitionConfig, units: int) -> str:
     "top_k": f"top_k, {config.kept(units)} stay",
     "threshold": f"threshold {config.threshold:g}",
   }
-  return rules[config.rule] + ("; losers give values" if config.inactive == "value" else "")
+  shared = f"{config.shared_heads} always and " if config.shared_heads else ""
+  return shared + rules[config.rule] + "; losers give values" * (config.inactive == "value")
 
 
 def _experts(module: Experts, shape: _Shape) -> str:
   one = f"{module.dim} -> {module.hidden_dim} -> {module.dim}"
-  return f"{module.config.count} experts, each {one}, {module.activation}"
+  shared = f" and {module.config.shared} shared" if module.config.shared else ""
+  return f"{module.config.count} experts{shared}, each {one}, {module.activation}"
 
 
 _WORDS: dict[type, Callable[[Any, _Shape], str]] = {

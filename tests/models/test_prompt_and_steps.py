@@ -21,7 +21,9 @@ import pytest
 from compmod_jax.decoding.types import permute_cache
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.mechanisms import MechanismsConfig
+from compmod_jax.layers.mixture_of_depths import DepthRouterConfig
 from compmod_jax.layers.reading_strategies import PARTS_OF_SPEECH
+from compmod_jax.layers.switch_head import SwitchHeadConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.modulation import KINDS
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
@@ -71,6 +73,18 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "share_embeddings": "all",
     "embedding_scale": "noscale",
     "attention_form": "hyla",
+  },
+  "relatives of competition": {
+    "compete": ATTENTION_KINDS,
+    "competition": heads(rule="top_k", keep=2, shared_heads=1),
+    "switch_heads": ATTENTION_KINDS,
+    "switch_head": SwitchHeadConfig(3, 1),
+    "depth_layers": ("encoder", "decoder"),
+    "depth_router": DepthRouterConfig(0.5),
+    "expert_layers": ("decoder",),
+    "experts": dataclasses.replace(
+      experts("batched", weighting="sigmoid", bias_balance=0.1), shared=1
+    ),
   },
   "values of losers, labels": {
     "embedding_scale": "ped",
@@ -150,6 +164,9 @@ DECODERS: dict[str, dict[str, Any]] = {
   "rotary, shared layers": {
     "positions": "rotary",
     "gated_heads": ("decoder_self",),
+    "switch_heads": ("decoder_self",),
+    "expert_layers": ("decoder",),
+    "experts": experts("dense", weighting="normalised_sigmoid"),
     "decoder_layers": 2,
     "shared_layers": 1,
   },
@@ -160,6 +177,9 @@ DECODERS: dict[str, dict[str, Any]] = {
     "positions": "alibi",
     "random_positions": 40,
     "attention_form": "differential",
+    "compete": ("decoder_self",),
+    "competition": heads(shared_heads=2, inactive="value"),
+    "depth_layers": ("decoder",),
   },
   "fast weights of one rate": {
     "fast_weights": "hebbian",

@@ -63,6 +63,10 @@ def test_mechanisms_cost_no_parameters():
       "relative",
       "relative, heads compete",
       "relative, all heads compete",
+      "relative, MoH",
+      "relative, SwitchHead",
+      "relative, experts",
+      "relative, mixture of depths",
       "plain, wider",
     )
   }

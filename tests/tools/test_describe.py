@@ -132,7 +132,7 @@ def shallow(model):
 
   A model whose options name single layers has all of them.
   """
-  chosen = ("expert_layers", "mechanism_layers")
+  chosen = ("expert_layers", "mechanism_layers", "depth_layers")
   if any(name[-1].isdigit() for field in chosen for name in getattr(model, field, ())):
     return model
   names = {field.name for field in dataclasses.fields(model)} - {*chosen}

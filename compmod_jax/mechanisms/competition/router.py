@@ -12,7 +12,7 @@ Source: Kolios 2023, section 5.3.2, equation 5.3.
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -41,12 +41,18 @@ __all__ = [
   "Router",
   "Rule",
   "Selection",
+  "compared",
+  "log_weights",
   "rank",
   "routing_parameter",
   "scale_heads",
   "score",
   "select",
+  "shared_and_routed",
 ]
+
+
+Weighting = Literal["softmax", "sigmoid", "normalised_sigmoid"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +90,16 @@ class CompetitionConfig:
   """Coefficient of the load-balance loss; 0 for none, 0.01 is usual."""
   z: float = 0.0
   """Coefficient of the z-loss, which keeps scores small; 0 for none, 0.001 is usual."""
+  shared_heads: int = 0
+  """The first heads, so many, that always stay; the rule chooses among the others, of which `keep`
+  are counted, and every token weighs the two groups (MoH; Jin et al. 2024). 0: no such heads."""
+  weighting: Weighting = "softmax"
+  """How scores of units that stay become weights: by a softmax over them; each by a sigmoid of its
+  own (Csordas et al. 2023, sigma-MoE); or by sigmoids divided by their sum (DeepSeek-AI 2024)."""
+  bias_balance: float = 0.0
+  """Coefficient of a loss that moves a bias of every unit, which counts where the `keep` best are
+  found and nowhere else, until all are chosen as often (Wang et al. 2024); 0 for none, 0.001 is
+  usual."""
 
   def __post_init__(self):
     for field in ("key_dim", "hidden_dim"):
@@ -105,9 +121,25 @@ class CompetitionConfig:
       0 <= self.dropout < 1,
       f"competition.dropout is {self.dropout}; it must be at least 0 and below 1.",
     )
-    for field in ("balance", "z"):
+    for field in ("balance", "z", "bias_balance"):
       value = getattr(self, field)
       errors.check(value >= 0, f"competition.{field} is {value}; it must be at least 0 (no loss).")
+    errors.check(
+      self.shared_heads >= 0,
+      f"competition.shared_heads is {self.shared_heads}; it must be at least 0 (no shared heads).",
+    )
+    errors.check_choice("competition.weighting", self.weighting, get_args(Weighting))
+    errors.check(
+      self.weighting == "softmax" or (self.rule != "threshold" and not self.shared_heads),
+      f"competition.weighting is {self.weighting!r}, competition.rule {self.rule!r} and"
+      f" competition.shared_heads {self.shared_heads}; the rule 'threshold' and shared heads are of"
+      " softmax weights. Use weighting = softmax, or neither of them.",
+    )
+    errors.check(
+      self.bias_balance == 0 or self.rule == "top_k",
+      f"competition.bias_balance is {self.bias_balance} but competition.rule is {self.rule!r}; its"
+      " biases count where the best units are found. Use rule = top_k, or leave it out.",
+    )
     errors.check(
       self.keep is None or self.rule == "top_k",
       f"competition.keep is {self.keep} but competition.rule is {self.rule!r}; `keep` belongs to"
@@ -119,6 +151,13 @@ class CompetitionConfig:
       " `threshold` belongs to the rule 'threshold'. Set the rule or leave `threshold` out.",
     )
 
+  @property
+  def fused(self) -> bool:
+    """Whether kernels compute the weights, and scale heads on the way through what comes behind."""
+    plain = self.inactive == "null" and self.weighting == "softmax"
+    plain = plain and not self.shared_heads and not self.bias_balance
+    return self.routing == "fused" and plain
+
   def choice(self) -> Choice:
     """Which units stay, as kernels take it."""
     return Choice(self.rule, self.keep, self.threshold, self.temperature)
@@ -126,13 +165,23 @@ class CompetitionConfig:
   def kept(self, units: int, kind: str = "heads") -> int:
     """Units that stay at each position under `top_k`, all of them under the other rules.
 
+    Heads that are shared are not among them.
+
     Args:
-      units: how many compete.
+      units: how many there are.
       kind: what an error calls them.
 
     Raises:
-      UserError: `keep` is out of range for this many units.
+      UserError: `keep` or `shared_heads` is out of range for this many units.
     """
+    shared = self.shared_heads
+    errors.check(
+      shared < units,
+      f"competition.shared_heads is {shared}; with {units} {kind} it must be below {units}, so that"
+      " some are chosen.",
+    )
+    units -= shared
+    kind = f"{kind} besides the shared ones" if shared else kind
     if self.rule != "top_k":
       return units
     keep = max(1, units - 1) if self.keep is None else self.keep
@@ -161,6 +210,97 @@ def score(
   keys, signatures = keys.astype(jnp.float32), signatures.astype(jnp.float32)
   scores = jnp.einsum("...a,ha->...h", keys, signatures, precision=exactly(jnp.float32))
   return scores / jnp.sqrt(jnp.float32(keys.shape[-1])) if scale else scores
+
+
+def log_weights(
+  scores: Float[Array, "*rows units"], config: CompetitionConfig
+) -> Float[Array, "*rows units"]:
+  """Logarithms of weights before they are divided by their sum, in float32."""
+  scores = scores.astype(jnp.float32) / config.temperature
+  return scores if config.weighting == "softmax" else nn.log_sigmoid(scores)
+
+
+def compared(
+  scores: Float[Array, "*rows units"],
+  config: CompetitionConfig,
+  bias: Float[Array, " units"] | None = None,
+) -> Float[Array, "*rows units"]:
+  r"""What units are compared by where the best ones are found.
+
+  .. math:: G(s)_{ij} + b_i
+
+  G is the softmax over all units, or the sigmoid, as weights are; without a bias, its logarithm but
+  for what all units of a position share.
+
+  Args:
+    scores: of all units that compete.
+    config: how they do.
+    bias: b.
+
+  Source: Wang et al. 2024 (Auxiliary-Loss-Free Load Balancing), equation 3.
+  """
+  logits = log_weights(scores, config)
+  if bias is None:
+    return logits
+  weights = nn.softmax(logits, axis=-1) if config.weighting == "softmax" else jnp.exp(logits)
+  return weights + jnp.expand_dims(bias, range(weights.ndim - 1))
+
+
+def shared_and_routed(
+  scores: Float[Array, "*rows units"],
+  groups: Float[Array, "*rows groups"],
+  config: CompetitionConfig,
+  bias: Float[Array, " competing"] | None = None,
+) -> Selection:
+  r"""Weights of heads of which the first always stay, and the others compete.
+
+  .. math::
+     C_{ij} = \begin{cases}
+       \alpha_{1j}\, \mathrm{softmax}_{i \le h}(s_{ij} / \tau) & i \le h \\
+       \alpha_{2j}\, \mathrm{softmax}_{i \in S_j}(s_{ij} / \tau) & i \in S_j
+     \end{cases}, \qquad \alpha_j = \mathrm{softmax}(g_j)
+
+  with h shared heads, and :math:`S_j` what the rule keeps of the others. Weights of all heads of a
+  position sum to 1. In the paper's equation the second softmax is over all heads that are not
+  shared; in the original program, as here, over those that stay.
+
+  Args:
+    scores: of all heads.
+    groups: g, scores of the two groups.
+    config: how heads compete.
+    bias: of those that are not shared; see `compared`.
+
+  Source: Jin et al. 2024 (MoH), equations 5 and 6.
+  """
+  shared = select(scores[..., : config.shared_heads], temperature=config.temperature)
+  keep = config.kept(scores.shape[-1])
+  routed = _by_rule(scores[..., config.shared_heads :], config, keep, bias)
+  share = jax.nn.softmax(groups.astype(jnp.float32), axis=-1)
+  both = shared.weights * share[..., :1], routed.weights * share[..., 1:]
+  active = jnp.concatenate([shared.active, routed.active], axis=-1)
+  return Selection(jnp.concatenate(both, axis=-1), active)
+
+
+def _by_rule(
+  scores: Float[Array, "*rows units"],
+  config: CompetitionConfig,
+  keep: int,
+  bias: Float[Array, " units"] | None = None,
+) -> Selection:
+  """What rule and weighting of a configuration make of scores."""
+  if config.weighting == "softmax" and bias is None:
+    return select(
+      scores,
+      rule=config.rule,
+      keep=keep,
+      threshold=config.threshold,
+      temperature=config.temperature,
+    )
+  active = select(compared(scores, config, bias), rule=config.rule, keep=keep).active
+  logits = log_weights(scores, config)
+  if config.weighting == "sigmoid":
+    return Selection(jnp.where(active, jnp.exp(logits), 0), active)
+  return select(logits, mask=active)
 
 
 def scale_heads(
@@ -232,6 +372,11 @@ class Router(nn.Module):
     self.drop = nn.Dropout(config.dropout)
     init = logical(nn.initializers.xavier_normal(), "units", "key")
     self.signatures = self.param("signatures", init, (self.units, config.key_dim))
+    if config.shared_heads:
+      self.groups = self.param("groups", init, (2, config.key_dim))
+    if config.bias_balance:
+      zeros = logical(nn.initializers.zeros, "units")
+      self.bias = self.param("bias", zeros, (self.units - config.shared_heads,))
 
   def __call__(
     self,
@@ -251,13 +396,12 @@ class Router(nn.Module):
     keys = over_rows(infer, hidden)
     signatures = intermediates("signatures", self.signatures)
     scores = intermediates("scores", score(keys, signatures, scale=config.scale))
-    selection = select(
-      scores,
-      rule=config.rule,
-      keep=config.kept(self.units),
-      threshold=config.threshold,
-      temperature=config.temperature,
-    )
+    bias = intermediates("bias", self.bias) if config.bias_balance else None
+    if config.shared_heads:
+      groups = intermediates("groups", score(keys, self.groups, scale=config.scale))
+      selection = shared_and_routed(scores, groups, config, bias)
+    else:
+      selection = _by_rule(scores, config, config.kept(self.units), bias)
     return selection._replace(weights=intermediates("weights", selection.weights))
 
   def hidden_of(

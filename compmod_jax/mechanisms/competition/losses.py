@@ -142,10 +142,11 @@ def load(
     bias: with which the best are found.
   """
   keep = config.kept(scores.shape[-1]) if config.rule == "top_k" else 1
-  scores = scores[..., config.shared_heads :]
-  found = jax.lax.stop_gradient(compared(scores, config, bias))
+  competing = scores[..., config.shared_heads :] if config.shared_heads else scores
+  logits = log_weights(competing, config)
+  found = jax.lax.stop_gradient(compared(logits, config, bias))
   slots = (rank(found) < keep).astype(jnp.float32)
-  both = jnp.stack([slots, jax.nn.softmax(log_weights(scores, config), axis=-1)])
+  both = jnp.stack([slots, jax.nn.softmax(logits, axis=-1)])
   return jnp.sum(jnp.where(rows[None, ..., None], both, 0), axis=(1, 2))
 
 

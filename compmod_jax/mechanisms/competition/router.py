@@ -221,7 +221,7 @@ def log_weights(
 
 
 def compared(
-  scores: Float[Array, "*rows units"],
+  logits: Float[Array, "*rows units"],
   config: CompetitionConfig,
   bias: Float[Array, " units"] | None = None,
 ) -> Float[Array, "*rows units"]:
@@ -229,17 +229,16 @@ def compared(
 
   .. math:: G(s)_{ij} + b_i
 
-  G is the softmax over all units, or the sigmoid, as weights are; without a bias, its logarithm but
-  for what all units of a position share.
+  G is the softmax over all units, or the sigmoid, as weights are; without a bias units are compared
+  by its logarithm, but for what all of a position share.
 
   Args:
-    scores: of all units that compete.
+    logits: of `log_weights`, of all units that compete.
     config: how they do.
     bias: b.
 
   Source: Wang et al. 2024 (Auxiliary-Loss-Free Load Balancing), equation 3.
   """
-  logits = log_weights(scores, config)
   if bias is None:
     return logits
   weights = nn.softmax(logits, axis=-1) if config.weighting == "softmax" else jnp.exp(logits)
@@ -296,8 +295,8 @@ def _by_rule(
       threshold=config.threshold,
       temperature=config.temperature,
     )
-  active = select(compared(scores, config, bias), rule=config.rule, keep=keep).active
   logits = log_weights(scores, config)
+  active = select(compared(logits, config, bias), rule=config.rule, keep=keep).active
   if config.weighting == "sigmoid":
     return Selection(jnp.where(active, jnp.exp(logits), 0), active)
   return select(logits, mask=active)

@@ -21,6 +21,7 @@ from compmod_jax.core import sharding
 from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.kernels import grouped
 from compmod_jax.kernels.attention import routed_attention
+from compmod_jax.kernels.cross_entropy import label_statistics
 from compmod_jax.kernels.routing import (
   Choice,
   Readout,
@@ -248,6 +249,18 @@ def attention_on_a_tpu() -> Rule:
   return attention("tpu", 64)
 
 
+def statistics_of_labels() -> Rule:
+  labels = jnp.array([1, 0, 3, 3])
+
+  def ours(way: Any, hidden: Any, table: Any) -> Any:
+    found = label_statistics(hidden, table, labels, **way)
+    return found.normaliser, found.gold, found.total
+
+  both = (functools.partial(ours, way) for way in (INTERPRETED, REFERENCE))
+  shapes = (4, 3), (5, 3)
+  return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
+
+
 def affine() -> Rule:
   shapes = (5, 3), (3, 4), (4,)
   args = tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes))
@@ -318,6 +331,8 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.core.linear._rounded_affine": affine,
   "compmod_jax.kernels.attention.dispatch._rule.run": attention_on_a_gpu,
   "compmod_jax.kernels.attention.dispatch._standing_for.run": attention_on_a_tpu,
+  "compmod_jax.kernels.cross_entropy.dispatch._statistics": statistics_of_labels,
+  "compmod_jax.kernels.cross_entropy.dispatch._gradients": statistics_of_labels,
   "compmod_jax.kernels.grouped._product": grouped_product,
   "compmod_jax.kernels.grouped._outer": grouped_outer,
   "compmod_jax.mechanisms.dispatch.spread": spread,

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import flax.struct
 import jax
@@ -69,15 +70,44 @@ class CrossEntropy:
   count: jax.Array
 
 
+class LabelStatistics(NamedTuple):
+  """What the loss of a label needs of the logits at its position, float32.
+
+  Attributes:
+    top: the largest logit; no gradient passes through it.
+    normaliser: logarithm of the sum of the logits' exponentials.
+    gold: the label's logit.
+    total: sum of the logits.
+  """
+
+  top: Float[Array, "*batch"]
+  normaliser: Float[Array, "*batch"]
+  gold: Float[Array, "*batch"]
+  total: Float[Array, "*batch"]
+
+  @classmethod
+  def of(
+    cls, logits: Float[Array, "*batch vocab"], labels: Int[Array, "*batch"]
+  ) -> "LabelStatistics":
+    """Of logits that are there."""
+    logits = logits.astype(jnp.float32)
+    top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    normaliser = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
+    places = jnp.arange(logits.shape[-1]).reshape((1,) * labels.ndim + (-1,))
+    gold = jnp.sum(jnp.where(places == labels[..., None], logits, 0), axis=-1)
+    return cls(top, normaliser, gold, jnp.sum(logits, axis=-1))
+
+  @property
+  def nll(self) -> Float[Array, "*batch"]:
+    """Negative log-likelihood of every label in nats."""
+    return self.normaliser - self.gold
+
+
 def token_nll(
   logits: Float[Array, "*batch vocab"], labels: Int[Array, "*batch"]
 ) -> Float[Array, "*batch"]:
   """Negative log-likelihood of every label in nats."""
-  logits = logits.astype(jnp.float32)
-  top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
-  normaliser = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
-  places = jnp.arange(logits.shape[-1]).reshape((1,) * labels.ndim + (-1,))
-  return normaliser - jnp.sum(jnp.where(places == labels[..., None], logits, 0), axis=-1)
+  return LabelStatistics.of(logits, labels).nll
 
 
 def cross_entropy(
@@ -99,18 +129,30 @@ def cross_entropy(
 
   Source: Szegedy et al. 2016, section 7.
   """
-  logits = logits.astype(jnp.float32)
-  vocab = logits.shape[-1]
-  top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
-  normaliser = top + jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
-  is_gold = jnp.arange(vocab)[None, None] == labels[..., None]
-  gold = jnp.sum(jnp.where(is_gold, logits, 0), axis=-1)
-  nll = normaliser - gold
-  smoothed = nll
+  found = LabelStatistics.of(logits, labels)
+  return cross_entropy_of(found, logits.shape[-1], mask, label_smoothing=label_smoothing)
+
+
+def cross_entropy_of(
+  found: LabelStatistics,
+  vocab: int,
+  mask: Bool[Array, "*batch"],
+  *,
+  label_smoothing: float = 0.0,
+) -> CrossEntropy:
+  """The same, where only statistics of the logits are known.
+
+  Args:
+    found: the statistics at every position.
+    vocab: number of logits.
+    mask: tokens that count.
+    label_smoothing: epsilon.
+  """
+  nll = smoothed = found.nll
   if label_smoothing > 0:
-    uniform = normaliser - jnp.sum(logits, axis=-1) / vocab
+    uniform = found.normaliser - found.total / vocab
     smoothed = (1 - label_smoothing) * nll + label_smoothing * uniform
-  correct = (gold >= top).astype(jnp.float32)
+  correct = (found.gold >= found.top).astype(jnp.float32)
   return CrossEntropy(
     smoothed=jnp.sum(smoothed, where=mask),
     nll=jnp.sum(nll, where=mask),

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import EditMaker, Intermediates
 from compmod_jax.core.types import Params
+from compmod_jax.layers.embedding import OutputLayer
 from compmod_jax.mechanisms.competition.losses import RouterLosses
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput
@@ -57,6 +58,17 @@ class Seq2Seq(Module, Protocol):
     intermediates: Intermediates = ...,
   ) -> Float[Array, "batch target_time vocab"]:
     """Logits of the token that follows each target position; `target` begins with a start token."""
+    ...
+
+  def output_layer(
+    self,
+    source: Int[Array, "batch source_time"],
+    target: Int[Array, "batch target_time"],
+    *,
+    deterministic: bool = True,
+    intermediates: Intermediates = ...,
+  ) -> OutputLayer:
+    """What `__call__` makes the logits of, its site `logits`."""
     ...
 
   def prefill(

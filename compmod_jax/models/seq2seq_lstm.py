@@ -30,7 +30,7 @@ from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Dropout
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.deferred_scan import Product
-from compmod_jax.layers.embedding import Shared, encoder_decoder_embeddings
+from compmod_jax.layers.embedding import OutputLayer, Shared, encoder_decoder_embeddings
 from compmod_jax.layers.lstm import LSTMCell, State
 from compmod_jax.layers.memory_attention import AdditiveAttention, MultiplicativeAttention
 from compmod_jax.layers.recoding_signals import size_of, step_size_parameters
@@ -247,6 +247,18 @@ class Seq2SeqLstm(nn.Module):
       deterministic: no dropout.
       intermediates: sites to read or change.
     """
+    options = {"deterministic": deterministic, "intermediates": intermediates}
+    return intermediates("logits", self.output_layer(source, target, **options).logits())
+
+  def output_layer(
+    self,
+    source: Int[Array, "batch source_time"],
+    target: Int[Array, "batch target_time"],
+    *,
+    deterministic: bool = True,
+    intermediates: Intermediates = OFF,
+  ) -> OutputLayer:
+    """What `__call__` makes the logits of, given the same."""
     memory = self.encode(source, deterministic=deterministic, intermediates=intermediates)
     given = self._given(memory, deterministic)
     embedded = self.drop(self.decoder_embedding(target), deterministic=deterministic)
@@ -268,7 +280,7 @@ class Seq2SeqLstm(nn.Module):
     intermediates.merge(
       {name: _through_time(name, value) for name, value in captured.items()}, seen
     )
-    return intermediates("logits", self.output_embedding.logits(read))
+    return self.output_embedding.output(read)
 
   def encode(
     self,

@@ -17,6 +17,7 @@ from compmod_jax.layers.block import Block, Norm, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
 from compmod_jax.layers.embedding import (
   EmbeddingScale,
+  OutputLayer,
   PositionTable,
   Shared,
   encoder_decoder_embeddings,
@@ -231,6 +232,18 @@ class Transformer(nn.Module):
       deterministic: no dropout.
       intermediates: sites to read or change.
     """
+    options = {"deterministic": deterministic, "intermediates": intermediates}
+    return intermediates("logits", self.output_layer(source, target, **options).logits())
+
+  def output_layer(
+    self,
+    source: Int[Array, "batch source_time"],
+    target: Int[Array, "batch target_time"],
+    *,
+    deterministic: bool = True,
+    intermediates: Intermediates = OFF,
+  ) -> OutputLayer:
+    """What `__call__` makes the logits of, given the same."""
     memory = self.encode(source, deterministic=deterministic, intermediates=intermediates)
     labels, position_ids = self._labels(target, deterministic)
     ctx = Context(
@@ -275,8 +288,8 @@ class Transformer(nn.Module):
     states: list[State] | None,
     memory: Float[Array, "batch source_time embed"] | None,
     ctx: Context,
-  ) -> tuple[Float[Array, "batch time vocab"], list[State]]:
-    """Logits at every position, or at the newest one of every beam, and the layers' next states.
+  ) -> tuple[OutputLayer, list[State]]:
+    """The output of every position, or of the newest one of every beam, and the next states.
 
     Args:
       x: embeddings of target tokens.
@@ -293,7 +306,7 @@ class Transformer(nn.Module):
     x = self.decoder_norm(x) if self.config.norm == "pre" else x
     if self.config.target_labels:
       ctx.intermediates("target_labels", self.label_head(x.astype(jnp.float32)))
-    return ctx.intermediates("logits", self.output_embedding.logits(x)), after
+    return self.output_embedding.output(x), after
 
   def prefill(
     self,
@@ -358,7 +371,8 @@ class Transformer(nn.Module):
       intermediates=record,
     )
     x = self.decoder_positions.add(self.decoder_embedding(tokens), place)
-    logits, layers = self._decode(x, cache["layers"], None, ctx)
+    output, layers = self._decode(x, cache["layers"], None, ctx)
+    logits = record("logits", output.logits())
     if routing:
       intermediates.merge(
         {k: v for k, v in record.captured.items() if intermediates.wants(k)}, record.seen

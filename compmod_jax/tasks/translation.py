@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.losses import Term, cross_entropy
+from compmod_jax.core.losses import CrossEntropy, LabelStatistics, Term, cross_entropy_of
 from compmod_jax.data import pipeline
 from compmod_jax.data.base import Dataset, Splits, TrainIterator
 from compmod_jax.data.buckets import BatchConfig
@@ -52,6 +52,7 @@ from compmod_jax.tasks.error_prediction import ErrorPredictionScores, WithErrorP
 from compmod_jax.tasks.objectives import standard
 from compmod_jax.tasks.translator import Translator, mean_entropy
 
+OutputKind = Literal["fused", "plain"]
 SOURCE_FILE, TARGET_FILE = "source.tokenizer", "target.tokenizer"
 
 
@@ -69,6 +70,9 @@ class TranslationConfig:
   """Token budget and padded lengths."""
   label_smoothing: float = 0.1
   """Share of probability spread evenly over the vocabulary."""
+  output_layer: OutputKind = "fused"
+  """How losses are computed: logits and loss in one kernel where there is one, which never writes
+  the logits to memory (fused), or from all logits (plain)."""
   label_weight: float = 0.0
   """Weight of the loss of each kind of labels that the data have of target words; see
   `tasks.target_labels`. 0: none are learned."""
@@ -85,6 +89,7 @@ class TranslationConfig:
       0 <= self.label_smoothing < 1,
       f"task.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 1.",
     )
+    errors.check_choice("task.output_layer", self.output_layer, get_args(OutputKind))
     errors.check(
       self.label_weight >= 0,
       f"task.label_weight is {self.label_weight}; it must not be negative.",
@@ -150,7 +155,7 @@ class TranslationConfig:
       evaluators = (*evaluators, ErrorPredictionScores(site))
     task = Translation(
       dataset=dataset,
-      model=PairModel(module),
+      model=PairModel(module, self.output_layer),
       objective=standard(objective, model),
       evaluators=(*evaluators, TranslationScores(self.data.metric)),
       generator=Translator(dataset, self.decode),
@@ -290,8 +295,15 @@ class SentencePairs(Dataset[TranslationConfig]):
     return 100 * found / max(1, sum(examples.tokens[side] for side, _ in sides))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class PairModel(TaskModel[Seq2Seq]):
-  """A sequence-to-sequence model on sentence pairs; logits are those of every target token."""
+  """A sequence-to-sequence model on sentence pairs; logits are those of every target token.
+
+  Attributes:
+    output_kind: how its losses are computed; see `TranslationConfig.output_layer`.
+  """
+
+  output_kind: OutputKind = "fused"
 
   def init(self, rng: jax.Array) -> Params:
     """Fresh parameters, boxed with the logical names of their dimensions."""
@@ -307,13 +319,49 @@ class PairModel(TaskModel[Seq2Seq]):
     rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits of every target token, [batch, time, vocab]; with dropout if a key is given."""
+    return self._apply(params, batch, self._edited(batch, intermediates), rng)
+
+  def losses(
+    self,
+    params: Params,
+    batch: Batch,
+    *,
+    label_smoothing: float = 0.0,
+    intermediates: Intermediates = OFF,
+    rng: jax.Array | None = None,
+  ) -> CrossEntropy:
+    """Losses of the target tokens, padding apart; with dropout if a key is given.
+
+    Logits are formed where they are read or changed, and where nothing else can be.
+    """
+    intermediates, target = self._edited(batch, intermediates), batch["target"]
+    if self.output_kind == "fused" and not intermediates.wants("logits"):
+      layer = self._apply(params, batch, intermediates, rng, method="output_layer")
+      found, vocab = layer.label_statistics(target), len(layer.table)
+    else:
+      logits = self._apply(params, batch, intermediates, rng)
+      found, vocab = LabelStatistics.of(logits, target), logits.shape[-1]
+    return cross_entropy_of(found, vocab, target != PAD, label_smoothing=label_smoothing)
+
+  def _edited(self, batch: Batch, intermediates: Intermediates) -> Intermediates:
+    return intermediates.editing(self.edits, lambda site: self.valid_mask(site, batch))
+
+  def _apply(
+    self,
+    params: Params,
+    batch: Batch,
+    intermediates: Intermediates,
+    rng: jax.Array | None,
+    method: str | None = None,
+  ) -> Any:
     return self.module.apply(
       {"params": params},
       batch["source"],
       shift_right(batch["target"], BOS),
       deterministic=rng is None,
-      intermediates=intermediates.editing(self.edits, lambda site: self.valid_mask(site, batch)),
+      intermediates=intermediates,
       rngs=None if rng is None else {"dropout": rng},
+      method=method,
     )
 
   def valid_mask(self, site: str, batch: Batch) -> jax.Array:
@@ -343,19 +391,20 @@ class SmoothedCrossEntropy:
     self, model: PairModel, params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    logits = model.forward(
-      params, batch, intermediates=context.intermediates, rng=context.dropout_rng
+    losses = model.losses(
+      params,
+      batch,
+      label_smoothing=self.label_smoothing,
+      intermediates=context.intermediates,
+      rng=context.dropout_rng,
     )
-    target, smoothing = batch["target"], self.label_smoothing
-    losses = cross_entropy(logits, target, target != PAD, label_smoothing=smoothing)
     metrics = {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
     return {"cross_entropy": Term(losses.smoothed, losses.count)}, carry, metrics
 
 
 def _sums(model: PairModel, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
   """Sums of loss, right predictions and tokens."""
-  target = batch["target"]
-  losses = cross_entropy(model.forward(params, batch), target, target != PAD)
+  losses = model.losses(params, batch)
   return losses.nll, losses.correct, losses.count
 
 

@@ -289,7 +289,10 @@ ATTENDING: dict[str, dict[str, Any]] = {
   "plain": {"share_embeddings": "all", "encoder_layers": 2},
   "entropy": {"share_embeddings": "none", "recoding": RecodingConfig("entropy", "learned", 0.7)},
   "shared inputs": {"share_embeddings": "inputs"},
-  "multiplicative": {"attention": "multiplicative"},
+  "multiplicative": {
+    "attention": "multiplicative",
+    "recoding": RecodingConfig("predicted_error", size=0.7),
+  },
   "nll": {"decoder_layers": 2, "recoding": RecodingConfig("nll", "predicted", 0.7)},
   "argmax": {"recoding": RecodingConfig("argmax", size=0.7, steps=2)},
 }

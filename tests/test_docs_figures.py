@@ -359,15 +359,21 @@ def searched():
 
 
 def copied():
-  """A row for each model that copies: exact match by length."""
-  rows = []
-  for folder in ("quick", "copy"):
-    for row, runs in sorted(cells(f"generalisation/{folder}").items()):
-      for seed, one in sorted(runs.items()):
-        shares = (one["scores"][part]["exact_match"] for part in ("test", "longer_2", "longer_3"))
-        steps = f"{one['experiment']['phases'][0]['steps']:,}"
-        rows.append([row, steps, str(seed), *(f"{share:.1f}" for share in shares)])
-  return rows
+  """A row for each model that copies: exact match by length, over three seeds."""
+  lengths = ("test", "longer 2", "longer 3")
+  return shown_rows("generalisation/quick", [(f"exact {length}", 1) for length in lengths])
+
+
+def copying_effects():
+  effects = record("generalisation/quick/result.json")["effects"]
+  found = {(one["effect"], one["column"]): one for one in effects}
+  for factor in ("relative", "competition"):
+    for column in ("exact longer 2", "exact longer 3"):
+      one = found[factor, column]
+      yield f"{one['size']:+.1f} [{one['low']:.1f}, {one['high']:.1f}]"
+  (long,) = cells("generalisation/copy")["relative"].values()
+  shares = (long["scores"][part]["exact_match"] for part in ("longer_2", "longer_3"))
+  yield "{:.1f} and {:.1f} %".format(*shares)
 
 
 def continual():
@@ -1385,6 +1391,7 @@ SENTENCES = [
   ("docs/recoding.md", signal_sentences),
   ("docs/plasticity.md", longer_associations),
   ("docs/rims.md", longer_copying),
+  ("docs/generalisation.md", copying_effects),
   ("docs/competing_experts.md", specialisation),
   ("docs/training_regimes.md", routers_learned),
   ("docs/independent_mechanisms.md", mechanisms_learned),

@@ -113,7 +113,7 @@ class ExpertsConfig:
     errors.check(
       ffn_dim % parts == 0,
       f"experts.matched is set, but experts.count = {self.count}{shared} does not divide ffn_dim ="
-      f" {ffn_dim}; each expert gets as many hidden units. Choose numbers that divide it.",
+      f" {ffn_dim}; each expert gets as many hidden units. Choose a number that divides it.",
     )
     return ffn_dim // parts
 

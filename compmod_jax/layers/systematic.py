@@ -147,6 +147,13 @@ class SystematicConfig(StackConfig):
       "depth_layers": (),
     }  # fmt: skip
 
+  def marks(self) -> dict[str, str]:
+    """See `StackConfig`; attention as a hypernetwork has no parameters of its own."""
+    if self.attention_form != "hyla":
+      return super().marks()
+    sites = [f"{name}/head_code" for name in self.attention_modules() if name.endswith("/self")]
+    return super().marks() | dict.fromkeys(sites, "logits of all heads are a network's code")
+
   def describe_competition(self) -> str:
     """What competes where, and which of these options are on, in a few words."""
     own, words = self.shared_layers, [super().describe_competition()]

@@ -115,7 +115,7 @@ def _traced(task: Task, params: Params, shapes: Shapes) -> list[Part]:
 
   def module(it: nn.Module, path: str, method: str) -> None:
     if isinstance(it, Embedding) and path in parts:
-      words = "once more: logits" if method == "logits" else "once more"
+      words = "once more: logits" if method in ("logits", "output") else "once more"
       parts.setdefault(f"{path} {words}", Part(path, words, layers[-1]))
     elif path not in parts and (isinstance(it, Router) or not _within(path, parts)):
       words = _words_of(it, path, shapes)

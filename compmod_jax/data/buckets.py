@@ -29,8 +29,8 @@ class BatchConfig:
   ones first; then at random."""
   own_lengths: bool = False
   """Of all pairs whose longer side is in a bucket, the sources are padded to the least bucket that
-  holds them all, and so are the targets: for data of which one side is much shorter. Else both
-  sides are padded to the bucket."""
+  holds them all, and so are the targets: for data of which one side is much shorter. Else, and in
+  episodes and learning at two levels, both sides are padded to the bucket."""
 
   def __post_init__(self) -> None:
     for field in ("tokens", "bucket_count", "bucket_multiple", "prefetch"):

@@ -118,10 +118,14 @@ class Report:
     print()
     for line in [claim.text() for claim in self.claims] + self.facts:
       print(f"  {line}")
-    if self.options.json is not None:
-      self.options.json.write_text(json.dumps(self._as_json(), indent=2) + "\n")
+    self.save()
     if self.options.check and any(claim.met is False for claim in self.claims):
       sys.exit(1)
+
+  def save(self) -> None:
+    """Writes what has been measured so far to the JSON file, if there is to be one."""
+    if self.options.json is not None:
+      self.options.json.write_text(json.dumps(self._as_json(), indent=2) + "\n")
 
   def _as_json(self) -> dict[str, Any]:
     claims = [{**dataclasses.asdict(claim), "met": claim.met} for claim in self.claims]

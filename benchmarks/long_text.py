@@ -8,6 +8,7 @@ what XLA plans: arguments, results that do not take their place, and temporaries
 on 2 cores.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,8 +26,8 @@ TARGETS = {8192: 16.0}
 """Gigabytes at most."""
 
 
-def memory(length: int, compete: bool) -> float:
-  """Gigabytes of a step."""
+def program(length: int, compete: bool) -> tuple[Callable[..., Any], Callable[[], Any]]:
+  """A step of parameters, optimizer's state and tokens [1, length]; what makes the first two."""
   config = DecoderConfig(
     max_length=length,
     dtype="bfloat16",
@@ -50,6 +51,19 @@ def memory(length: int, compete: bool) -> float:
     updates, state = optimizer.update(gradient, state, params)
     return optax.apply_updates(params, updates), state, value
 
+  return step, initial
+
+
+def planned(compiled: Any) -> float:
+  """Gigabytes of a compiled step."""
+  used = compiled.memory_analysis()
+  given = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
+  return (given + used.temp_size_in_bytes) / 1e9
+
+
+def memory(length: int, compete: bool) -> float:
+  """Gigabytes of a step on an H100."""
+  step, initial = program(length, compete)
   device = devices.DEVICES["h100"]
   place = SingleDeviceSharding(devices.device_named(device.name))
   tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
@@ -60,10 +74,7 @@ def memory(length: int, compete: bool) -> float:
   abstract = AbstractDevice(device_kind=device.kind, num_cores=device.cores, platform="gpu")
   with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=abstract)):
     traced = jax.jit(step, donate_argnums=(0, 1)).trace(*args)
-    used = traced.lower(lowering_platforms=("cuda",)).compile().memory_analysis()
-  assert used is not None
-  given = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
-  return (given + used.temp_size_in_bytes) / 1e9
+    return planned(traced.lower(lowering_platforms=("cuda",)).compile())
 
 
 def main() -> None:

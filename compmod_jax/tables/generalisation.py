@@ -173,18 +173,21 @@ INGREDIENTS: dict[str, dict[str, object]] = {
 """Row -> what differs from the plain model. Widths give rows with mechanisms as many parameters,
 within 1 %, as the same row has without, and `plain, wider` those of `relative`; see
 `tools.equal`."""
+_THREE: dict[str, object] = {"encoder_layers": 3, "decoder_layers": 3}
 SEARCHED: dict[str, dict[str, object]] = {
-  "relative": {"positions": "relative"},
-  "dropout 0.3": {"positions": "relative", "dropout": 0.3},
-  "dropout 0.5": {"positions": "relative", "dropout": 0.5},
-  "three layers": {"positions": "relative", "encoder_layers": 3, "decoder_layers": 3},
-  "three repeated layers": {
-    "positions": "relative",
-    "encoder_layers": 3,
-    "decoder_layers": 3,
-    "shared_layers": 1,
-  },
-  "noscale": {"positions": "relative", "embedding_scale": "noscale", "share_embeddings": "none"},
+  name: {"positions": "relative", **changes}
+  for name, changes in {
+    "relative": {},
+    "dropout 0.3": {"dropout": 0.3},
+    "dropout 0.5": {"dropout": 0.5},
+    "three layers": _THREE,
+    "three layers, dropout 0.3": {**_THREE, "dropout": 0.3},
+    "three layers, dropout 0.5": {**_THREE, "dropout": 0.5},
+    "three repeated layers": {**_THREE, "shared_layers": 1},
+    "three repeated layers, dropout 0.3": {**_THREE, "shared_layers": 1, "dropout": 0.3},
+    "three repeated layers, dropout 0.5": {**_THREE, "shared_layers": 1, "dropout": 0.5},
+    "noscale": {"embedding_scale": "noscale", "share_embeddings": "none"},
+  }.items()
 }
 """Row of a search -> what differs from the plain model."""
 _LSTM = Seq2SeqLstmConfig(dim=128, embedding_dim=128, attention_dim=128, dropout=0.1)
@@ -241,13 +244,11 @@ def generalisation(scale: str) -> Spec:
 
 def _search() -> Spec:
   """Settings for SCAN's lengths, scored on training commands that are longer than trained ones."""
-  data = dataclasses.replace(
-    SCALES["scan_length_26"], changes={"cut": 26, "trained_up_to": 22}, steps=3000
-  )
+  data = dataclasses.replace(SCALES["scan_length_26"], changes={"cut": 26, "trained_up_to": 22})
   base = data.experiment()
   rows = {name: Row(with_model(base, **changes)) for name, changes in SEARCHED.items()}
   columns = (Column("exact 24 to 26 actions", "valid", "exact_match", 1),)
-  text = "SCAN, up to 22 actions in training, 24 to 26 in validation, 3,000 steps"
+  text = "SCAN, up to 22 actions in training, 24 to 26 in validation"
   return Spec("A search of settings for SCAN's lengths", text, rows, "relative", columns)
 
 

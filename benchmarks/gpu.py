@@ -1,0 +1,421 @@
+"""Attention and its competition on the NVIDIA GPU that is here: right first, then how fast.
+
+    python -m benchmarks.gpu [--only PART ...] [--quick] [--json FILE] [--check]
+
+Parts, in all about four minutes on an H100:
+
+- `checks`: values and gradients of the kernels, as they are cut for this GPU, against their
+  definition on the same numbers in float32. Errors are norms of differences over norms, the worst
+  of all results; with dropout they are small only if both drop the same probabilities.
+- `attention`: 16,384 tokens, 8 heads of 64, bfloat16, in rows of 128, 1,024 and 4,096: flash
+  attention without weights, with weights, and with the competition inside, beside cuDNN's and
+  XLA's.
+- `tiles`: other cuts of the kernels, rows of 1,024 tokens.
+- `layers`: whole attention layers of `benchmarks/attention.py`.
+- `experts`: weight gradients of experts, in one kernel and as a batched product.
+- `text`: a training step of GPT-2 Small on one text of 8,192 tokens, with the memory that it took.
+
+What takes microseconds runs many times in one program (`common.repeat`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import common, devices, long_text
+from benchmarks.attention import HEADS, LAYERS, TIMES, WIDTH
+from benchmarks.routing import PASSES, Case
+from compmod_jax.kernels import grouped
+from compmod_jax.kernels.attention import (
+  ProbabilityDropout,
+  Tiles,
+  Visibility,
+  flash_attention,
+  packed_attention,
+  routed_attention,
+)
+from compmod_jax.kernels.routing import Choice, Readout
+from compmod_jax.layers.attention import Attention
+
+PARTS = ("checks", "attention", "tiles", "layers", "experts", "text")
+TOKENS, HEAD_DIM, HIDDEN = 16_384, 64, 128
+REPEATS = 20
+# Norm of the error over the norm: float32 products run in TF32 (10 bits), bfloat16 has 7.
+MOST_ERROR = {"float32": 3e-3, "bfloat16": 2e-2}
+LEAST_SPEED, MOST_OVERHEAD = 0.6, 1.03
+FORWARD_TILES = (
+  (128, 64, 4, 3),
+  (128, 64, 8, 3),
+  (128, 128, 8, 2),
+  (64, 64, 4, 3),
+  (128, 32, 4, 4),
+)
+BACKWARD_TILES = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 8, 2), (32, 64, 4, 3), (64, 32, 4, 3),
+                  (128, 64, 8, 2))  # fmt: skip
+
+Function = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+  """A call whose kernel and definition must agree.
+
+  Attributes:
+    head_dim: columns of a head.
+    dtype: of its operands.
+    visibility: which keys a query reads.
+    queries: of an example.
+    keys: likewise.
+    key_heads: of 4 heads.
+    rate: of dropout.
+    kind: `apart`, `packed` or `routed`.
+    rule: how the competition selects.
+  """
+
+  head_dim: int
+  dtype: str
+  visibility: str = "all"
+  queries: int = 200
+  keys: int = 200
+  key_heads: int = 4
+  rate: float = 0.0
+  kind: str = "routed"
+  rule: str = "soft"
+
+  @property
+  def name(self) -> str:
+    """In a few words."""
+    facts = [f"{self.kind}, heads of {self.head_dim}, {self.dtype}, {self.visibility}"]
+    facts += [f"{self.key_heads} heads of keys"] * (self.key_heads != 4)
+    facts += [f"dropout {self.rate}"] * (self.rate > 0) + [self.rule] * (self.rule != "soft")
+    return ", ".join(facts)
+
+  def seen(self) -> Visibility:
+    """The rule of `visibility`."""
+    if self.visibility == "padding":
+      ids = np.where(np.arange(self.keys)[None] < np.array([[self.keys - 70], [3]]), 0, -1)
+      return Visibility(key_ids=jnp.asarray(ids, jnp.int32))
+    if self.visibility == "segments":
+      ids = jnp.asarray(np.arange(self.queries)[None] // 67 + 1, jnp.int32)
+      return Visibility(causal=True, query_ids=ids, key_ids=ids)
+    if self.visibility == "window":
+      return Visibility(causal=True, window=50, prefix=5)
+    return Visibility(causal=self.visibility == "causal")
+
+  def functions(self) -> tuple[Function, Function, tuple[Any, jax.Array]]:
+    """The kernel and the definition, each with its gradients, and their arguments."""
+    batch, heads, width = 2, 4, self.head_dim
+    keys = iter(jax.random.split(jax.random.key(0), 8))
+
+    def draw(*shape: int, scale: float = 1.0) -> jax.Array:
+      return scale * jax.random.normal(next(keys), shape)
+
+    made = (batch, self.queries, heads, width)
+    dropout = ProbabilityDropout.of(jax.random.key(7), self.rate, batch, heads)
+    options: dict[str, Any] = {"visibility": self.seen()}
+    if self.rate:
+      options["dropout"] = dropout
+    if self.kind == "apart":
+      others = (batch, self.keys, self.key_heads, width)
+      wide = (draw(*made), draw(*others), draw(*others))
+      weights = jnp.abs(draw(*made[:3]))
+
+      def run(args: Any, **how: Any) -> Any:
+        return flash_attention(*args, weights=weights, **options, **how)
+
+    elif self.kind == "packed":
+      wide = (draw(batch, self.queries, heads, 3 * width), draw(heads, 3 * width, scale=0.3))
+
+      def run(args: Any, **how: Any) -> Any:
+        return packed_attention(*args, **options, **how)
+
+    else:
+      columns = 3 * heads * width + HIDDEN
+      wide = (
+        draw(batch, self.queries, columns),
+        draw(columns, scale=0.3),
+        draw(HIDDEN, heads, scale=0.2),
+      )
+      choice = Choice(self.rule, 2) if self.rule == "top_k" else Choice()  # type: ignore
+
+      def run(args: Any, **how: Any) -> Any:
+        packed, bias, kernel = args
+        readout = Readout(kernel, jnp.zeros((heads,)))
+        sizes = {"heads": heads, "head_dim": width, "choice": choice}
+        return routed_attention(packed, bias, readout, **sizes, **options, **how)
+
+    slope = draw(*(made if self.kind != "routed" else (batch, self.queries, heads * width)))
+
+    def both(args: Any, slope: jax.Array, **how: Any) -> Any:
+      def main(args: Any) -> Any:
+        found = run(args, **how)
+        return found[0] if self.kind == "routed" else found
+
+      found, pull = jax.vjp(main, args)
+      return found, pull(slope.astype(found.dtype))
+
+    narrow = jax.tree.map(lambda x: x.astype(self.dtype), wide[: 1 if self.kind != "apart" else 3])
+    args = ((*narrow, *wide[len(narrow) :]), slope.astype(self.dtype))
+
+    def exact(args: Any, slope: jax.Array) -> Any:
+      with jax.default_matmul_precision("highest"):
+        args, slope = jax.tree.map(lambda x: x.astype(jnp.float32), (args, slope))
+        return both(args, slope, implementation="reference")
+
+    return functools.partial(both, implementation="gpu"), exact, args
+
+
+CHECKS = (
+  *(Check(width, dtype) for width in (32, 64, 96, 128) for dtype in MOST_ERROR),
+  *(Check(width, dtype, rate=0.2) for width in (64, 128) for dtype in MOST_ERROR),
+  Check(64, "bfloat16", rule="top_k"),
+  Check(64, "float32", "causal", kind="packed"),
+  Check(64, "bfloat16", "segments", kind="packed"),
+  Check(64, "bfloat16", "window"),
+  Check(40, "bfloat16", "padding"),
+  Check(64, "bfloat16", "padding", queries=130, keys=333, kind="apart"),
+  Check(64, "float32", "causal", key_heads=2, kind="apart"),
+  Check(32, "float32", "padding", rate=0.1, kind="packed"),
+)
+
+
+def check(report: common.Report, options: Any) -> None:
+  """Compares kernels with definitions; programs are compiled side by side."""
+  cases = CHECKS[:: 4 if options.quick else 1]
+
+  def compiled(case: Check) -> Any:
+    mine, exact, args = case.functions()
+    return [jax.jit(f).lower(*args).compile() for f in (mine, exact)], args
+
+  with ThreadPoolExecutor() as pool:
+    made = [pool.submit(compiled, case) for case in cases]
+    for case, one in zip(cases, made, strict=True):
+      programs, args = one.result()
+      found, truth = (jax.tree.leaves(program(*args)) for program in programs)
+      error = max(map(relative_error, found, truth))
+      report.claim(f"error, {case.name}", error, 1.0, at_most=MOST_ERROR[case.dtype])
+
+
+def relative_error(found: jax.Array, truth: jax.Array) -> float:
+  """Norm of the difference over the norm."""
+  mine, exact = (np.asarray(x, np.float64) for x in (found, truth))
+  return float(np.linalg.norm(mine - exact) / np.linalg.norm(exact))
+
+
+class Timed:
+  """Programs that are compiled side by side, and then timed in turn."""
+
+  def __init__(self, report: common.Report, group: str, rounds: int):
+    self.report, self.group, self.rounds = report, group, rounds
+    self.made: dict[str, tuple[Function, tuple[Any, ...]]] = {}
+
+  def add(self, name: str, function: Function, *args: Any) -> None:
+    """Another program."""
+    self.made[name] = jax.jit(common.repeat(function, REPEATS)), args
+
+  def seconds(self, tokens: int) -> dict[str, np.ndarray]:
+    """Of every program that this GPU takes; the others are told."""
+    runs = {}
+    with ThreadPoolExecutor() as pool:
+      waiting = {
+        name: pool.submit(lambda f, a: f.lower(*a).compile(), function, args)
+        for name, (function, args) in self.made.items()
+      }
+      for name, one in waiting.items():
+        try:
+          program, args = one.result(), self.made[name][1]
+        except Exception as error:  # which programs a GPU refuses is part of the result
+          self.report.note(f"{self.group}: {name} was refused: {str(error)[:200]}")
+        else:
+          runs[name] = lambda p=program, a=args: jax.block_until_ready(p(*a))
+    amount = REPEATS * tokens
+    return self.report.measure(self.group, runs, self.rounds, amount=amount, unit="tokens")
+
+
+def training(function: Function) -> Function:
+  """A function of arrays with its gradients; the last argument is the slope."""
+
+  def both(*args: Any) -> Any:
+    made, pull = jax.vjp(function, *args[:-1])
+    return made, pull(args[-1])
+
+  return both
+
+
+def drawn(seed: int, *shape: int, dtype: Any = jnp.bfloat16, scale: float = 1.0) -> jax.Array:
+  """Normal numbers."""
+  return (scale * jax.random.normal(jax.random.key(seed), shape)).astype(dtype)
+
+
+def attention(report: common.Report, options: Any) -> None:
+  """Attention by itself: ours, with weights, with competition, cuDNN's and XLA's."""
+  for time, causal in [(t, False) for t in TIMES] + [(TIMES[-1], True)]:
+    shape = (TOKENS // time, time, HEADS, HEAD_DIM)
+    query, key, value, slope = (drawn(seed, *shape) for seed in range(4))
+    weights = jax.nn.softmax(drawn(4, *shape[:3], dtype=jnp.float32))
+    columns = 3 * HEADS * HEAD_DIM + HIDDEN
+    packed, kernel = drawn(5, *shape[:2], columns), drawn(6, HIDDEN, HEADS, scale=0.1)
+    shift, seen = jnp.zeros((columns,)), Visibility(causal=causal)
+
+    def ours(
+      query: Any, key: Any, value: Any, weights: Any = None, seen: Visibility = seen
+    ) -> jax.Array:
+      how: dict[str, Any] = {"visibility": seen, "implementation": "gpu"}
+      return flash_attention(query, key, value, weights=weights, **how)
+
+    def inside(packed: jax.Array, kernel: jax.Array, seen: Visibility = seen) -> jax.Array:
+      readout = Readout(kernel, jnp.zeros((HEADS,)))
+      sizes: dict[str, Any] = {"heads": HEADS, "head_dim": HEAD_DIM, "visibility": seen}
+      made, _ = routed_attention(packed, shift, readout, **sizes, implementation="gpu")
+      return made
+
+    def theirs(query: Any, key: Any, value: Any, how: Any, causal: bool = causal) -> Any:
+      return jax.nn.dot_product_attention(query, key, value, is_causal=causal, implementation=how)
+
+    programs: dict[str, tuple[Function, tuple[jax.Array, ...]]] = {
+      "ours": (ours, (query, key, value)),
+      "ours, weights": (ours, (query, key, value, weights)),
+      "ours, competition inside": (inside, (packed, kernel)),
+      "cuDNN": (functools.partial(theirs, how="cudnn"), (query, key, value)),
+      "XLA": (functools.partial(theirs, how="xla"), (query, key, value)),
+    }
+    for which in PASSES:
+      group = f"rows of {time}{', causal' if causal else ''}, {which}"
+      timed = Timed(report, group, 5 if options.quick else 20)
+      for name, (function, args) in programs.items():
+        if which == "forward":
+          timed.add(name, function, *args)
+        else:
+          flat = slope.reshape(*slope.shape[:2], -1) if "inside" in name else slope
+          timed.add(name, training(function), *args, flat)
+      found = timed.seconds(TOKENS)
+      if "cuDNN" in found:
+        report.claim(
+          f"{group}: our speed with the competition inside / cuDNN's without",
+          found["cuDNN"],
+          found["ours, competition inside"],
+          at_least=LEAST_SPEED,
+        )
+        report.claim(f"{group}: our speed / cuDNN's", found["cuDNN"], found["ours"])
+      report.claim(f"{group}: weights / without", found["ours, weights"], found["ours"])
+      if "XLA" in found:
+        report.claim(f"{group}: our time / XLA's", found["ours"], found["XLA"])
+
+
+def tiles(report: common.Report, options: Any) -> None:
+  """Other cuts of the kernels."""
+  shape = (TOKENS // 1024, 1024, HEADS, HEAD_DIM)
+  args = tuple(drawn(seed, *shape) for seed in range(4))
+  groups = {"forward": FORWARD_TILES, "training": BACKWARD_TILES}
+  for which, cuts in groups.items():
+    timed = Timed(report, f"cut, {which}", 5 if options.quick else 10)
+    for cut in cuts:
+      field = "forward" if which == "forward" else "backward"
+      how = {"tiles": Tiles(**{field: cut}), "implementation": "gpu"}
+      function = functools.partial(flash_attention, **how)
+      function = function if which == "forward" else training(function)
+      timed.add(str(cut), function, *args[: 3 if which == "forward" else 4])
+    timed.seconds(TOKENS)
+
+
+def layers(report: common.Report, options: Any) -> None:
+  """Whole attention layers, without competition and with it."""
+  for time in TIMES:
+    case = Case(batch=TOKENS // time, time=time, dim=WIDTH, heads=HEADS, dtype="bfloat16")
+    inputs = [drawn(seed, *case.shape) for seed in range(2)]
+    made = {
+      name: case.passes(Attention(WIDTH, HEADS, competition, dtype=case.dtype))
+      for name, competition in LAYERS.items()
+    }
+    for number, which in enumerate(PASSES):
+      group = f"layer, rows of {time}, {which}"
+      timed = Timed(report, group, 5 if options.quick else 20)
+      for name, (params, passes) in made.items():
+        timed.add(name, passes[which], params, *inputs[: number + 1])
+      found = timed.seconds(TOKENS)
+      for name in list(made)[1:]:
+        target = {"at_most": MOST_OVERHEAD} if name == "inside" else {}
+        report.claim(f"{group}: {name} / plain", found[name], found["plain"], **target)
+
+
+def experts(report: common.Report, options: Any) -> None:
+  """Weight gradients of eight experts."""
+  rows, groups = 8192, 8
+  left, right = drawn(0, rows, WIDTH), drawn(1, rows, 4 * WIDTH)
+  sizes = jnp.asarray([2048, 1024, 1024, 3000, 72, 0, 500, 524], jnp.int32)
+  ends = np.cumsum(np.asarray(sizes))
+  timed = Timed(report, "weight gradients of experts", 5 if options.quick else 20)
+  for how in ("triton", "blocked"):
+    function = functools.partial(grouped.outer, implementation=how)
+    made = np.asarray(jax.jit(function)(left, right, sizes), np.float64)
+    error = max(
+      np.linalg.norm(made[g] - (truth := _outer(left, right, end - size, end)))
+      / max(np.linalg.norm(truth), 1e-9)
+      for g, (size, end) in enumerate(zip(np.asarray(sizes), ends, strict=True))
+    )
+    report.claim(f"experts, {how}: error", error, 1.0, at_most=MOST_ERROR["bfloat16"])
+    timed.add(how, function, left, right, sizes)
+  timed.add("all rows in one product", lambda a, b: a.T @ b, left, right)
+  found = timed.seconds(rows)
+  one = found["all rows in one product"]
+  report.claim(f"experts: {groups} groups / one product", found["triton"], one)
+
+
+def _outer(left: jax.Array, right: jax.Array, begin: int, end: int) -> np.ndarray:
+  one, two = (np.asarray(x[begin:end], np.float32) for x in (left, right))
+  return (one.T @ two).astype(np.float64)
+
+
+def text(report: common.Report, options: Any) -> None:
+  """A training step of GPT-2 Small on one long text."""
+  length = 1024 if options.quick else 8192
+  runs = {}
+  for compete in (False, True):
+    name = "heads compete" if compete else "plain"
+    step, initial = long_text.program(length, compete)
+    state = jax.jit(initial)()
+    tokens = jax.random.randint(jax.random.key(0), (1, length), 0, long_text.VOCABULARY)
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*state, tokens).compile()
+    gigabytes = long_text.planned(compiled)
+    report.claim(f"{length:,} tokens, {name}: GB planned", gigabytes, 1.0, at_most=16.0)
+    runs[name] = _stepping(compiled, state, tokens)
+  found = report.measure(
+    f"GPT-2 Small, one text of {length:,}", runs, 10, amount=length, unit="tokens"
+  )
+  report.claim("GPT-2 Small: heads compete / plain", found["heads compete"], found["plain"])
+  peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9
+  report.note(f"GB that were ever in use, both models' states at once: {peak:.1f}")
+
+
+def _stepping(compiled: Any, state: Any, tokens: jax.Array) -> Callable[[], None]:
+  def run() -> None:
+    nonlocal state
+    *state, loss = compiled(*state, tokens)
+    jax.block_until_ready(loss)
+
+  return run
+
+
+def main() -> None:
+  parser = common.options(__doc__, ("gpu",))
+  parser.set_defaults(device="gpu")
+  parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
+  options = parser.parse_args()
+  report = common.start("Attention and competition on a GPU", options)
+  devices.attached()
+  parts = (check, attention, tiles, layers, experts, text)
+  for name, part in zip(PARTS, parts, strict=True):
+    if name in options.only:
+      part(report, options)
+      report.save()
+  report.finish()
+
+
+if __name__ == "__main__":
+  main()

@@ -87,6 +87,7 @@ def expected(query, key, value, weights, seen: Visibility) -> np.ndarray:
 
 CASES = {
   "everything": ((2, 37, 37, 2, 2, 64), Visibility(), "tpu"),
+  "everything, in blocks that are full": ((2, 32, 64, 2, 1, 32), Visibility(), "tpu"),
   "causal": ((1, 40, 40, 3, 3, 32), Visibility(causal=True), "tpu, by blocks"),
   "window and prefix": (
     (1, 50, 50, 2, 2, 40),

@@ -5,7 +5,15 @@ one product made them, so that nothing is sliced or copied. Heads leave side by 
 weight: one factor where flash attention divides by the sum of a row anyway.
 
 Blocks have sides that are powers of two and at least 16; what they hold beyond an array is masked
-in every load and store.
+in every load and store, unless blocks fill it.
+
+What a loop reads goes into products as it is, so that the loads of later turns can be under way:
+no bias is added to it, and no weight multiplied. With the biases b of queries, keys and values,
+
+    softmax(Q (K + b_k)^T) = softmax(Q K^T)     P (V + b_v) = P V + (P 1) b_v
+    (Q + b_q) K^T = Q K^T + 1 (K b_q)^T         D^T (Q + b_q) = D^T Q + (D^T 1) b_q
+
+where D is the gradient of the logits, whose rows sum to 0, so that b_k adds nothing to D K, either.
 
 Source: Dao 2023 (FlashAttention-2) for blocks and the saved logsumexp; Kolios 2023, equation 5.3,
 for the weights.
@@ -14,6 +22,7 @@ for the weights.
 import dataclasses
 import functools
 import math
+import operator
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
@@ -30,7 +39,6 @@ from compmod_jax.kernels.routing.blocks import dot
 from compmod_jax.kernels.routing.triton import (
   call,
   load,
-  load_column,
   load_line,
   padded,
   store,
@@ -88,7 +96,8 @@ def tiles(layout: Layout, dtype: DTypeLike, dropout: bool) -> tuple[Tile, Tile]:
   """
   wide, columns = jnp.dtype(dtype) == jnp.float32, max(32, padded(layout.head_dim))
   if columns * jnp.dtype(dtype).itemsize > 128:
-    forward = Tile(128, 64, 8, 2)
+    widest = columns * jnp.dtype(dtype).itemsize > 256
+    forward = Tile(128, 32 if widest and dropout else 64, 8, 2)
   else:
     forward = Tile(64, 64, stages=2) if dropout else Tile(128, 64)
   return forward, _REVERSE[columns, wide][dropout]
@@ -117,6 +126,10 @@ class Static:
     """Rows of a block of queries, keys or values."""
     return self.block[min(which, KEY)]
 
+  def filled(self, which: int) -> bool:
+    """Whether blocks end where an example of queries, keys or values ends."""
+    return self.layout.times(which) % self.size(which) == 0
+
   def blocks(self, which: int) -> int:
     """How many there are of an example."""
     return pl.cdiv(self.layout.times(which), self.size(which))
@@ -129,7 +142,7 @@ class Operands(NamedTuple, Generic[A]):
     matrices: those that hold queries, keys and values [batch * time, columns].
     bias: what is added to the columns of a matrix that holds all three [1, columns], float32; none
       for nothing.
-    weights: of heads [batch * queries, heads], float32; none for 1.
+    weights: of heads [batch * heads, queries], float32; none for 1.
     ids: numbers of queries [batch, queries] and of keys [batch, keys], where there are any.
     dropout: which probabilities become 0; none for no dropout.
     key_spans: blocks of keys that a block of queries visits [batch, blocks, 2].
@@ -147,14 +160,14 @@ class Reverse(NamedTuple, Generic[A]):
   """What the reverse pass reads besides.
 
   Attributes:
-    outputs: the heads as they left.
-    slopes: the gradient with respect to them.
-    logsumexp: logarithm to base 2 of the sum of a row [batch * heads, queries].
+    slopes: the gradient with respect to the heads as they left.
+    delta: that of their weights times the weights [batch * heads, queries], float32.
+    logsumexp: logarithm to base 2 of the sum of a row [batch * heads, queries], without b_k.
     query_spans: blocks of queries that a block of keys visits [batch, blocks, 2].
   """
 
-  outputs: A
   slopes: A
+  delta: A
   logsumexp: A
   query_spans: A
 
@@ -176,7 +189,7 @@ def forward(
   Args:
     matrices: see `Operands`.
     bias: see `Operands`.
-    weights: see `Operands`.
+    weights: of heads [batch * queries, heads], float32; none for 1.
     visibility: which keys a query may read.
     layout: sizes, and where columns begin.
     block: see `Tile`; none for what `tiles` says.
@@ -249,9 +262,10 @@ def backward(
   static, given, query_spans = _prepare(
     matrices, bias, weights, visibility, dropout, layout, cut.block
   )
-  reverse = Reverse(outputs, slopes, logsumexp, query_spans)
+  delta = slopes.astype(jnp.float32) * outputs.astype(jnp.float32)
+  delta = jnp.sum(delta.reshape(-1, layout.heads, layout.head_dim), axis=2)
+  reverse = Reverse(slopes, _lines(delta, layout), logsumexp, query_spans)
   made = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in matrices]
-  made.append(jax.ShapeDtypeStruct(logsumexp.shape, jnp.float32))
   grid = (layout.key_heads, given.key_spans.shape[1], layout.batch)
   if bias is not None:
     parts = (grid[1] * grid[2], bias.shape[1])
@@ -269,9 +283,14 @@ def backward(
     flops=8 * layout.pairs * layout.head_dim,
   )
   count = len(matrices)
-  by_head = found[count].reshape(layout.batch, layout.heads, layout.queries)
   d_bias = None if bias is None else jnp.sum(found[-1], axis=0, keepdims=True)
-  return tuple(found[:count]), d_bias, by_head.swapaxes(1, 2).reshape(-1, layout.heads)
+  return tuple(found[:count]), d_bias, delta
+
+
+def _lines(by_token: jax.Array, layout: Layout) -> jax.Array:
+  """[batch * heads, queries] from [batch * queries, heads]."""
+  by_token = by_token.reshape(layout.batch, layout.queries, layout.heads)
+  return by_token.swapaxes(1, 2).reshape(-1, layout.queries)
 
 
 def _prepare(
@@ -295,7 +314,8 @@ def _prepare(
 
   ids = jax.tree.map(spread, visibility.numbers(layout.queries))
   key_spans, query_spans = map(fill, visibility.spans(layout.queries, layout.keys, block))
-  return static, Operands(matrices, bias, weights, ids, dropout, key_spans), query_spans
+  own = None if weights is None else _lines(weights, layout)
+  return static, Operands(matrices, bias, own, ids, dropout, key_spans), query_spans
 
 
 class _Example:
@@ -306,84 +326,102 @@ class _Example:
     self.layout = static.layout
 
   def rows(self, which: int, head: jax.Array, start: jax.Array) -> jax.Array:
-    """Queries, keys or values of a head; zeros beyond the example or the head."""
+    """Queries, keys or values of a head without bias; zeros beyond the example or the head."""
     layout = self.layout
     matrix = self.given.matrices[layout.columns[which][0]]
-    block = (self.static.size(which), padded(layout.head_dim))
-    place, left = layout.place(which, self.number, start, head), layout.times(which) - start
-    rows = load(matrix, place, block, rows=left, columns=layout.head_dim)
-    if self.given.bias is None:
-      return rows
-    bias = load(self.given.bias, (0, place[1]), (1, block[1]), columns=layout.head_dim)
-    return (rows.astype(jnp.float32) + bias).astype(rows.dtype)
+    place = layout.place(which, self.number, start, head)
+    return self.load(which, matrix, place, layout.times(which) - start)
 
-  def keys_and_values(self, head: jax.Array, start: jax.Array) -> _Pair:
-    """Keys and values of a head."""
-    return self.rows(KEY, head, start), self.rows(VALUE, head, start)
+  def load(
+    self, which: int, matrix: jax.Ref, place: tuple[jax.Array, jax.Array], left: jax.Array
+  ) -> jax.Array:
+    """A block of a head's columns, of which `left` rows belong to the example."""
+    width = self.layout.head_dim
+    block = (self.static.size(which), padded(width))
+    inside = {
+      "rows": None if self.static.filled(which) else left,
+      "columns": None if block[1] == width else width,
+    }
+    return load(matrix, place, block, **inside, whole=all(x is None for x in inside.values()))
+
+  def bias(self, which: int, head: jax.Array) -> jax.Array | None:
+    """What is to be added to the queries, keys or values of a head [columns], if anything."""
+    if self.given.bias is None:
+      return None
+    _, column = self.layout.place(which, self.number, jnp.int32(0), head)
+    width = self.layout.head_dim
+    return load(self.given.bias, (0, column), (1, padded(width)), columns=width)[0]
+
+  def shifted(self, which: int, head: jax.Array, start: jax.Array) -> jax.Array:
+    """Queries, keys or values of a head with their bias."""
+    return _plus(self.rows(which, head, start), self.bias(which, head))
 
   def span(self, spans: jax.Ref, block: jax.Array) -> _Pair:
     """The first block to visit, and one past the last."""
     return spans[self.number, block, 0], spans[self.number, block, 1]
 
-  def weights(self, head: jax.Array, start: jax.Array) -> jax.Array:
-    """Weight of a head at every query of a block."""
-    size = self.static.size(QUERY)
-    if self.given.weights is None:
-      return jnp.ones((size,), jnp.float32)
-    place, left = self.number * self.layout.queries + start, self.layout.queries - start
-    return load_column(self.given.weights, place, head, size, rows=left)
+  def line(self, ref: jax.Ref, head: jax.Array, start: jax.Array, other: float) -> jax.Array:
+    """What a matrix [batch * heads, queries] has for a block of queries."""
+    number = self.number * self.layout.heads + head
+    return load_line(ref, number, start, self.static.size(QUERY), other=other)
 
-  def allowed(self, query_start: jax.Array, key_start: jax.Array) -> jax.Array:
-    """Which keys of a block every query of a block reads."""
+  def weights(self, head: jax.Array, start: jax.Array) -> jax.Array | None:
+    """Weight of a head at every query of a block, if it has any."""
+    given = self.given.weights
+    return None if given is None else self.line(given, head, start, 0.0)
+
+  def only_allowed(
+    self, values: jax.Array, starts: _Pair, other: float, turned: bool = False
+  ) -> jax.Array:
+    """Values of a block's pairs, `other` where a query does not read a key.
+
+    Args:
+      values: of pairs [queries, keys].
+      starts: first query and first key of the block.
+      other: see above.
+      turned: whether they are [keys, queries].
+    """
     given, size = self.given, self.static.block
-    queries = query_start + lax.broadcasted_iota(jnp.int32, size, 0)
-    keys = key_start + lax.broadcasted_iota(jnp.int32, size, 1)
-    allowed = keys < self.layout.keys
+    queries, keys = (
+      start + lax.broadcasted_iota(jnp.int32, values.shape, axis ^ turned)
+      for axis, start in enumerate(starts)
+    )
+    rules = [] if self.static.filled(KEY) else [keys < self.layout.keys]
     in_order = self.static.order.in_order(queries, keys)
     if in_order is not None:
-      allowed = allowed & in_order
+      rules.append(in_order)
     if given.ids is not None:
-      mine = load_line(given.ids[0], self.number, query_start, size[0])
-      others = load_line(given.ids[1], self.number, key_start, size[1], other=HIDDEN)
-      allowed = allowed & same_number(mine[:, None], others[None])
-    return allowed
+      mine = load_line(given.ids[0], self.number, starts[0], size[0])
+      others = load_line(given.ids[1], self.number, starts[1], size[1], other=HIDDEN)
+      rules.append(same_number(along(mine, turned), along(others, not turned)))
+    if not rules:
+      return values
+    return jnp.where(functools.reduce(operator.and_, rules), values, other)
 
-  def dropout(self, head: jax.Array, start: _Pair) -> jax.Array | float:
+  def dropout(self, head: jax.Array, start: _Pair, turned: bool = False) -> jax.Array | float:
     """What dropout multiplies the probabilities of a block with."""
     given, whole = self.given.dropout, (self.layout.queries, self.layout.keys)
     if given is None:
       return 1.0
     keep = given.keep_of_block(self.number, head, start, self.static.block, whole)
-    return jnp.where(keep, given.scale, 0.0)
+    return jnp.where(keep.T if turned else keep, given.scale, 0.0)
 
 
-class _Reversed(_Example):
-  """The same in the reverse pass."""
+def along(line: jax.Array, turned: bool) -> jax.Array:
+  """A number for every query, to go with pairs [queries, keys], or [keys, queries] if `turned`."""
+  return line[None] if turned else line[:, None]
 
-  def __init__(
-    self, given: Operands[jax.Ref], reverse: Reverse[jax.Ref], static: Static, number: jax.Array
-  ):
-    super().__init__(given, static, number)
-    self.reverse = reverse
 
-  def logsumexp(self, head: jax.Array, start: jax.Array) -> jax.Array:
-    """Logarithm of the sum of a row; beyond the example so large that nothing is left."""
-    line = self.number * self.layout.heads + head
-    return load_line(self.reverse.logsumexp, line, start, self.static.size(QUERY), other=-FAR)
+def _plus(rows: jax.Array, bias: jax.Array | None) -> jax.Array:
+  """Rows with a bias, in their own type."""
+  if bias is None:
+    return rows
+  return (rows.astype(jnp.float32) + bias[None]).astype(rows.dtype)
 
-  def slope(self, head: jax.Array, start: jax.Array) -> _Pair:
-    """The gradient of a head times its weight; and the gradient of the weight times the weight."""
-    layout = self.layout
-    place = (self.number * layout.queries + start, head * layout.head_dim)
-    block = (self.static.size(QUERY), padded(layout.head_dim))
-    slope, output = (
-      load(one, place, block, rows=layout.queries - start, columns=layout.head_dim)
-      for one in (self.reverse.slopes, self.reverse.outputs)
-    )
-    delta = jnp.sum(slope.astype(jnp.float32) * output.astype(jnp.float32), axis=1)
-    if self.given.weights is None:
-      return slope, delta
-    return (slope * self.weights(head, start)[:, None]).astype(slope.dtype), delta
+
+def _products(rows: jax.Array, bias: jax.Array | None) -> jax.Array | None:
+  """The product of every row with a bias [rows], if there is one."""
+  return None if bias is None else jnp.sum(rows.astype(jnp.float32) * bias[None], axis=1)
 
 
 def _forward(given: Operands[jax.Ref], heads: jax.Ref, *logsumexp: jax.Ref, static: Static) -> None:
@@ -391,26 +429,35 @@ def _forward(given: Operands[jax.Ref], heads: jax.Ref, *logsumexp: jax.Ref, stat
   head, block, number = (pl.program_id(axis) for axis in range(3))
   layout, example = static.layout, _Example(given, static, number)
   start = block * static.size(QUERY)
-  query, key_head = example.rows(QUERY, head, start), lax.div(head, layout.group)
+  query, key_head = example.shifted(QUERY, head, start), lax.div(head, layout.group)
+  bias = example.bias(VALUE, key_head)
+  # With dropout, the probabilities that remain do not sum to 1.
+  apart = bias is not None and given.dropout is not None
 
   def visit(key_block: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    total, largest, mass = carry
+    total, largest, mass, *kept = carry
     key_start = key_block * static.size(KEY)
-    key, value = example.keys_and_values(key_head, key_start)
-    allowed = example.allowed(start, key_start)
-    logits = jnp.where(allowed, dot(query, key, (1, 1)) * static.scale, FAR)
+    key, value = (example.rows(which, key_head, key_start) for which in (KEY, VALUE))
+    logits = dot(query, key, (1, 1)) * static.scale
+    logits = example.only_allowed(logits, (start, key_start), FAR)
     new = jnp.maximum(largest, jnp.max(logits, axis=1))
-    share = jnp.where(allowed, jnp.exp2(logits - new[:, None]), 0.0)
+    share = jnp.exp2(logits - new[:, None])
+    share = example.only_allowed(share, (start, key_start), 0.0)
     shrunk = jnp.exp2(largest - new)
     mass = mass * shrunk + jnp.sum(share, axis=1)
     share = share * example.dropout(head, (start, key_start))
-    return total * shrunk[:, None] + dot(share.astype(value.dtype), value), new, mass
+    kept = [one * shrunk + jnp.sum(share, axis=1) for one in kept]
+    total = total * shrunk[:, None] + dot(share.astype(value.dtype), value)
+    return total, new, mass, *kept
 
   zeros = jnp.zeros(query.shape[:1], jnp.float32)
-  begin = (jnp.zeros(query.shape, jnp.float32), zeros + FAR, zeros)
-  total, largest, mass = lax.fori_loop(*example.span(given.key_spans, block), visit, begin)
+  begin = (jnp.zeros(query.shape, jnp.float32), zeros + FAR, zeros, *[zeros] * apart)
+  total, largest, mass, *kept = lax.fori_loop(*example.span(given.key_spans, block), visit, begin)
+  if bias is not None:
+    total = total + (kept or [mass])[0][:, None] * bias[None]
   mass = jnp.where(mass > 0, mass, 1.0)
-  scaled = total * (example.weights(head, start) / mass)[:, None]
+  weights = example.weights(head, start)
+  scaled = total * ((1.0 if weights is None else weights) / mass)[:, None]
   place = (number * layout.queries + start, head * layout.head_dim)
   store(heads, place, scaled, rows=layout.queries - start, columns=layout.head_dim)
   for ref in logsumexp:
@@ -419,14 +466,30 @@ def _forward(given: Operands[jax.Ref], heads: jax.Ref, *logsumexp: jax.Ref, stat
     store_line(ref, number * layout.heads + head, start, line)
 
 
+class _Row(NamedTuple):
+  """What the reverse pass knows of a block of queries in one head.
+
+  Attributes:
+    logsumexp: see `Reverse`; beyond the example so large that nothing is left.
+    delta: see `Reverse`.
+    weights: of the head.
+    slope: the gradient with respect to the head as it left.
+  """
+
+  logsumexp: jax.Array
+  delta: jax.Array
+  weights: jax.Array | None
+  slope: jax.Array
+
+
 def _backward(
   given: Operands[jax.Ref], reverse: Reverse[jax.Ref], *outputs: jax.Ref, static: Static
 ) -> None:
   """Of a block of keys, and of the queries with its number, in all heads of a group."""
   count = len(given.matrices)
-  gradients, delta, parts = outputs[:count], outputs[count], outputs[count + 1 :]
+  gradients, parts = outputs[:count], outputs[count:]
   key_head, block, number = (pl.program_id(axis) for axis in range(3))
-  layout, example = static.layout, _Reversed(given, reverse, static, number)
+  layout, example = static.layout, _Example(given, static, number)
   heads = [key_head * layout.group + one for one in range(layout.group)]
   factor = 1 / math.sqrt(layout.head_dim)
 
@@ -438,31 +501,57 @@ def _backward(
       line = number * given.key_spans.shape[1] + block
       store(one, (line, place[1]), jnp.sum(values, axis=0)[None], columns=layout.head_dim)
 
+  def row(head: jax.Array, start: jax.Array) -> _Row:
+    place = (number * layout.queries + start, head * layout.head_dim)
+    return _Row(
+      example.line(reverse.logsumexp, head, start, -FAR),
+      example.line(reverse.delta, head, start, 0.0),
+      example.weights(head, start),
+      example.load(QUERY, reverse.slopes, place, layout.queries - start),
+    )
+
   def errors(
-    head: jax.Array, slope: _Pair, query: jax.Array, key_value: _Pair, starts: _Pair
+    head: jax.Array,
+    one: _Row,
+    logits: jax.Array,
+    d_heads: jax.Array,
+    starts: _Pair,
+    turned: bool = False,
   ) -> _Pair:
-    """Probabilities of a block behind dropout, and the gradient of its logits."""
-    logits = dot(query, key_value[0], (1, 1)) * static.scale
-    share = jnp.exp2(logits - example.logsumexp(head, starts[0])[:, None])
-    share = jnp.where(example.allowed(*starts), share, 0.0)
-    dropout = example.dropout(head, starts)
-    d_share = dropout * dot(slope[0], key_value[1], (1, 1))
-    return share * dropout, share * (d_share - slope[1][:, None])
+    """Weighted probabilities of a block behind dropout, and the gradient of its logits."""
+    share = jnp.exp2(logits * static.scale - along(one.logsumexp, turned))
+    share = example.only_allowed(share, starts, 0.0, turned)
+    kept = example.dropout(head, starts, turned)
+    if one.weights is not None:
+      kept = kept * along(one.weights, turned)
+    return share * kept, share * (kept * d_heads - along(one.delta, turned))
 
   key_start = block * static.size(KEY)
-  key_value = example.keys_and_values(key_head, key_start)
+  key, value = example.rows(KEY, key_head, key_start), example.shifted(VALUE, key_head, key_start)
 
   def over_queries(head: jax.Array, sums: _Pair) -> _Pair:
-    def visit(query_block: jax.Array, sums: _Pair) -> _Pair:
+    bias = example.bias(QUERY, head)
+    shift = _products(key, bias)
+
+    def visit(query_block: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
       start = query_block * static.size(QUERY)
-      query, slope = example.rows(QUERY, head, start), example.slope(head, start)
-      share, error = errors(head, slope, query, key_value, (start, key_start))
-      d_value = sums[1] + dot(share.astype(slope[0].dtype), slope[0], (0, 0))
-      return sums[0] + dot(error.astype(query.dtype), query, (0, 0)), d_value
+      query, one = example.rows(QUERY, head, start), row(head, start)
+      # [keys, queries]: so the products below take what registers hold, and turn nothing.
+      logits, d_heads = dot(key, query, (1, 1)), dot(value, one.slope, (1, 1))
+      logits = logits if shift is None else logits + shift[:, None]
+      share, error = errors(head, one, logits, d_heads, (start, key_start), turned=True)
+      d_key, d_value, *totals = sums
+      d_value += dot(share.astype(query.dtype), one.slope)
+      d_key += dot(error.astype(query.dtype), query)
+      return d_key, d_value, *[total + jnp.sum(error, axis=1) for total in totals]
 
-    return lax.fori_loop(*example.span(reverse.query_spans, block), visit, sums)
+    begin = (*sums, *[jnp.zeros(key.shape[:1], jnp.float32)] * (bias is not None))
+    d_key, d_value, *totals = lax.fori_loop(*example.span(reverse.query_spans, block), visit, begin)
+    for total in totals:
+      d_key += total[:, None] * bias[None]  # type: ignore
+    return d_key, d_value
 
-  zeros = jnp.zeros(key_value[0].shape, jnp.float32)
+  zeros = jnp.zeros(key.shape, jnp.float32)
   sums = (zeros, zeros)
   for head in heads:
     sums = over_queries(head, sums)
@@ -472,14 +561,16 @@ def _backward(
   start = block * static.size(QUERY)
 
   def over_keys(head: jax.Array) -> None:
-    query, slope = example.rows(QUERY, head, start), example.slope(head, start)
-    store_line(delta, number * layout.heads + head, start, slope[1])
+    query, one = example.shifted(QUERY, head, start), row(head, start)
+    shift = _products(one.slope, example.bias(VALUE, key_head))
 
     def visit(key_block: jax.Array, total: jax.Array) -> jax.Array:
       first = key_block * static.size(KEY)
-      pair = example.keys_and_values(key_head, first)
-      _, error = errors(head, slope, query, pair, (start, first))
-      return total + dot(error.astype(query.dtype), pair[0])
+      key, value = (example.rows(which, key_head, first) for which in (KEY, VALUE))
+      d_heads = dot(one.slope, value, (1, 1))
+      d_heads = d_heads if shift is None else d_heads + shift[:, None]
+      _, error = errors(head, one, dot(query, key, (1, 1)), d_heads, (start, first))
+      return total + dot(error.astype(query.dtype), key)
 
     span = example.span(given.key_spans, block)
     total = lax.fori_loop(*span, visit, jnp.zeros(query.shape, jnp.float32))

@@ -53,8 +53,14 @@ def load(
   rows: jax.Array | int | None = None,
   columns: jax.Array | int | None = None,
   other: float = 0.0,
+  whole: bool = False,
 ) -> jax.Array:
-  """A block of a matrix, `other` beyond the matrix or beyond the block's own rows and columns."""
+  """A block of a matrix, `other` beyond the matrix or beyond the block's own rows and columns.
+
+  Nothing is beyond them where the block is told to be `whole`.
+  """
+  if whole:
+    return plt.load(_at(ref, start, shape))
   mask = _mask(ref, start, shape, rows, columns)
   return plt.load(_at(ref, start, shape), mask=mask, other=other)
 
@@ -85,20 +91,6 @@ def store_line(ref: jax.Ref, row: jax.Array | int, start: jax.Array | int, line:
   (size,) = line.shape
   mask = start + jnp.arange(size) < ref.shape[1]
   plt.store(ref.at[row, pl.ds(start, size)], line.astype(ref.dtype), mask=mask)
-
-
-def load_column(
-  ref: jax.Ref,
-  start: jax.Array | int,
-  column: jax.Array | int,
-  size: int,
-  *,
-  rows: jax.Array | int,
-  other: float | int = 0,
-) -> jax.Array:
-  """A part of a column of a matrix [size], `other` beyond its first `rows`."""
-  mask = jnp.arange(size) < rows
-  return plt.load(ref.at[pl.ds(start, size), column], mask=mask, other=other)
 
 
 def sum_over_tokens(

@@ -110,11 +110,24 @@ SCALES = {
     )
     for n in (1, 2, 3)
   },
+  "cogs": _Data(
+    "COGS, nouns in new roles and deeper recursion kept from its training part",
+    "cogs:held_out",
+    ("test", "held_out"),
+    steps=_SCAN,
+  ),
+  "pcfg_systematicity": _Data(
+    "PCFG SET, four pairs of functions in the test alone", "pcfg_set:systematicity", steps=_SCAN
+  ),
+  "pcfg_productivity": _Data(
+    "PCFG SET, up to eight functions in training", "pcfg_set:productivity", steps=_SCAN
+  ),
 }
 """Name of a scale -> its data."""
 
 SEARCH = "scan_length_search"
 """The scale of the search of settings for SCAN's length splits."""
+_LABELS = 160  # from which random ones are drawn
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
 _MOH = CompetitionConfig(rule="top_k", keep=2, shared_heads=1, balance=0.01)
@@ -131,7 +144,7 @@ INGREDIENTS: dict[str, dict[str, object]] = {
   "rotary": {"positions": "rotary"},
   "relative bias": {"positions": "relative_bias"},
   "relative": {"positions": "relative"},
-  "random labels": {"random_positions": 160, "max_length": 160},
+  "random labels": {"random_positions": _LABELS, "max_length": _LABELS},
   "heads compete": {"compete": _ENCODER, "ffn_dim": 216},
   "relative, heads compete": {"positions": "relative", "compete": _ENCODER, "ffn_dim": 216},
   "relative, all heads compete": {"positions": "relative", "compete": _ALL, "ffn_dim": 144},
@@ -219,8 +232,10 @@ def generalisation(scale: str) -> Spec:
   experiments: dict[str, Experiment] = {}
   assert isinstance(base.model, TransformerConfig)
   widths = base.model.ffn_dim == _WIDTH
+  labels = translation_task(base).batch.ceiling < _LABELS
   for name, changes in INGREDIENTS.items():
-    if name in _QUICK or (not quick and (widths or "ffn_dim" not in changes)):
+    fits = (widths or "ffn_dim" not in changes) and (labels or "random_positions" not in changes)
+    if name in _QUICK or (not quick and fits):
       experiments[name] = with_model(base, **changes)
     if name == _PLAIN and not quick:
       experiments[_CHOSEN] = dataclasses.replace(base, model_selection="best")

@@ -18,9 +18,10 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
+from jax.sharding import AbstractDevice, SingleDeviceSharding
 
 from benchmarks.census import Census, take_census
+from compmod_jax.core import sharding
 from compmod_jax.tools import matmul_flops
 from compmod_jax.tools.devices import BANDWIDTH, PEAK_FLOPS, TPUS
 
@@ -77,6 +78,12 @@ class Device:
   def platform(self) -> str:
     """What programs are lowered for."""
     return "tpu" if self.kind.startswith("TPU") else "cuda"
+
+  @property
+  def abstract(self) -> AbstractDevice:
+    """As JAX describes one that need not be here."""
+    platform = "gpu" if self.platform == "cuda" else "tpu"
+    return AbstractDevice(device_kind=self.kind, num_cores=self.cores, platform=platform)
 
   @property
   def kernels(self) -> Any:
@@ -143,12 +150,10 @@ def compile_for(
   if device.here:
     traced = jax.jit(function).trace(*args)
     return _known(device, traced, traced.lower().compile(), dtype)
-  sharding = SingleDeviceSharding(device_named(device.name))
-  args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), args)
-  platform = "gpu" if device.platform == "cuda" else "tpu"
-  abstract = AbstractDevice(device_kind=device.kind, num_cores=device.cores, platform=platform)
+  place = SingleDeviceSharding(device_named(device.name))
+  args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), args)
   before = set(_dump().glob("*.ptx"))
-  with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=abstract)):
+  with sharding.tracing_for(device.abstract):
     traced = jax.jit(function).trace(*args)
     compiled = traced.lower(lowering_platforms=(device.platform,)).compile()
   found = _registers(set(_dump().glob("*.ptx")) - before) if kernels else {}

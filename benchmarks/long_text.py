@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding, use_abstract_mesh
+from jax.sharding import SingleDeviceSharding
 
 from benchmarks import common, devices
+from compmod_jax.core import sharding
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.text import Text
 
@@ -71,8 +72,7 @@ def memory(length: int, compete: bool) -> float:
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
     (*jax.eval_shape(initial), tokens),
   )
-  abstract = AbstractDevice(device_kind=device.kind, num_cores=device.cores, platform="gpu")
-  with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=abstract)):
+  with sharding.tracing_for(device.abstract):
     traced = jax.jit(step, donate_argnums=(0, 1)).trace(*args)
     return planned(traced.lower(lowering_platforms=("cuda",)).compile())
 

@@ -11,18 +11,21 @@ devices need (`part_of`); `fetch` gives every process the whole of an array.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import (
+  AbstractDevice,
   AbstractMesh,
   AxisType,
   Mesh,
   NamedSharding,
   PartitionSpec,
   get_abstract_mesh,
+  use_abstract_mesh,
 )
 from jaxtyping import PyTree
 
@@ -215,6 +218,15 @@ def platform_of(array: jax.Array) -> str:
   """What a program that is being traced is for: what its mesh says, else the default backend."""
   device = jax.typeof(array).sharding.mesh.abstract_device or get_abstract_mesh().abstract_device
   return jax.default_backend() if device is None else device.platform
+
+
+def tracing_for(device: AbstractDevice) -> AbstractContextManager[object]:
+  """A context in which programs are traced for a device that need not be here (`platform_of`).
+
+  Nothing can run in it: arrays with values are made outside.
+  """
+  # Devices are given by meshes; an axis of type `Auto` leaves shardings out of the program's types.
+  return use_abstract_mesh(AbstractMesh((1,), ("_",), (AxisType.Auto,), abstract_device=device))
 
 
 def parts_of(array: jax.Array, name: str) -> int:

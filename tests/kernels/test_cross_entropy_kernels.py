@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from accelerators import DEVICES
 
 from compmod_jax.core import sharding
 from compmod_jax.core.errors import UserError
@@ -28,7 +28,6 @@ ROWS, WORDS, DIM = 20, 37, 16
 KERNEL: dict[str, Any] = {"implementation": "tpu", "interpret": True, "blocks": Blocks(8, 16)}
 WAYS: dict[str, dict[str, Any]] = {"reference": {"implementation": "reference"}, "tpu": KERNEL}
 TINY = TransformerConfig(dim=DIM, heads=2, encoder_layers=1, decoder_layers=1, max_length=8)
-TPU = AbstractMesh((1,), ("_",), abstract_device=AbstractDevice("TPU v5e", 1, platform="tpu"))
 
 
 def example(dtype: str) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -116,10 +115,10 @@ def test_what_cannot_run_is_refused_with_the_reason():
     label_statistics(hidden.astype(jnp.float16), table.astype(jnp.float16), labels, **KERNEL)
   with pytest.raises(UserError, match="they must be equal"):
     label_statistics(hidden[:, :8], table, labels)
-  assert kernel_for(hidden, ROWS, DIM, "float32") is None
-  with use_abstract_mesh(TPU):
-    assert kernel_for(jnp.zeros(1), ROWS, DIM, "float32") == "tpu"
-    assert kernel_for(jnp.zeros(1), ROWS, 8192, "float32") is None  # no room
+  assert kernel_for(hidden, ROWS, DIM, "float32") is None  # here
+  with sharding.tracing_for(DEVICES["tpu"]):
+    assert kernel_for(hidden, ROWS, DIM, "float32") == "tpu"
+    assert kernel_for(hidden, ROWS, 8192, "float32") is None  # no room
 
 
 def test_only_the_products_that_a_model_needs_are_counted():
@@ -130,7 +129,7 @@ def test_only_the_products_that_a_model_needs_are_counted():
   def total(hidden, table, labels):
     return jnp.sum(label_statistics(hidden, table, labels).nll)
 
-  with use_abstract_mesh(TPU):
+  with sharding.tracing_for(DEVICES["tpu"]):
     traced = jax.jit(jax.grad(total, (0, 1))).trace(*given, labels)
   assert matmul_flops.count(traced.jaxpr) == 6 * rows * words * dim
 
@@ -168,7 +167,7 @@ def test_a_step_for_a_tpu_has_the_kernels_and_no_logits():
   def total(params, batch):
     return model.losses(params, batch, label_smoothing=0.1).smoothed
 
-  with use_abstract_mesh(TPU):
+  with sharding.tracing_for(DEVICES["tpu"]):
     traced = jax.jit(jax.grad(total)).trace(params, {"source": tokens, "target": tokens})
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
   for name in ("label_statistics", "label_statistics_backward"):

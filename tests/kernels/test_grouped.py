@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from accelerators import DEVICES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
+from compmod_jax.core import sharding
 from compmod_jax.kernels import grouped, grouped_outer
 
 ROWS, INNER, OUTER, GROUPS = 23, 5, 6, 4
@@ -148,12 +149,6 @@ def test_kernels_sum_the_rows_of_each_group_alone_in_blocks_that_groups_share(ke
     )
 
 
-DEVICES = {
-  "tpu": AbstractDevice(device_kind="TPU v5e", num_cores=1, platform="tpu"),
-  "cuda": AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu"),
-}
-
-
 @pytest.mark.parametrize(
   ("platform", "ragged", "loops", "kernel"),
   [
@@ -172,8 +167,7 @@ def test_the_platform_that_is_compiled_for_decides(platform, ragged, loops, kern
   if platform == "cpu":
     text = traced.lower(*arrays).as_text()
   else:
-    mesh = AbstractMesh((1,), ("_",), abstract_device=DEVICES[platform])
-    with use_abstract_mesh(mesh):
+    with sharding.tracing_for(DEVICES[platform]):
       text = traced.trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
   assert ("ragged_dot" in text) == ragged
   assert ("stablehlo.while" in text) == loops

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from accelerators import DEVICES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from scipy.special import softmax
 
+from compmod_jax.core import sharding
 from compmod_jax.core.errors import UserError
 from compmod_jax.kernels.routing import (
   Blocks,
@@ -419,10 +420,6 @@ def test_a_tpu_kernel_refuses_what_its_vector_memory_cannot_hold():
     jax.eval_shape(functools.partial(scaled_projection, **how), weights, heads, kernel)
 
 
-DEVICES = {
-  "tpu": AbstractDevice(device_kind="TPU v5e", num_cores=1, platform="tpu"),
-  "cuda": AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu"),
-}
 CALLS = {"tpu": "tpu_custom_call", "cuda": "__gpu$xla.gpu.triton"}
 
 
@@ -441,7 +438,7 @@ def lowered(platform: str, units: int, dtype: str, **how: Any) -> str:
   traced = jax.jit(jax.value_and_grad(everything, (0, 1)))
   if platform == "cpu":
     return traced.lower(route.args, project.args).as_text()
-  with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=DEVICES[platform])):
+  with sharding.tracing_for(DEVICES[platform]):
     traced = traced.trace(route.args, project.args)
     return traced.lower(lowering_platforms=(platform,)).as_text()
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from accelerators import DEVICES
 
 from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import run, zero_units
@@ -205,18 +205,12 @@ def test_heads_and_units_of_the_inference_network_are_dropped_while_fused():
   assert np.max(np.abs(np.subtract(found[0], kept))) > 1e-3
 
 
-@pytest.mark.parametrize(
-  ("platform", "device", "call"),
-  [
-    ("tpu", AbstractDevice("TPU v5e", 1, platform="tpu"), "tpu_custom_call"),
-    ("cuda", AbstractDevice("NVIDIA H100 80GB HBM3", 132, platform="gpu"), "gpu.triton"),
-  ],
-)
-def test_accelerators_get_the_kernels_by_themselves_and_cpus_none(platform, device, call):
+@pytest.mark.parametrize(("platform", "call"), [("tpu", "tpu_custom_call"), ("cuda", "gpu.triton")])
+def test_accelerators_get_the_kernels_by_themselves_and_cpus_none(platform, call):
   one = Attention(512, 8, competition=CompetitionConfig())
   inputs = jax.ShapeDtypeStruct((2, 256, 512), jnp.float32)
   held = jax.eval_shape(one.init, jax.random.key(0), inputs)
-  with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=device)):
+  with sharding.tracing_for(DEVICES[platform]):
     traced = jax.jit(one.apply).trace(held, inputs)
     text = traced.lower(lowering_platforms=(platform,)).as_text()
   assert text.count(call) >= 2

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from accelerators import DEVICES
 from jax.interpreters import partial_eval
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
+from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import Intermediates, run
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.context import AttentionMask, Context, Newest
@@ -122,13 +123,12 @@ def test_cached_decoding_chooses_as_the_whole_pass_does(kind):
 def test_on_accelerators_every_product_of_a_router_has_the_highest_precision(kind, dtype):
   """Where float32 operands are else rounded to bfloat16 (TPU) or TF32 (GPU)."""
   one = module(kind, dtype=jnp.dtype(dtype))
-  device = AbstractDevice("TPU v5e", 1, platform="tpu")
 
   def weights(p: Any) -> jax.Array:
     ctx = {} if kind == "experts" else {"ctx": Context()}
     return run(one.apply, p, *inputs_of(kind), capture=(WEIGHTS,), **ctx)[1][WEIGHTS]
 
-  with use_abstract_mesh(AbstractMesh((1,), ("_",), abstract_device=device)):
+  with sharding.tracing_for(DEVICES["tpu"]):
     program = jax.make_jaxpr(weights)(params(kind)).jaxpr
   needed, _ = partial_eval.dce_jaxpr(program, [True])
   products = re.findall(r"dot_general\[(.*?)\n\s*\]", str(needed), re.DOTALL)

@@ -216,7 +216,7 @@ class Timed:
     self.made[name] = jax.jit(common.repeat(function, REPEATS)), args
 
   def seconds(self, tokens: int) -> dict[str, np.ndarray]:
-    """Of every program that this GPU takes; the others are told."""
+    """Of every program that this GPU takes; the others are named in a note."""
     runs = {}
     with ThreadPoolExecutor() as pool:
       waiting = {

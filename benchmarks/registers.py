@@ -3,9 +3,9 @@
     python -m benchmarks.registers [--quick] [--json FILE] [--check]
 
 In the environment of `make aot`: attention of heads with weights, forward and all gradients, heads
-of 32, 64, 96 and 128, float32 and bfloat16, with and without dropout of probabilities, compiled for
-an H100 that is not here. Registers a thread and bytes that do not fit into them. About two minutes
-on 2 cores.
+of 32, 64, 96 and 128, float32 and bfloat16, with and without dropout of probabilities, of all pairs
+and of causal order within segments, compiled for an H100 that is not here. Registers a thread and
+bytes that do not fit into them. About four minutes on 2 cores.
 """
 
 import itertools
@@ -14,25 +14,30 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import common, devices
-from compmod_jax.kernels.attention import ProbabilityDropout, packed_attention
+from compmod_jax.kernels.attention import ProbabilityDropout, Visibility, packed_attention
 
 BATCH, TIME, HEADS = 16, 1024, 8
 WIDTHS, DTYPES, RATES = (32, 64, 96, 128), ("bfloat16", "float32"), (0.0, 0.1)
 KERNELS = ("_forward", "_backward")
 
 
-def kernels_of(width: int, dtype: str, rate: float) -> dict[str, tuple[int, int]]:
+def kernels_of(width: int, dtype: str, rate: float, masked: bool) -> dict[str, tuple[int, int]]:
   """Registers and spilt bytes of the kernels of one width of a head."""
 
-  def total(packed: jax.Array, bias: jax.Array, weights: jax.Array, key: jax.Array) -> jax.Array:
+  def total(
+    packed: jax.Array, bias: jax.Array, weights: jax.Array, ids: jax.Array, key: jax.Array
+  ) -> jax.Array:
     dropout = ProbabilityDropout.of(key, rate, BATCH, HEADS) if rate else None
-    heads = packed_attention(packed, bias, weights=weights, dropout=dropout)
+    seen = Visibility(causal=True, query_ids=ids, key_ids=ids) if masked else Visibility()
+    how = {"dropout": dropout, "visibility": seen}
+    heads = packed_attention(packed, bias, weights=weights, **how)  # type: ignore
     return jnp.sum(heads.astype(jnp.float32) ** 2)
 
   args = (
     jax.ShapeDtypeStruct((BATCH, TIME, HEADS, 3 * width), dtype),
     jax.ShapeDtypeStruct((HEADS, 3 * width), jnp.float32),
     jax.ShapeDtypeStruct((BATCH, TIME, HEADS), jnp.float32),
+    jax.ShapeDtypeStruct((BATCH, TIME), jnp.int32),
     jax.eval_shape(lambda: jax.random.key(0)),
   )
   training = jax.grad(total, (0, 1, 2))
@@ -44,11 +49,12 @@ def main() -> None:
   options = common.options(__doc__, ("cpu",)).parse_args()
   devices.use_compilers()
   report = common.start("Registers of the attention kernels", options)
-  cases = [*itertools.product(DTYPES, WIDTHS, RATES)]
+  cases = [*itertools.product(DTYPES, WIDTHS, RATES, (False, True))]
   table = report.tables["h100"] = {}
-  for dtype, width, rate in cases[: 2 if options.quick else None]:
-    for name, (registers, spilt) in kernels_of(width, dtype, rate).items():
-      row = f"{name[1:]}, heads of {width}, {dtype}{', dropout' if rate else ''}"
+  for dtype, width, rate, masked in cases[: 2 if options.quick else None]:
+    for name, (registers, spilt) in kernels_of(width, dtype, rate, masked).items():
+      facts = [f"{name[1:]}, heads of {width}, {dtype}"]
+      row = ", ".join(facts + ["dropout"] * (rate > 0) + ["masked"] * masked)
       table[row] = {"registers": registers, "spilt": spilt}
       report.claim(f"{row}: bytes spilt ({registers} registers)", spilt, 1.0, at_most=0.0)
   report.finish()

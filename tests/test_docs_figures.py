@@ -358,6 +358,15 @@ def searched():
   ]
 
 
+def context_logic():
+  """A row for each form of attention: R2 of every part."""
+  found = cells("logic_in_context/small")
+  return [
+    [row, *(f"{found[row][0]['scores'][part]['r2']:.3f}" for part in ("valid", "test", "ood"))]
+    for row in ("softmax", "HYLA")
+  ]
+
+
 def copied():
   """A row for each model that copies: exact match by length, over three seeds."""
   lengths = ("test", "longer 2", "longer 3")
@@ -932,8 +941,9 @@ def attention_layers(device):
 def long_texts():
   found = record("benchmarks/long-text.json")["tables"]["h100"]
   spilt = record("benchmarks/attention-registers.json")["tables"]["h100"]
-  assert len(spilt) == 2 * 4 * 2 * 2
-  assert not any(row["spilt"] for row in spilt.values())
+  assert len(spilt) == 2 * 4 * 2 * 2 * 2
+  some = {name: row["spilt"] for name, row in spilt.items() if row["spilt"]}
+  assert some == {"backward, heads of 32, float32, dropout, masked": 32}
   return [
     [
       label,
@@ -1153,6 +1163,7 @@ TABLES = {
   ("docs/generalisation.md", "Measured so far", 2): copied,
   ("docs/generalisation.md", "What is exchanged when words are", 0): exchanged_activations,
   ("docs/generalisation.md", "What is exchanged when words are", 1): homomorphism,
+  ("docs/generalisation.md", "Fuzzy logic in context", 0): context_logic,
   ("docs/generalisation.md", "What routers know", 0): codes_of_routers,
   ("docs/generalisation.md", "Data", 0): REFERENCE,
   ("docs/generalisation.md", "Ingredients", 0): REFERENCE,

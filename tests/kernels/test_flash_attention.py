@@ -164,7 +164,9 @@ lengths = st.sampled_from([1, 33, 64])
   st.integers(0, 5),
   st.data(),
 )
-def test_a_block_that_no_span_holds_has_nothing_to_read(queries, keys, block, causal, prefix, data):
+def test_spans_hold_all_that_is_read_and_open_blocks_hide_no_pair(
+  queries, keys, block, causal, prefix, data
+):
   """And the dense mask is the rule, pair by pair."""
   window = data.draw(st.sampled_from([None, 1, 7])) if causal else None
   seed = data.draw(st.integers(0, 9))
@@ -184,9 +186,19 @@ def test_a_block_that_no_span_holds_has_nothing_to_read(queries, keys, block, ca
     visible = np.asarray(rule) if axis == 0 else np.asarray(rule).swapaxes(1, 2)
     for b, i in np.ndindex(spans.shape[:2]):
       rows = visible[b, i * block[axis] : (i + 1) * block[axis]]
-      first, past = spans[b, i] * block[1 - axis]
+      assert (np.diff(spans[b, i]) >= 0).all()
+      first, begin, end, past = spans[b, i] * block[1 - axis]
       assert not rows[:, :first].any()
       assert not rows[:, past:].any()
+      assert rows[:, begin:end].all()
+      # Keys that are none are hidden; queries that are none are harmless.
+      past_the_keys = (end if axis == 0 else (i + 1) * block[1]) > keys
+      assert begin == end or not past_the_keys
+
+
+def test_most_blocks_of_a_causal_mask_are_open():
+  spans, _ = Visibility(causal=True).spans(64, 64, (16, 16))
+  np.testing.assert_array_equal(spans[0], [[0, 0, n, n + 1] for n in range(4)])
 
 
 HEADS, DIM, TIME = 4, 32, 37

@@ -23,6 +23,7 @@ import dataclasses
 import functools
 import math
 import operator
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
@@ -48,6 +49,7 @@ from compmod_jax.kernels.routing.triton import (
 _LOG2E = math.log2(math.e)
 _Pair = tuple[jax.Array, jax.Array]
 A = TypeVar("A")
+Carry = TypeVar("Carry")
 
 
 class Tile(NamedTuple):
@@ -78,29 +80,32 @@ class Tile(NamedTuple):
     )
 
 
-# Of the reverse pass, by columns of a head and whether it is float32: without and with dropout.
+# Of the reverse pass, by columns of a head and whether it is float32, and by how much else takes
+# registers: nothing, dropout or (in float32) masks, both.
 _REVERSE = {
   (32, False): (Tile(64, 64), Tile(64, 64, 8, 2)),
   (64, False): (Tile(64, 64), Tile(64, 32, 8, 2)),
   (128, False): (Tile(32, 32, 8, 2),) * 2,
-  (32, True): (Tile(64, 64), Tile(64, 64, 8, 2)),
-  (64, True): (Tile(64, 64, 8, 2), Tile(32, 32, 8, 2)),
-  (128, True): (Tile(16, 16, 8, 2),) * 2,
+  (32, True): (Tile(64, 64), Tile(64, 64, 8, 2), Tile(32, 32, stages=2)),
+  (64, True): (Tile(64, 64, 8, 2), Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
+  (128, True): (Tile(16, 16, 8, 2),) * 3,
 }
 
 
-def tiles(layout: Layout, dtype: DTypeLike, dropout: bool) -> tuple[Tile, Tile]:
+def tiles(layout: Layout, dtype: DTypeLike, dropout: bool, masked: bool) -> tuple[Tile, Tile]:
   """Of the forward and of the reverse pass: as large as registers allow.
 
   Found by compiling for an H100 (`benchmarks/registers.py`), whose programs spill none.
   """
   wide, columns = jnp.dtype(dtype) == jnp.float32, max(32, padded(layout.head_dim))
-  if columns * jnp.dtype(dtype).itemsize > 128:
-    widest = columns * jnp.dtype(dtype).itemsize > 256
-    forward = Tile(128, 32 if widest and dropout else 64, 8, 2)
+  bytes_a_row = columns * jnp.dtype(dtype).itemsize
+  if bytes_a_row > 256 and dropout:
+    forward = Tile(64, 16, stages=2)
+  elif bytes_a_row > 128:
+    forward = Tile(128, 32 if bytes_a_row > 256 and masked else 64, 8, 2)
   else:
     forward = Tile(64, 64, stages=2) if dropout else Tile(128, 64)
-  return forward, _REVERSE[columns, wide][dropout]
+  return forward, _REVERSE[columns, wide][dropout + (masked and wide)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +150,8 @@ class Operands(NamedTuple, Generic[A]):
     weights: of heads [batch * heads, queries], float32; none for 1.
     ids: numbers of queries [batch, queries] and of keys [batch, keys], where there are any.
     dropout: which probabilities become 0; none for no dropout.
-    key_spans: blocks of keys that a block of queries visits [batch, blocks, 2].
+    key_spans: blocks of keys that a block of queries visits [batch, blocks, 4], see
+      `Visibility.spans`.
   """
 
   matrices: tuple[A, ...]
@@ -163,7 +169,7 @@ class Reverse(NamedTuple, Generic[A]):
     slopes: the gradient with respect to the heads as they left.
     delta: that of their weights times the weights [batch * heads, queries], float32.
     logsumexp: logarithm to base 2 of the sum of a row [batch * heads, queries], without b_k.
-    query_spans: blocks of queries that a block of keys visits [batch, blocks, 2].
+    query_spans: blocks of queries that a block of keys visits [batch, blocks, 4].
   """
 
   slopes: A
@@ -198,7 +204,7 @@ def forward(
     dropout: see `Operands`.
   """
   dtype = matrices[layout.columns[QUERY][0]].dtype
-  cut = Tile(*block or tiles(layout, dtype, dropout is not None)[0]).within(layout)
+  cut = _cut(block, visibility, dropout, layout, dtype, reverse=False)
   static, given, _ = _prepare(matrices, bias, weights, visibility, dropout, layout, cut.block)
   rows, lines = layout.batch * layout.queries, layout.batch * layout.heads
   outputs = [jax.ShapeDtypeStruct((rows, layout.heads * layout.head_dim), dtype)]
@@ -258,7 +264,7 @@ def backward(
     interpret: run without the hardware.
     dropout: as in `forward`.
   """
-  cut = Tile(*block or tiles(layout, outputs.dtype, dropout is not None)[1]).within(layout)
+  cut = _cut(block, visibility, dropout, layout, outputs.dtype, reverse=True)
   static, given, query_spans = _prepare(
     matrices, bias, weights, visibility, dropout, layout, cut.block
   )
@@ -285,6 +291,21 @@ def backward(
   count = len(matrices)
   d_bias = None if bias is None else jnp.sum(found[-1], axis=0, keepdims=True)
   return tuple(found[:count]), d_bias, delta
+
+
+def _cut(
+  block: tuple[int, ...] | None,
+  visibility: Visibility,
+  dropout: ProbabilityDropout | None,
+  layout: Layout,
+  dtype: DTypeLike,
+  *,
+  reverse: bool,
+) -> Tile:
+  """The given sizes or else those of `tiles`, no larger than sequences need."""
+  masked = visibility.causal or visibility.key_ids is not None
+  found = block or tiles(layout, dtype, dropout is not None, masked)[reverse]
+  return Tile(*found).within(layout)
 
 
 def _lines(by_token: jax.Array, layout: Layout) -> jax.Array:
@@ -356,9 +377,32 @@ class _Example:
     """Queries, keys or values of a head with their bias."""
     return _plus(self.rows(which, head, start), self.bias(which, head))
 
-  def span(self, spans: jax.Ref, block: jax.Array) -> _Pair:
-    """The first block to visit, and one past the last."""
-    return spans[self.number, block, 0], spans[self.number, block, 1]
+  def visit(
+    self,
+    spans: jax.Ref,
+    block: jax.Array,
+    turn: Callable[[jax.Array, Carry, bool], Carry],
+    carry: Carry,
+  ) -> Carry:
+    """Takes turns over the blocks that a block has to do with.
+
+    Args:
+      spans: see `Visibility.spans`.
+      block: whose they are.
+      turn: from the number of a block, what is carried, and whether some of its pairs may be out of
+        sight, to what is carried on.
+      carry: what the first turn is given.
+    """
+    first, begin, end, past = (spans[self.number, block, one] for one in range(4))
+    shut, opened = (
+      lambda number, carry, hides=hides: turn(number, carry, hides) for hides in (True, False)
+    )
+    order = self.static.order
+    if self.static.filled(KEY) and not order.causal and self.given.ids is None:
+      return lax.fori_loop(first, past, opened, carry)
+    carry = lax.fori_loop(first, begin, shut, carry)
+    carry = lax.fori_loop(begin, end, opened, carry)
+    return lax.fori_loop(end, past, shut, carry)
 
   def line(self, ref: jax.Ref, head: jax.Array, start: jax.Array, other: float) -> jax.Array:
     """What a matrix [batch * heads, queries] has for a block of queries."""
@@ -434,15 +478,19 @@ def _forward(given: Operands[jax.Ref], heads: jax.Ref, *logsumexp: jax.Ref, stat
   # With dropout, the probabilities that remain do not sum to 1.
   apart = bias is not None and given.dropout is not None
 
-  def visit(key_block: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+  def turn(
+    key_block: jax.Array, carry: tuple[jax.Array, ...], hides: bool
+  ) -> tuple[jax.Array, ...]:
     total, largest, mass, *kept = carry
     key_start = key_block * static.size(KEY)
     key, value = (example.rows(which, key_head, key_start) for which in (KEY, VALUE))
     logits = dot(query, key, (1, 1)) * static.scale
-    logits = example.only_allowed(logits, (start, key_start), FAR)
+    if hides:
+      logits = example.only_allowed(logits, (start, key_start), FAR)
     new = jnp.maximum(largest, jnp.max(logits, axis=1))
     share = jnp.exp2(logits - new[:, None])
-    share = example.only_allowed(share, (start, key_start), 0.0)
+    if hides:
+      share = example.only_allowed(share, (start, key_start), 0.0)
     shrunk = jnp.exp2(largest - new)
     mass = mass * shrunk + jnp.sum(share, axis=1)
     share = share * example.dropout(head, (start, key_start))
@@ -452,7 +500,7 @@ def _forward(given: Operands[jax.Ref], heads: jax.Ref, *logsumexp: jax.Ref, stat
 
   zeros = jnp.zeros(query.shape[:1], jnp.float32)
   begin = (jnp.zeros(query.shape, jnp.float32), zeros + FAR, zeros, *[zeros] * apart)
-  total, largest, mass, *kept = lax.fori_loop(*example.span(given.key_spans, block), visit, begin)
+  total, largest, mass, *kept = example.visit(given.key_spans, block, turn, begin)
   if bias is not None:
     total = total + (kept or [mass])[0][:, None] * bias[None]
   mass = jnp.where(mass > 0, mass, 1.0)
@@ -516,11 +564,13 @@ def _backward(
     logits: jax.Array,
     d_heads: jax.Array,
     starts: _Pair,
+    hides: bool,
     turned: bool = False,
   ) -> _Pair:
     """Weighted probabilities of a block behind dropout, and the gradient of its logits."""
     share = jnp.exp2(logits * static.scale - along(one.logsumexp, turned))
-    share = example.only_allowed(share, starts, 0.0, turned)
+    if hides:
+      share = example.only_allowed(share, starts, 0.0, turned)
     kept = example.dropout(head, starts, turned)
     if one.weights is not None:
       kept = kept * along(one.weights, turned)
@@ -533,20 +583,23 @@ def _backward(
     bias = example.bias(QUERY, head)
     shift = _products(key, bias)
 
-    def visit(query_block: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def turn(
+      query_block: jax.Array, sums: tuple[jax.Array, ...], hides: bool
+    ) -> tuple[jax.Array, ...]:
       start = query_block * static.size(QUERY)
       query, one = example.rows(QUERY, head, start), row(head, start)
       # [keys, queries]: so the products below take what registers hold, and turn nothing.
       logits, d_heads = dot(key, query, (1, 1)), dot(value, one.slope, (1, 1))
       logits = logits if shift is None else logits + shift[:, None]
-      share, error = errors(head, one, logits, d_heads, (start, key_start), turned=True)
+      starts = start, key_start
+      share, error = errors(head, one, logits, d_heads, starts, hides, turned=True)
       d_key, d_value, *totals = sums
       d_value += dot(share.astype(query.dtype), one.slope)
       d_key += dot(error.astype(query.dtype), query)
       return d_key, d_value, *[total + jnp.sum(error, axis=1) for total in totals]
 
     begin = (*sums, *[jnp.zeros(key.shape[:1], jnp.float32)] * (bias is not None))
-    d_key, d_value, *totals = lax.fori_loop(*example.span(reverse.query_spans, block), visit, begin)
+    d_key, d_value, *totals = example.visit(reverse.query_spans, block, turn, begin)
     for total in totals:
       d_key += total[:, None] * bias[None]  # type: ignore
     return d_key, d_value
@@ -564,16 +617,16 @@ def _backward(
     query, one = example.shifted(QUERY, head, start), row(head, start)
     shift = _products(one.slope, example.bias(VALUE, key_head))
 
-    def visit(key_block: jax.Array, total: jax.Array) -> jax.Array:
+    def turn(key_block: jax.Array, total: jax.Array, hides: bool) -> jax.Array:
       first = key_block * static.size(KEY)
       key, value = (example.rows(which, key_head, first) for which in (KEY, VALUE))
       d_heads = dot(one.slope, value, (1, 1))
       d_heads = d_heads if shift is None else d_heads + shift[:, None]
-      _, error = errors(head, one, dot(query, key, (1, 1)), d_heads, (start, first))
+      _, error = errors(head, one, dot(query, key, (1, 1)), d_heads, (start, first), hides)
       return total + dot(error.astype(query.dtype), key)
 
-    span = example.span(given.key_spans, block)
-    total = lax.fori_loop(*span, visit, jnp.zeros(query.shape, jnp.float32))
+    nothing = jnp.zeros(query.shape, jnp.float32)
+    total = example.visit(given.key_spans, block, turn, nothing)
     put(QUERY, head, start, total * factor)
 
   for head in heads:

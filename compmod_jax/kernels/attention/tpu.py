@@ -472,7 +472,7 @@ def _operands(
   if static.several:
     found, _ = visibility.spans(layout.queries, keys or layout.keys, static.block)
     first = static.first_key // static.size(KEY)
-    found = jnp.clip(found - first, 0, static.blocks(KEY))
+    found = jnp.clip(found[..., ::3] - first, 0, static.blocks(KEY))
     spans = [jnp.broadcast_to(found, (layout.batch, *found.shape[1:])).reshape(-1)]
   if ids is not None:
     own = lax.slice_in_dim(ids[1], static.first_key, static.first_key + layout.keys, axis=1)

@@ -76,11 +76,13 @@ class Visibility:
 
   def spans(
     self, queries: int, keys: int, block: tuple[int, int]
-  ) -> tuple[Int[Array, "#batch query_blocks 2"], Int[Array, "#batch key_blocks 2"]]:
-    """Which blocks a kernel has to visit: first and one past the last.
+  ) -> tuple[Int[Array, "#batch query_blocks 4"], Int[Array, "#batch key_blocks 4"]]:
+    """Which blocks a kernel has to visit, and among them some in which every pair is visible.
 
-    Blocks in which nothing is visible are left out at both ends, not in between. Numbers of a block
-    are known by their least and largest alone, so that a span may be longer than it must be.
+    Of each kind the first and one past the last: [first, first open, past the open, past]. Blocks
+    in which nothing is visible are left out at both ends, not in between; open blocks are the first
+    that are next to each other. Numbers of a block are known by their least and largest alone, so
+    that there may be more to visit, and fewer open, than need be.
 
     Args:
       queries: how many.
@@ -95,11 +97,15 @@ class Visibility:
     last_q = jnp.minimum(first_q + block[0], queries) - 1
     last_k = jnp.minimum(first_k + block[1], keys) - 1
     met = jnp.ones((1, rows, columns), bool)
+    # A block that ends beyond the keys has pairs that are none.
+    full = jnp.broadcast_to(first_k + block[1] <= keys, met.shape)
     if self.causal:
-      seen = first_k[None] <= last_q[:, None]
+      seen, all_seen = first_k[None] <= last_q[:, None], last_k[None] <= first_q[:, None]
       if self.window is not None:
         seen = seen & (first_q[:, None] - last_k[None] < self.window)
+        all_seen = all_seen & (last_q[:, None] - first_k[None] < self.window)
       met = met & (seen | (first_k < self.prefix)[None])[None]
+      full = full & (all_seen | (last_k < self.prefix)[None])[None]
     ids = self.numbers(queries)
     if ids is not None:
       low_q, high_q = _extremes(ids[0], rows, block[0])
@@ -107,7 +113,11 @@ class Visibility:
       shared = (low_k <= SHARED) & (high_k >= SHARED)
       overlap = (low_q[:, :, None] <= high_k[:, None]) & (low_k[:, None] <= high_q[:, :, None])
       met = met & (overlap | shared[:, None]) & (high_k > HIDDEN)[:, None]
-    return _span(met), _span(met.swapaxes(1, 2))
+      one = (low_q == high_q)[:, :, None] & (low_k == high_k)[:, None]
+      same = one & (low_q[:, :, None] == low_k[:, None])
+      all_shared = (low_k == SHARED) & (high_k == SHARED)
+      full = full & (same | all_shared[:, None])
+    return _span(met, full), _span(met.swapaxes(1, 2), full.swapaxes(1, 2))
 
   def numbers(
     self, queries: int
@@ -131,10 +141,19 @@ def _extremes(ids: jax.Array, blocks: int, size: int) -> tuple[jax.Array, jax.Ar
   return jnp.min(split, axis=-1), jnp.max(split, axis=-1)
 
 
-def _span(met: Bool[Array, "batch blocks others"]) -> Int[Array, "batch blocks 2"]:
-  """First and one past the last true of the last axis; 0 and 0 where there is none."""
+def _span(
+  met: Bool[Array, "batch blocks others"], full: Bool[Array, "#batch blocks others"]
+) -> Int[Array, "batch blocks 4"]:
+  """See `Visibility.spans`; all are 0 where nothing is met."""
   others = met.shape[-1]
   first = jnp.argmax(met, axis=-1)
   past = others - jnp.argmax(met[..., ::-1], axis=-1)
+  full = met & full
+  some_full = jnp.any(full, axis=-1)
+  begin = jnp.where(some_full, jnp.argmax(full, axis=-1), first)
+  ended = ~full & (jnp.arange(others)[None, None] >= begin[..., None])
+  end = jnp.where(jnp.any(ended, axis=-1), jnp.argmax(ended, axis=-1), others)
+  end = jnp.where(some_full, end, first)
   some = jnp.any(met, axis=-1)
-  return jnp.where(some[..., None], jnp.stack([first, past], axis=-1), 0).astype(jnp.int32)
+  spans = jnp.stack([first, begin, end, past], axis=-1)
+  return jnp.where(some[..., None], spans, 0).astype(jnp.int32)

@@ -57,7 +57,7 @@ def load(
 ) -> jax.Array:
   """A block of a matrix, `other` beyond the matrix or beyond the block's own rows and columns.
 
-  Nothing is beyond them where the block is told to be `whole`.
+  Nothing is beyond them where the block is `whole`.
   """
   if whole:
     return plt.load(_at(ref, start, shape))

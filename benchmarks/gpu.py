@@ -321,9 +321,8 @@ def tiles(report: common.Report, options: Any) -> None:
   for which, cuts in groups.items():
     timed = Timed(report, f"cut, {which}", 5 if options.quick else 10)
     for cut in cuts:
-      field = "forward" if which == "forward" else "backward"
-      how = {"tiles": Tiles(**{field: cut}), "implementation": "gpu"}
-      function = functools.partial(flash_attention, **how)
+      sizes = Tiles(forward=cut) if which == "forward" else Tiles(backward=cut)
+      function = functools.partial(flash_attention, tiles=sizes, implementation="gpu")
       function = function if which == "forward" else training(function)
       timed.add(str(cut), function, *args[: 3 if which == "forward" else 4])
     timed.seconds(TOKENS)

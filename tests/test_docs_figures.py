@@ -942,8 +942,7 @@ def long_texts():
   found = record("benchmarks/long-text.json")["tables"]["h100"]
   spilt = record("benchmarks/attention-registers.json")["tables"]["h100"]
   assert len(spilt) == 2 * 4 * 2 * 2 * 2
-  some = {name: row["spilt"] for name, row in spilt.items() if row["spilt"]}
-  assert some == {"backward, heads of 32, float32, dropout, masked": 32}
+  assert not any(row["spilt"] for row in spilt.values())
   return [
     [
       label,

@@ -40,16 +40,17 @@ WIDEST = 128
 class Tiles:
   """Sizes of blocks; none for what suits the heads."""
 
-  forward: tuple[int, int] | None = None
-  """Queries and keys of a GPU's forward pass, powers of two and at least 16."""
-  backward: tuple[int, int] | None = None
+  forward: tuple[int, ...] | None = None
+  """Queries and keys of a GPU's forward pass, powers of two and at least 16; behind them may stand
+  warps of a program and stages of its loads."""
+  backward: tuple[int, ...] | None = None
   """Those of its reverse pass."""
   tpu: tuple[int, int] = (512, 16_384)
   """Queries, and keys, of a TPU's blocks; keys whose gradients it sums at once. Multiples of it."""
   routing: Blocks = Blocks()
   """Those of the inference network."""
 
-  def block(self, platform: str, *, reverse: bool = False) -> tuple[int, int] | None:
+  def block(self, platform: str, *, reverse: bool = False) -> tuple[int, ...] | None:
     """Sizes of a pass on a platform."""
     return self.tpu if platform == "tpu" else self.backward if reverse else self.forward
 

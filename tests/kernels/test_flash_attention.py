@@ -25,12 +25,13 @@ from compmod_jax.kernels.attention import (
   Tiles,
   Visibility,
   flash_attention,
+  gpu,
   kernel_for,
   packed_attention,
   routed_attention,
   tpu,
 )
-from compmod_jax.kernels.attention.layout import Layout
+from compmod_jax.kernels.attention.layout import KEY, QUERY, Layout
 from compmod_jax.kernels.routing import Choice, Readout
 from compmod_jax.tools import matmul_flops
 
@@ -164,7 +165,7 @@ lengths = st.sampled_from([1, 33, 64])
   st.integers(0, 5),
   st.data(),
 )
-def test_spans_hold_all_that_is_read_and_open_blocks_hide_no_pair(
+def test_spans_hold_all_that_is_read_and_full_blocks_mask_no_pair(
   queries, keys, block, causal, prefix, data
 ):
   """And the dense mask is the rule, pair by pair."""
@@ -191,14 +192,25 @@ def test_spans_hold_all_that_is_read_and_open_blocks_hide_no_pair(
       assert not rows[:, :first].any()
       assert not rows[:, past:].any()
       assert rows[:, begin:end].all()
-      # Keys that are none are hidden; queries that are none are harmless.
+      # Keys beyond the last are masked; queries beyond the last are harmless.
       past_the_keys = (end if axis == 0 else (i + 1) * block[1]) > keys
       assert begin == end or not past_the_keys
 
 
-def test_most_blocks_of_a_causal_mask_are_open():
+def test_most_blocks_of_a_causal_mask_are_full():
   spans, _ = Visibility(causal=True).spans(64, 64, (16, 16))
   np.testing.assert_array_equal(spans[0], [[0, 0, n, n + 1] for n in range(4)])
+
+
+@pytest.mark.parametrize(
+  ("queries", "keys", "filled"),
+  [(64, 64, (True, True)), (64, 60, (True, False)), (32, 64, (False, True))],
+)
+def test_loads_go_without_masks_only_where_no_program_has_a_block_beyond(queries, keys, filled):
+  """The reverse pass has as many programs as the longer side has blocks."""
+  query, key = (jax.ShapeDtypeStruct((2, n, 2, 32), jnp.float32) for n in (queries, keys))
+  static = gpu.Static(Layout.apart(query, key), (16, 16), Visibility())
+  assert (static.filled(QUERY), static.filled(KEY)) == filled
 
 
 HEADS, DIM, TIME = 4, 32, 37

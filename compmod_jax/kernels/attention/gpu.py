@@ -132,8 +132,13 @@ class Static:
     return self.block[min(which, KEY)]
 
   def filled(self, which: int) -> bool:
-    """Whether blocks end where an example of queries, keys or values ends."""
-    return self.layout.times(which) % self.size(which) == 0
+    """Whether every block of queries, keys or values that a program is given lies in its example.
+
+    Programs of the reverse pass have a block of queries and one of keys, of which there may be
+    fewer than programs.
+    """
+    most = max(self.blocks(QUERY), self.blocks(KEY))
+    return most * self.size(which) == self.layout.times(which)
 
   def blocks(self, which: int) -> int:
     """How many there are of an example."""
@@ -389,20 +394,20 @@ class _Example:
     Args:
       spans: see `Visibility.spans`.
       block: whose they are.
-      turn: from the number of a block, what is carried, and whether some of its pairs may be out of
-        sight, to what is carried on.
+      turn: from the number of a block, what is carried, and whether some pairs of the block may be
+        masked, to what is carried on.
       carry: what the first turn is given.
     """
     first, begin, end, past = (spans[self.number, block, one] for one in range(4))
-    shut, opened = (
-      lambda number, carry, hides=hides: turn(number, carry, hides) for hides in (True, False)
+    partial, full = (
+      lambda number, carry, masked=masked: turn(number, carry, masked) for masked in (True, False)
     )
     order = self.static.order
     if self.static.filled(KEY) and not order.causal and self.given.ids is None:
-      return lax.fori_loop(first, past, opened, carry)
-    carry = lax.fori_loop(first, begin, shut, carry)
-    carry = lax.fori_loop(begin, end, opened, carry)
-    return lax.fori_loop(end, past, shut, carry)
+      return lax.fori_loop(first, past, full, carry)
+    carry = lax.fori_loop(first, begin, partial, carry)
+    carry = lax.fori_loop(begin, end, full, carry)
+    return lax.fori_loop(end, past, partial, carry)
 
   def line(self, ref: jax.Ref, head: jax.Array, start: jax.Array, other: float) -> jax.Array:
     """What a matrix [batch * heads, queries] has for a block of queries."""
@@ -415,7 +420,7 @@ class _Example:
     return None if given is None else self.line(given, head, start, 0.0)
 
   def only_allowed(
-    self, values: jax.Array, starts: _Pair, other: float, turned: bool = False
+    self, values: jax.Array, starts: _Pair, other: float, transposed: bool = False
   ) -> jax.Array:
     """Values of a block's pairs, `other` where a query does not read a key.
 
@@ -423,11 +428,11 @@ class _Example:
       values: of pairs [queries, keys].
       starts: first query and first key of the block.
       other: see above.
-      turned: whether they are [keys, queries].
+      transposed: whether they are [keys, queries].
     """
     given, size = self.given, self.static.block
     queries, keys = (
-      start + lax.broadcasted_iota(jnp.int32, values.shape, axis ^ turned)
+      start + lax.broadcasted_iota(jnp.int32, values.shape, axis ^ transposed)
       for axis, start in enumerate(starts)
     )
     rules = [] if self.static.filled(KEY) else [keys < self.layout.keys]
@@ -437,23 +442,23 @@ class _Example:
     if given.ids is not None:
       mine = load_line(given.ids[0], self.number, starts[0], size[0])
       others = load_line(given.ids[1], self.number, starts[1], size[1], other=HIDDEN)
-      rules.append(same_number(along(mine, turned), along(others, not turned)))
+      rules.append(same_number(_per_query(mine, transposed), _per_query(others, not transposed)))
     if not rules:
       return values
     return jnp.where(functools.reduce(operator.and_, rules), values, other)
 
-  def dropout(self, head: jax.Array, start: _Pair, turned: bool = False) -> jax.Array | float:
+  def dropout(self, head: jax.Array, start: _Pair, transposed: bool = False) -> jax.Array | float:
     """What dropout multiplies the probabilities of a block with."""
     given, whole = self.given.dropout, (self.layout.queries, self.layout.keys)
     if given is None:
       return 1.0
     keep = given.keep_of_block(self.number, head, start, self.static.block, whole)
-    return jnp.where(keep.T if turned else keep, given.scale, 0.0)
+    return jnp.where(keep.T if transposed else keep, given.scale, 0.0)
 
 
-def along(line: jax.Array, turned: bool) -> jax.Array:
-  """A number for every query, to go with pairs [queries, keys], or [keys, queries] if `turned`."""
-  return line[None] if turned else line[:, None]
+def _per_query(line: jax.Array, transposed: bool) -> jax.Array:
+  """A number for every query, beside pairs [queries, keys], or [keys, queries] if `transposed`."""
+  return line[None] if transposed else line[:, None]
 
 
 def _plus(rows: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -479,17 +484,17 @@ def _forward(given: Operands[jax.Ref], heads: jax.Ref, *logsumexp: jax.Ref, stat
   apart = bias is not None and given.dropout is not None
 
   def turn(
-    key_block: jax.Array, carry: tuple[jax.Array, ...], hides: bool
+    key_block: jax.Array, carry: tuple[jax.Array, ...], masked: bool
   ) -> tuple[jax.Array, ...]:
     total, largest, mass, *kept = carry
     key_start = key_block * static.size(KEY)
     key, value = (example.rows(which, key_head, key_start) for which in (KEY, VALUE))
     logits = dot(query, key, (1, 1)) * static.scale
-    if hides:
+    if masked:
       logits = example.only_allowed(logits, (start, key_start), FAR)
     new = jnp.maximum(largest, jnp.max(logits, axis=1))
     share = jnp.exp2(logits - new[:, None])
-    if hides:
+    if masked:
       share = example.only_allowed(share, (start, key_start), 0.0)
     shrunk = jnp.exp2(largest - new)
     mass = mass * shrunk + jnp.sum(share, axis=1)
@@ -564,17 +569,17 @@ def _backward(
     logits: jax.Array,
     d_heads: jax.Array,
     starts: _Pair,
-    hides: bool,
-    turned: bool = False,
+    masked: bool,
+    transposed: bool = False,
   ) -> _Pair:
     """Weighted probabilities of a block behind dropout, and the gradient of its logits."""
-    share = jnp.exp2(logits * static.scale - along(one.logsumexp, turned))
-    if hides:
-      share = example.only_allowed(share, starts, 0.0, turned)
-    kept = example.dropout(head, starts, turned)
+    share = jnp.exp2(logits * static.scale - _per_query(one.logsumexp, transposed))
+    if masked:
+      share = example.only_allowed(share, starts, 0.0, transposed)
+    kept = example.dropout(head, starts, transposed)
     if one.weights is not None:
-      kept = kept * along(one.weights, turned)
-    return share * kept, share * (kept * d_heads - along(one.delta, turned))
+      kept = kept * _per_query(one.weights, transposed)
+    return share * kept, share * (kept * d_heads - _per_query(one.delta, transposed))
 
   key_start = block * static.size(KEY)
   key, value = example.rows(KEY, key_head, key_start), example.shifted(VALUE, key_head, key_start)
@@ -584,15 +589,15 @@ def _backward(
     shift = _products(key, bias)
 
     def turn(
-      query_block: jax.Array, sums: tuple[jax.Array, ...], hides: bool
+      query_block: jax.Array, sums: tuple[jax.Array, ...], masked: bool
     ) -> tuple[jax.Array, ...]:
       start = query_block * static.size(QUERY)
       query, one = example.rows(QUERY, head, start), row(head, start)
-      # [keys, queries]: so the products below take what registers hold, and turn nothing.
+      # [keys, queries]: so the products below take what registers hold, and transpose nothing.
       logits, d_heads = dot(key, query, (1, 1)), dot(value, one.slope, (1, 1))
       logits = logits if shift is None else logits + shift[:, None]
       starts = start, key_start
-      share, error = errors(head, one, logits, d_heads, starts, hides, turned=True)
+      share, error = errors(head, one, logits, d_heads, starts, masked, transposed=True)
       d_key, d_value, *totals = sums
       d_value += dot(share.astype(query.dtype), one.slope)
       d_key += dot(error.astype(query.dtype), query)
@@ -600,8 +605,8 @@ def _backward(
 
     begin = (*sums, *[jnp.zeros(key.shape[:1], jnp.float32)] * (bias is not None))
     d_key, d_value, *totals = example.visit(reverse.query_spans, block, turn, begin)
-    for total in totals:
-      d_key += total[:, None] * bias[None]  # type: ignore
+    if bias is not None:
+      d_key += totals[0][:, None] * bias[None]
     return d_key, d_value
 
   zeros = jnp.zeros(key.shape, jnp.float32)
@@ -617,12 +622,12 @@ def _backward(
     query, one = example.shifted(QUERY, head, start), row(head, start)
     shift = _products(one.slope, example.bias(VALUE, key_head))
 
-    def turn(key_block: jax.Array, total: jax.Array, hides: bool) -> jax.Array:
+    def turn(key_block: jax.Array, total: jax.Array, masked: bool) -> jax.Array:
       first = key_block * static.size(KEY)
       key, value = (example.rows(which, key_head, first) for which in (KEY, VALUE))
       d_heads = dot(one.slope, value, (1, 1))
       d_heads = d_heads if shift is None else d_heads + shift[:, None]
-      _, error = errors(head, one, dot(query, key, (1, 1)), d_heads, (start, first), hides)
+      _, error = errors(head, one, dot(query, key, (1, 1)), d_heads, (start, first), masked)
       return total + dot(error.astype(query.dtype), key)
 
     nothing = jnp.zeros(query.shape, jnp.float32)

@@ -77,12 +77,12 @@ class Visibility:
   def spans(
     self, queries: int, keys: int, block: tuple[int, int]
   ) -> tuple[Int[Array, "#batch query_blocks 4"], Int[Array, "#batch key_blocks 4"]]:
-    """Which blocks a kernel has to visit, and among them some in which every pair is visible.
+    """Which blocks a kernel has to visit, and among them full ones, in which every pair is visible.
 
-    Of each kind the first and one past the last: [first, first open, past the open, past]. Blocks
-    in which nothing is visible are left out at both ends, not in between; open blocks are the first
+    Of each kind the first and one past the last: [first, first full, past the full, past]. Blocks
+    in which nothing is visible are left out at both ends, not in between; full blocks are the first
     that are next to each other. Numbers of a block are known by their least and largest alone, so
-    that there may be more to visit, and fewer open, than need be.
+    that there may be more to visit, and fewer full, than need be.
 
     Args:
       queries: how many.

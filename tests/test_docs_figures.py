@@ -358,6 +358,15 @@ def searched():
   ]
 
 
+def composed_tables():
+  """A row for each number of repetitions: exact match by part."""
+  rows = []
+  for repetitions in (8, 14):
+    found = record(f"systematic/table_lookup-router-{repetitions}.json")["splits"]
+    rows.append([str(repetitions), *(f"{one['exact_match']:.1f}" for one in found)])
+  return rows
+
+
 def context_logic():
   """A row for each form of attention: R2 of every part."""
   found = cells("logic_in_context/small")
@@ -1160,6 +1169,7 @@ TABLES = {
   ("docs/generalisation.md", "Measured so far", 0): generalised,
   ("docs/generalisation.md", "Measured so far", 1): searched,
   ("docs/generalisation.md", "Measured so far", 2): copied,
+  ("docs/generalisation.md", "Measured so far", 3): composed_tables,
   ("docs/generalisation.md", "What is exchanged when words are", 0): exchanged_activations,
   ("docs/generalisation.md", "What is exchanged when words are", 1): homomorphism,
   ("docs/generalisation.md", "Fuzzy logic in context", 0): context_logic,

@@ -247,9 +247,10 @@ class IntoHeads(nn.Module):
       return group_product(rows.astype(self.dtype), slices) + bias
 
     outputs = over_rows(project, inputs)
-    apart = outputs[..., :width].reshape(*inputs.shape[:2], *shape)
-    rest = () if beside is None else (outputs[..., width:],)
-    return (*(apart[:, :, :, i] for i in range(self.projections)), *rest)
+    # The gradient of a split is one concatenation; of slices it is a sum of padded arrays.
+    own, *rest = jnp.split(outputs, [width], axis=-1) if beside is not None else (outputs,)
+    apart = own.reshape(*inputs.shape[:2], *shape)
+    return (*(jnp.squeeze(one, 3) for one in jnp.split(apart, self.projections, axis=3)), *rest)
 
   def _by_kind(self, array: jax.Array, parts: int) -> jax.Array:
     """Columns [..., heads, projections, head_dim] in the order of parts."""

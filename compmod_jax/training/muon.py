@@ -11,12 +11,14 @@ Source: Jordan et al. 2024 (Muon); Liu et al. 2025, section 2.2 (the factor).
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import optax
 from jax.tree_util import KeyPath
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+Preconditioning = Literal["frobenius", "aol"]
 
 _SIZE = 0.2  # root mean square of Adam's steps
 # Depthwise kernels, and layers onto the vocabulary, which are tables like embeddings.
@@ -47,13 +49,20 @@ def _axes(module: str, axes: int) -> tuple[tuple[int, ...], tuple[int, ...]] | N
 
 
 def orthogonal(
-  adam: optax.GradientTransformation, b1: float
+  adam: optax.GradientTransformation,
+  b1: float,
+  *,
+  steps: int = 5,
+  preconditioning: Preconditioning = "frobenius",
 ) -> optax.GradientTransformationExtraArgs:
   """Adam with orthogonal steps for hidden matrices; the state is Adam's own.
 
   Args:
     adam: `optax.scale_by_adam`, or what has a state with its fields.
     b1: decay of its first moment.
+    steps: Newton-Schulz iterations.
+    preconditioning: what comes before them; `frobenius` divides a matrix by its norm, `aol` also its
+      rows by the root of the absolute sums of the rows of their products (Prach and Lampert 2022).
   """
   inner = optax.with_extra_args_support(adam)
 
@@ -70,12 +79,18 @@ def orthogonal(
     named = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(ahead)}
     chosen = {name: named[name] for name in numbers}
     # Without a memory of its own, it only orthogonalises.
-    iteration: Any = scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=numbers)
-    steps, _ = iteration.update(chosen, iteration.init(chosen))
+    iteration: Any = scale_by_muon(
+      beta=0.0,
+      nesterov=False,
+      ns_steps=steps,
+      preconditioning=preconditioning,
+      weight_dimension_numbers=numbers,
+    )
+    made, _ = iteration.update(chosen, iteration.init(chosen))
 
     def pick(path: KeyPath, step: jax.Array) -> jax.Array:
       name = _name(path)
-      return _size(step.shape, numbers[name]) * steps[name] if name in numbers else step
+      return _size(step.shape, numbers[name]) * made[name] if name in numbers else step
 
     return jax.tree_util.tree_map_with_path(pick, found), after
 

@@ -17,7 +17,7 @@ from compmod_jax.core.parameters import chosen, matches, names, path_name
 from compmod_jax.core.types import Params
 from compmod_jax.mechanisms.competition.router import routing_parameter
 from compmod_jax.mechanisms.recoding.config import STANDING
-from compmod_jax.training.muon import orthogonal
+from compmod_jax.training.muon import Preconditioning, orthogonal
 
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant", "plateau"]
 
@@ -58,6 +58,11 @@ class OptimizerConfig:
   """Momentum of sgd."""
   clip: float = 0.0
   """Largest global gradient norm; 0 means no clipping."""
+  newton_schulz_steps: int = 5
+  """Iterations that make a step of muon orthogonal; each is three products of a matrix."""
+  preconditioning: Preconditioning = "frobenius"
+  """What muon does to a matrix before them: divides it by its Frobenius norm, or also its rows (the
+  shorter side) by what bounds the singular values closer (aol), which saves one iteration."""
 
   def __post_init__(self):
     errors.check_choice("optimizer.name", self.name, ("adam", "adamw", "muon", "sgd"))
@@ -73,6 +78,13 @@ class OptimizerConfig:
       0 < self.falling_share <= 1,
       f"optimizer.falling_share is {self.falling_share}; it is a share of the steps, over 0 and at"
       " most 1.",
+    )
+    errors.check(
+      self.newton_schulz_steps >= 1,
+      f"optimizer.newton_schulz_steps is {self.newton_schulz_steps}; it must be at least 1.",
+    )
+    errors.check_choice(
+      "optimizer.preconditioning", self.preconditioning, get_args(Preconditioning)
     )
     for field in ("b1", "b2", "momentum"):
       value = getattr(self, field)
@@ -95,7 +107,7 @@ class OptimizerConfig:
       errors.check(
         value == none or chosen in choices,
         f"optimizer.{field} is {value} but optimizer.{owner} is {chosen!r}, which has no use for"
-        f" it. Use {' or '.join(choices)}, or set {field} to {none:g}.",
+        f" it. Use {' or '.join(choices)}, or set {field} to {none}.",
       )
 
 
@@ -104,6 +116,8 @@ _FALLING = ("cosine", "linear")
 # field -> the value at which it does nothing, and what it belongs to
 _BELONG = {
   "weight_decay": (0.0, "name", ("adamw", "muon")),
+  "newton_schulz_steps": (5, "name", ("muon",)),
+  "preconditioning": ("frobenius", "name", ("muon",)),
   "momentum": (0.0, "name", ("sgd",)),
   "final_fraction": (0.0, "schedule", _FALLING),
   "falling_share": (1.0, "schedule", _FALLING),
@@ -439,7 +453,11 @@ def _without_clipping(
     chain.append(optax.trace(config.momentum) if config.momentum else optax.identity())
   else:
     adam = make_adam(config.b1, config.b2, config.eps)
-    chain.append(orthogonal(adam, config.b1) if config.name == "muon" else adam)
+    if config.name == "muon":
+      adam = orthogonal(
+        adam, config.b1, steps=config.newton_schulz_steps, preconditioning=config.preconditioning
+      )
+    chain.append(adam)
   if config.weight_decay > 0:
     chain.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
   chain.append(optax.scale_by_learning_rate(learning_rate(config, total_steps)))

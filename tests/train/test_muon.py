@@ -121,3 +121,20 @@ def test_every_kernel_of_a_model_but_onto_words_and_beside_positions_is_a_hidden
   assert found < kernels
   others = {name.rsplit("/", 2)[-2] for name in kernels - found}
   assert others == {"mix", "head"}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_steps_are_nearer_to_orthogonal_where_rows_are_scaled_first(count):
+  # Singular values from 1 to 1/100, in random directions.
+  draws = np.random.default_rng(0)
+  (left, _), (right, _) = (np.linalg.qr(draws.normal(size=(n, 16))) for n in (16, 40))
+  gradient = {"one": {"kernel": jnp.float32(left * np.geomspace(1, 0.01, 16) @ right.T)}}
+
+  def likeness(preconditioning):
+    fields = {"newton_schulz_steps": count, "preconditioning": preconditioning}
+    optimizer = make_optimizer(dataclasses.replace(CONFIG, **fields), 10)
+    updates, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
+    found = np.asarray(updates["one"]["kernel"], np.float64)
+    return -np.sum(found * (left @ right.T)) / np.linalg.norm(found) / 4
+
+  assert likeness("frobenius") + 0.02 < likeness("aol") < 1

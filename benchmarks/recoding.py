@@ -3,13 +3,15 @@
     python -m benchmarks.recoding [--quick] [--json FILE] [--check] [--device gpu]
 
 Needs the environment of `make test-peers`. Two layers of width 650, 10,000 words, 64 streams, 35
-tokens (Ulmer 2019's model), float32. Evaluation: losses of a stretch. Training: gradient of the
+tokens (Ulmer 2019's model), float32. Evaluation: losses of a stretch, also of 256 streams, whose
+products read each weight a quarter as often. Training: gradient of the
 mean loss, clipping and a step of SGD. PyTorch's plain model is `torch.nn.LSTM`, its recoding one
 written with `torch.autograd.grad`, step by step. The floors are arithmetic: floating-point
 operations with recoding over those without. In full about ten minutes on 2 cores.
 """
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +69,7 @@ def main() -> None:
   peer = Peer(case, params, options.device)
   check_agreement(report, case, params, peer)
   compare_evaluation(report, case, params, peer)
+  compare_wide_evaluation(report, case, params)
   compare_entropies(report, case, params)
   compare_training(report, case, params, peer)
   for name, floor in case.floors().items():
@@ -88,6 +91,17 @@ def compare_evaluation(report: common.Report, case: Case, params: Any, peer: Pee
   report.claim("evaluation: surprisal / plain", seconds["surprisal"], plain, at_most=most)
   report.claim("evaluation: PyTorch surprisal / plain", seconds["PyTorch surprisal"], theirs)
   report.claim("evaluation: ours / PyTorch, plain", plain, theirs)
+
+
+def compare_wide_evaluation(report: common.Report, case: Case, params: Any) -> None:
+  """Losses of a stretch of four times as many streams."""
+  wide = dataclasses.replace(case, rows=4 * case.rows)
+  runs = {"plain": evaluation(wide, params)}
+  runs["surprisal"] = evaluation(wide, params, signal="surprisal")
+  name = f"evaluation, {wide.rows} streams"
+  seconds = report.measure(name, runs, ROUNDS, amount=wide.tokens, unit="tokens")
+  most = {} if report.options.device == "gpu" else {"at_most": 1.66}
+  report.claim(f"{name}: surprisal / plain", seconds["surprisal"], seconds["plain"], **most)
 
 
 def compare_entropies(report: common.Report, case: Case, params: Any) -> None:

@@ -674,7 +674,7 @@ class Attention(nn.Module):
         if self.positions == "rotary":
           query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
         elif self.positions == "relative":
-          query, relative = self.relative(query, position_ids)
+          query, relative = self.relative(query, ctx.position_ids)
           bias = _sum(bias, relative)
         else:
           bias = _sum(bias, distance_penalty(position_ids, self.heads))

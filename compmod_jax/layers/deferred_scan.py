@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import PyTree
 
+from compmod_jax.core import sharding
+
 Weights = Mapping[str, jax.Array]
 Others = TypeVar("Others")
 Carry = TypeVar("Carry")
@@ -78,7 +80,12 @@ class _Deferring(Product):
 
 def times(rows: jax.Array, weight: jax.Array, transposed: bool) -> jax.Array:
   """rows @ weight, or rows @ weight.T."""
-  return lax.dot_general(rows, weight, (((1,), (int(transposed),)), ((), ())))
+  if not transposed or sharding.platform_of(rows) != "cpu":
+    return lax.dot_general(rows, weight, (((1,), (int(transposed),)), ((), ())))
+  # XLA:CPU brings the right operand of every product into an order of its own first, which takes
+  # as long as the product where a weight meets few rows. Without the barrier it would be the weight.
+  product = lax.dot_general(weight, rows, (((1,), (1,)), ((), ())))
+  return lax.optimization_barrier(product).T
 
 
 Body = Callable[[Product, Others, Carry, X], tuple[Carry, Y]]

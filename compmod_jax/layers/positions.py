@@ -85,22 +85,45 @@ class RelativePositions(nn.Module):
     self.distance = self.param("distance", zeros, shape)
 
   def __call__(
-    self, query: Float[Array, "batch time heads head_dim"], position_ids: PositionIds
+    self, query: Float[Array, "batch time heads head_dim"], position_ids: PositionIds | None = None
   ) -> tuple[Float[Array, "batch time heads head_dim"], Float[Array, "batch heads time keys"]]:
-    """The queries q + u, and what is added to the logits for the distances, float32."""
-    most = position_ids.length
+    """The queries q + u, and what is added to the logits for the distances, float32.
+
+    Args:
+      query: q.
+      position_ids: where queries and keys stand; none: both at 0, 1, and so on, for which nothing
+        is gathered.
+    """
+    most = query.shape[1] if position_ids is None else position_ids.length
     distances = np.arange(1 - most, most)[:, None]
     rates = 10000.0 ** (-np.arange(0, self.dim, 2) / self.dim)
     sinusoids = np.concatenate([np.sin(distances * rates), np.cos(distances * rates)], axis=1)
     kernel = self.kernel.astype(self.dtype)
     table = jnp.einsum("nm,mhd->nhd", jnp.asarray(sinusoids, self.dtype), kernel)
     moved = query + self.distance.astype(query.dtype)[None, None]
+    if position_ids is None:
+      table = table[::-1]
     every = jnp.einsum("bthd,nhd->bhtn", moved, table, preferred_element_type=jnp.float32)
+    scale = jnp.sqrt(jnp.float32(query.shape[-1]))
+    moved = query + self.content.astype(query.dtype)[None, None]
+    if position_ids is None:
+      return moved, _shifted(every) / scale
     index = position_ids.queries[:, :, None] - position_ids.keys[:, None, :] + (most - 1)
     index = jnp.broadcast_to(index[:, None], (*every.shape[:3], index.shape[-1]))
-    logits = jnp.take_along_axis(every, index, axis=-1)
-    scale = jnp.sqrt(jnp.float32(query.shape[-1]))
-    return query + self.content.astype(query.dtype)[None, None], logits / scale
+    return moved, jnp.take_along_axis(every, index, axis=-1) / scale
+
+
+def _shifted(every: Float[Array, "batch heads time distances"]) -> Array:
+  """[batch, heads, time, keys]: of row t the T numbers from column T - 1 - t on, of 2T - 1.
+
+  Rows that are one number shorter begin one number earlier each.
+  """
+  *outer, time, distances = every.shape
+  if time == 1:
+    return every
+  flat = every.reshape(*outer, time * distances)
+  flat = flat[..., time - 1 : time - 1 + time * (distances - 1)]
+  return flat.reshape(*outer, time, distances - 1)[..., :time]
 
 
 def distance_penalty(

@@ -92,9 +92,9 @@ class TextPass:
         segments = jnp.zeros((1, real.shape[1]), jnp.int32)
       near = neighbours(segments[rows] if len(segments) > 1 else segments, config.convolution)
       near = jnp.pad(near, ((0, 0), (before, 0), (0, 0)))  # auxiliary positions stay as they are
-    position_ids = None
-    if config.positions in IN_ATTENTION:
-      ids = self.labels
+    position_ids, ids = None, self.labels
+    counted = ids is None and self.segments is None and not before
+    if config.positions in IN_ATTENTION and not counted:
       ids = positions_of(self.segments, real.shape[1]) if ids is None else ids
       ids = jnp.pad(ids[rows] if len(ids) > 1 else ids, ((0, 0), (before, 0)))
       position_ids = PositionIds(ids, ids, config.random_positions or real.shape[1])

@@ -61,8 +61,8 @@ def orthogonal(
     adam: `optax.scale_by_adam`, or what has a state with its fields.
     b1: decay of its first moment.
     steps: Newton-Schulz iterations.
-    preconditioning: what comes before them; `frobenius` divides a matrix by its norm, `aol` also its
-      rows by the root of the absolute sums of the rows of their products (Prach and Lampert 2022).
+    preconditioning: what comes before them; `frobenius` divides a matrix by its norm, `aol` each of
+      its rows by the root of the sum of its absolute products with all (Prach and Lampert 2022).
   """
   inner = optax.with_extra_args_support(adam)
 

@@ -1,5 +1,6 @@
 """Rotary and relative positions, penalties on distances and labels against their definitions."""
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,25 @@ def test_relative_positions_are_those_of_the_equation():
     content = (query[b, t, h] + params["content"][h]) @ key[b, s, h]
     expected = content + (query[b, t, h] + params["distance"][h]) @ of_distance
     np.testing.assert_allclose(found[b, h, t, s], expected / np.sqrt(WIDTH), atol=2e-4)
+
+
+@pytest.mark.parametrize("time", [1, 2, TIME])
+def test_relative_positions_of_one_after_the_other_need_no_numbers(time):
+  module = RelativePositions(HEADS * WIDTH, HEADS)
+  query, key = (jnp.asarray(draw(BATCH, time, HEADS, WIDTH, seed=seed)) for seed in (0, 1))
+  params, ids = jax.device_put(drawn(module.init, query)), jnp.arange(time)[None]
+
+  def logits(params, query, position_ids):
+    moved, distances = module.apply(params, query, position_ids)
+    return jnp.einsum("bthd,bshd->bhts", moved, key) + distances
+
+  (found, pull), (expected, their_pull) = (
+    jax.vjp(lambda params, query, given=given: logits(params, query, given), params, query)
+    for given in (None, PositionIds(ids, ids, time))
+  )
+  chex.assert_trees_all_close(found, expected, atol=1e-6)
+  errors = jnp.asarray(draw(*found.shape, seed=2))
+  chex.assert_trees_all_close(pull(errors), their_pull(errors), atol=1e-5)
 
 
 @pytest.mark.parametrize("heads", [8, 3])

@@ -5,12 +5,12 @@
 
 Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest head silent), 5.4
 (training regimes), meta_routers (a fourth regime), seq2seq (LSTMs beside a Transformer), drophead,
-roberta. Of recoding: recoding (all signals), recoding-5.1, -5.2, -5.4, -5.5, -5.6, and -decoders
-(what an ensemble alone costs). Of modulation: nemot-3.1 (perplexity of other text), -3.4 (a model
-for each set), -3.7 (with 3.8: one model for all sets), -3.9 (that model fine-tuned), -3.10 (reading
-strategies), -scan (SCAN as questions). Of their relatives:
-tim (mechanisms in masked language models), copying and digits (recurrent modules), cues and
-plastic_lm (plastic connections), neural_interpreters (fuzzy expressions), competing_experts
+roberta, competition (whether it helps, at equal parameters). Of recoding: recoding (all signals),
+recoding-5.1, -5.2, -5.4, -5.5, -5.6, and -decoders (what an ensemble alone costs). Of modulation:
+nemot-3.1 (perplexity of other text), -3.4 (a model for each set), -3.7 (with 3.8: one model for all
+sets), -3.9 (that model fine-tuned), -3.10 (reading strategies), -scan (SCAN as questions). Of their
+relatives: tim (mechanisms in masked language models), copying and digits (recurrent modules), cues
+and plastic_lm (plastic connections), neural_interpreters (fuzzy expressions), competing_experts
 (digits), few-shot (characters), leopard (sentences), continual (classes one after the other).
 generalisation: positions, competition and gates on data that are composed, deeper or longer than
 those of training; each data set is a scale, such as table_lookup, copy or scan_length, and quick.

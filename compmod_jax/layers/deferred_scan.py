@@ -82,8 +82,8 @@ def times(rows: jax.Array, weight: jax.Array, transposed: bool) -> jax.Array:
   """rows @ weight, or rows @ weight.T."""
   if not transposed or sharding.platform_of(rows) != "cpu":
     return lax.dot_general(rows, weight, (((1,), (int(transposed),)), ((), ())))
-  # XLA:CPU brings the right operand of every product into an order of its own first, which takes
-  # as long as the product where a weight meets few rows. Without the barrier it would be the weight.
+  # XLA:CPU packs the right operand of every product anew, which costs much where a weight meets few
+  # rows; without the barrier, the weight would become that operand again.
   product = lax.dot_general(weight, rows, (((1,), (1,)), ((), ())))
   return lax.optimization_barrier(product).T
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from compmod_jax.core.errors import check_choice
 from compmod_jax.tables import nemot, recoding, relatives
+from compmod_jax.tables.competition import competition
 from compmod_jax.tables.generalisation import generalisation, logic_in_context
 from compmod_jax.tables.interpreter import fuzzy_expressions
 from compmod_jax.tables.masked import mechanisms, roberta
@@ -25,6 +26,7 @@ TABLES: dict[str, Callable[[str, int], Spec]] = {
   "5.2": lambda scale, heads: sizes(scale),
   "5.3": lambda scale, heads: silent(scale),
   "5.4": lambda scale, heads: regimes(scale),
+  "competition": lambda scale, heads: competition(scale),
   "seq2seq": lambda scale, heads: recurrent(scale),
   "meta_routers": lambda scale, heads: meta_routers(scale),
   "roberta": lambda scale, heads: roberta(scale),

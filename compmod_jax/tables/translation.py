@@ -64,7 +64,7 @@ def _model(experiment: Experiment) -> TransformerConfig:
   return experiment.model
 
 
-def _shifted() -> list[Column]:
+def shifted_columns() -> list[Column]:
   """Columns of the grammar's splits out of distribution."""
   shifted = ("combination", "attractor", "depth", "length")
   columns = [Column(f"PPL {s}", s, "perplexity", 3, lower=True) for s in shifted]
@@ -86,7 +86,7 @@ def _spec(
     Column(TRAIN, "train", "perplexity", 3, lower=True),
   ]
   if scale == "tiny":
-    columns += _shifted()
+    columns += shifted_columns()
   rows = {
     name: Row(experiment, dict(zip((BLEU, TEST, TRAIN), published.get(name, ()), strict=False)))
     for name, experiment in experiments.items()
@@ -296,7 +296,7 @@ def meta_routers(scale: str) -> Spec:
   columns = (Column(BLEU, "test", "bleu"), Column(TEST, "test", "perplexity", 3, lower=True))
   title = "Meta-learned routers and other ways of training them (after Kolios 2023, section 6.2)"
   made = {name: Row(experiment) for name, experiment in rows.items()}
-  return Spec(title, scales[scale], made, "joint", (*columns, *_shifted()))
+  return Spec(title, scales[scale], made, "joint", (*columns, *shifted_columns()))
 
 
 # DropHead: where its probability goes, with the heads of the model and with twice as many.

@@ -90,7 +90,7 @@ def compare_evaluation(report: common.Report, case: Case, params: Any, peer: Pee
   most = 3.0 if report.options.device == "gpu" else 1.85
   report.claim("evaluation: surprisal / plain", seconds["surprisal"], plain, at_most=most)
   report.claim("evaluation: PyTorch surprisal / plain", seconds["PyTorch surprisal"], theirs)
-  report.claim("evaluation: ours / PyTorch, plain", plain, theirs)
+  report.claim("evaluation: ours / PyTorch, plain", plain, theirs, at_most=0.8)
 
 
 def compare_wide_evaluation(report: common.Report, case: Case, params: Any) -> None:
@@ -131,11 +131,11 @@ def compare_training(report: common.Report, case: Case, params: Any, peer: Peer)
   seconds = report.measure("training", runs, ROUNDS, amount=case.tokens, unit="tokens")
   plain, theirs = seconds["plain"], seconds["PyTorch plain"]
   gpu = report.options.device == "gpu"
-  limits = {"surprisal": 2.0 if gpu else 1.15, "surprisal, through": 2.5 if gpu else 1.75}
+  limits = {"surprisal": 2.0 if gpu else 1.08, "surprisal, through": 2.5 if gpu else 1.65}
   for name, most in limits.items():
     report.claim(f"training: {name} / plain", seconds[name], plain, at_most=most)
   report.claim("training: PyTorch surprisal / plain", seconds["PyTorch surprisal"], theirs)
-  report.claim("training: ours / PyTorch, plain", plain, theirs, at_most=0.9)
+  report.claim("training: ours / PyTorch, plain", plain, theirs, at_most=0.72)
 
 
 def check_agreement(report: common.Report, case: Case, params: Any, peer: Peer) -> None:

@@ -39,14 +39,15 @@ def get_config(variant: str) -> Experiment:
   variants = {
     "grammar": grammar,
     "tatoeba": tatoeba,
-    "speedrun": speedrun,
     "multi30k": multi30k,
     "iwslt14": iwslt14,
     "wmt14": wmt14,
   }
   regimes = {f"{name}-{regime}": (name, regime) for name in variants for regime in REGIMES}
   learned = {f"{name}-{kind}": (name, kind) for name in variants for kind in META}
-  errors.check_choice("variant", variant, {"", *variants, *regimes, *learned})
+  errors.check_choice("variant", variant, {"", "speedrun", *variants, *regimes, *learned})
+  if variant == "speedrun":
+    return speedrun()
   if variant in regimes:
     name, regime = regimes[variant]
     return trained(variants[name](), regime)

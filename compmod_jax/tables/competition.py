@@ -5,6 +5,7 @@ import itertools
 
 from compmod_jax.core.errors import check_choice
 from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
 from compmod_jax.tables.translation import BLEU, PLACES, TEST, shifted_columns, translation
@@ -99,5 +100,6 @@ def _competing(
   plain: Experiment, place: str, widths: dict[str, int], *, rescale: bool
 ) -> Experiment:
   """The experiment with competing heads in a place and as many parameters."""
+  assert isinstance(plain.model, TransformerConfig)
   config = dataclasses.replace(plain.model.competition, rescale=rescale and place != "none")
   return with_model(plain, compete=PLACES[place], competition=config, ffn_dim=widths[place])

@@ -4,10 +4,10 @@
 
 Needs the environment of `make test-peers`. Two layers of width 650, 10,000 words, 64 streams, 35
 tokens (Ulmer 2019's model), float32. Evaluation: losses of a stretch, also of 256 streams, whose
-products read each weight a quarter as often. Training: gradient of the
-mean loss, clipping and a step of SGD. PyTorch's plain model is `torch.nn.LSTM`, its recoding one
-written with `torch.autograd.grad`, step by step. The floors are arithmetic: floating-point
-operations with recoding over those without. In full about ten minutes on 2 cores.
+products read each weight a quarter as often. Training: gradient of the mean loss, clipping and a
+step of SGD. PyTorch's plain model is `torch.nn.LSTM`, its recoding one written with
+`torch.autograd.grad`, step by step. The floors are arithmetic: floating-point operations with
+recoding over those without. In full about ten minutes on 2 cores.
 """
 
 import argparse

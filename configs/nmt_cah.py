@@ -3,7 +3,7 @@
 Run:      python -m train.main --config configs/nmt_cah.py
 Variants: (none)      the project's own grammar, 5 minutes on 2 CPU cores
           tatoeba     $COMPMOD_DATA/tatoeba_en_de, an hour on 2 CPU cores
-          speedrun    the same in a third of the time, by Muon; docs/speedrun.md
+          speedrun    the same in 3,600 steps of Muon, not 5,200; docs/speedrun.md
           multi30k    $COMPMOD_DATA/multi30k
           iwslt14     data/iwslt14, the thesis's model and recipe (a GPU)
           wmt14       wmt14_translate/de-en from TensorFlow Datasets, the same model
@@ -164,7 +164,7 @@ def tatoeba() -> Experiment:
 
 
 def speedrun() -> Experiment:
-  """Test BLEU 50 on Tatoeba in the least time on 2 CPU cores; docs/speedrun.md has the records."""
+  """For test BLEU 50 on Tatoeba in the least time on 2 CPU cores; see docs/speedrun.md."""
   steps = 3600
   return dataclasses.replace(
     tatoeba(),

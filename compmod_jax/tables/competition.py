@@ -1,4 +1,4 @@
-"""Whether competition helps: all settings of its choices, trained to the end, at equal size."""
+"""Whether competition helps: all settings of its choices, at equal numbers of parameters."""
 
 import dataclasses
 import itertools
@@ -29,8 +29,8 @@ def competition(scale: str) -> Spec:
   `published` and `rescaled` are all settings of four factors on the grammar: in the first, the
   weights of H heads sum to 1, as in Kolios 2023, so that each head starts at 1 / H of what it is in
   a plain model; in the second they are multiplied by H. `tatoeba` has both ways beside the plain
-  model on Tatoeba. Muon trains all, which gets to where more steps bring little in a fifth of the
-  time.
+  model on Tatoeba. All are trained by Muon. Whether `STEPS` are the end of training on the grammar
+  has not been measured.
 
   Raises:
     UserError: an unknown scale.

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 
 from xla_flags import QUICK
 
@@ -12,6 +13,10 @@ os.environ["XLA_FLAGS"] = (
   # Tests compile far more than they compute.
   + f" --xla_backend_optimization_level=0 {QUICK}"
 )
+
+# What tests draw and compile stays out of the user's cache.
+_CACHE = tempfile.TemporaryDirectory(prefix="compmod_jax_cache_")
+os.environ["COMPMOD_CACHE"] = _CACHE.name
 
 from jaxtyping import install_import_hook
 

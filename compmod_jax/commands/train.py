@@ -18,6 +18,7 @@ from pathlib import Path
 from compmod_jax.commands import cli
 from compmod_jax.commands.config_option import parse
 from compmod_jax.core.config import to_json
+from compmod_jax.core.disk_cache import cache_folder
 from compmod_jax.training import profiling
 from compmod_jax.training.distributed.multihost import Group, Multihost, joined
 from compmod_jax.training.experiment import Experiment
@@ -73,7 +74,6 @@ def describe_start(args: Args) -> dict[str, str]:
 def show(experiment: Experiment) -> None:
   """Prints an experiment's model as a diagram; trains nothing and writes no workdir."""
   from compmod_jax.tools import describe
-  from compmod_jax.training.run import cache_folder
 
   print(describe.page(experiment, cache_folder() / "tokenizers"))
 
@@ -81,7 +81,6 @@ def show(experiment: Experiment) -> None:
 def show_cost(experiment: Experiment, topology: str) -> None:
   """Prints what an experiment's step costs on a slice of TPUs; trains nothing."""
   from compmod_jax.tools import aot
-  from compmod_jax.training.run import cache_folder
 
   print(aot.page(experiment, topology, cache_folder() / "tokenizers"))
 

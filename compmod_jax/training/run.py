@@ -4,7 +4,6 @@ import base64
 import bisect
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from compmod_jax.core import errors, sharding
+from compmod_jax.core.disk_cache import cache_folder
 from compmod_jax.core.types import Params
 from compmod_jax.tasks.base import Batch, Sharing, Task, TrainIterator
 from compmod_jax.training import compile_cache, identity
@@ -39,11 +39,6 @@ from compmod_jax.training.optimizer import (
 from compmod_jax.training.step import TrainState, init_state, make_step, trainable_mask
 from compmod_jax.training.warm_start import Start
 from compmod_jax.training.workdir import make_folder
-
-
-def cache_folder() -> Path:
-  """Where compiled programs and trained tokenizers are kept: $COMPMOD_CACHE or ~/.cache."""
-  return Path(os.environ.get("COMPMOD_CACHE") or Path.home() / ".cache" / "compmod_jax")
 
 
 def use_compile_cache() -> None:

@@ -11,8 +11,8 @@ import pytest
 from jax.monitoring import unregister_event_listener
 from programs import compile_cache_restored
 
+from compmod_jax.core import disk_cache
 from compmod_jax.core.errors import UserError
-from compmod_jax.training import compile_cache
 from compmod_jax.training.compile_cache import CheckedCache
 from compmod_jax.training.run import use_compile_cache
 
@@ -109,10 +109,10 @@ def test_a_cache_that_cannot_be_used_is_no_error(tmp_path):
 
 
 def test_the_size_of_the_cache_can_be_set(monkeypatch):
-  assert compile_cache.limit() == 8 * 10**9
+  assert disk_cache.limit() == 8 * 10**9
   monkeypatch.setenv("COMPMOD_CACHE_GB", "0.5")
-  assert compile_cache.limit() == 5 * 10**8
+  assert disk_cache.limit() == 5 * 10**8
   for wrong in ("much", "-1", "inf", "nan"):
     monkeypatch.setenv("COMPMOD_CACHE_GB", wrong)
     with pytest.raises(UserError, match=f"COMPMOD_CACHE_GB is '{wrong}'; it must be a number of"):
-      compile_cache.limit()
+      disk_cache.limit()

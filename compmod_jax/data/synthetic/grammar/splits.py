@@ -5,11 +5,13 @@ import functools
 import hashlib
 import random
 import zlib
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.base import Pairs, Relations
+from compmod_jax.data.generated import kept
 from compmod_jax.data.synthetic.grammar.clauses import Composer
 from compmod_jax.data.synthetic.grammar.lexicon import ADJECTIVES, NOUNS
 from compmod_jax.data.synthetic.grammar.properties import properties
@@ -158,13 +160,14 @@ class GrammarData:
     Raises:
       UserError: `split` is none of `splits()`.
     """
-    draw = _Draw(self, split)
-    rows = [draw(i) for i in range(self.size(split))]
+    draw, size = _Draw(self, split), self.size(split)
+    code = Path(__file__).parent.glob("*.py")
+    texts = kept(f"{split} of {self}", code, lambda: [draw(i)[:2] for i in range(size)])
     return Pairs(
-      source=[row[0] for row in rows],
-      target=[row[1] for row in rows],
+      source=[source for source, _ in texts],
+      target=[target for _, target in texts],
       where=lambda i: f"grammar:{split}[{i}]",
-      info=[row[2] for row in rows],
+      info=_Annotations(draw, size),
       metric="bleu",
       relations=draw.relations,
     )
@@ -190,6 +193,27 @@ class GrammarData:
     """
     draw = _Draw(self, split)
     return (draw.with_properties(i) for i in range(self.size(split)))
+
+
+class _Annotations(Sequence[Mapping[str, Any]]):
+  """Annotations of a split, each drawn with its sentence when it is read."""
+
+  def __init__(self, draw: "_Draw", size: int):
+    self._draw, self._numbers = draw, range(size)
+
+  def __len__(self) -> int:
+    return len(self._numbers)
+
+  @overload
+  def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+  @overload
+  def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
+
+  def __getitem__(self, index: int | slice) -> Any:
+    if isinstance(index, slice):
+      return [self._draw(number)[2] for number in self._numbers[index]]
+    return self._draw(self._numbers[index])[2]
 
 
 class _Draw:

@@ -203,6 +203,8 @@ SEARCHED: dict[str, dict[str, object]] = {
   }.items()
 }
 """Row of a search -> what differs from the plain model."""
+_MUON = {"relative": (2e-3, 4e-3), "three layers": (2e-3,)}
+"""Row of a search -> learning rates of Muon with which it is trained, too."""
 _LSTM = Seq2SeqLstmConfig(dim=128, embedding_dim=128, attention_dim=128, dropout=0.1)
 RECODED: dict[str, RecodingConfig] = {
   "LSTM": RecodingConfig(),
@@ -262,6 +264,12 @@ def _search() -> Spec:
   data = dataclasses.replace(SCALES["scan_length_26"], changes={"cut": 26, "trained_up_to": 22})
   base = data.experiment()
   rows = {name: Row(with_model(base, **changes)) for name, changes in SEARCHED.items()}
+  muon = load_config("nmt_cah:speedrun").optimizer
+  for name, rates in _MUON.items():
+    for rate in rates:
+      optimizer = dataclasses.replace(muon, learning_rate=rate)
+      experiment = dataclasses.replace(rows[name].experiment, optimizer=optimizer)
+      rows[f"{name}, Muon {rate:g}"] = Row(experiment)
   columns = (Column("exact 24 to 26 actions", "valid", "exact_match", 1),)
   text = "SCAN, up to 22 actions in training, 24 to 26 in validation"
   return Spec("A search of settings for SCAN's lengths", text, rows, "relative", columns)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -194,9 +194,26 @@ def _activity(found: Mapping[str, np.ndarray], share: float) -> Activity:
 
 def make_page(settings: Forgetting, subject: Subject, found: Measured) -> Page:
   """Accuracies by the number of classes, activity of units, nearest neighbours."""
+  sections = [_accuracy(found), *_kept(found), _neighbours(settings, found)]
+  if found.activity:
+    sections.append(_gates(settings, found, found.activity))
+  first, end = next(iter(found.outcomes.items()))
+  return Page(
+    f"Classes one after the other, on {subject.split}",
+    f"{found.task.describe()} {found.classes} classes.",
+    _summary(found),
+    sections,
+    _figures(subject, found),
+    tiles=[(f"of {end.stages[-1]} classes, in order", f"{100 * end.asked[-1]:.1f} %", first)],
+  )
+
+
+def _accuracy(found: Measured) -> Section:
+  """Curves and tables of accuracy by the number of classes."""
   stages = sorted({stage for one in found.outcomes.values() for stage in one.stages})
-  columns = ("protocol", "rate", "row gain", "strength", *(f"{n} classes" for n in stages))
-  rows = [
+  shown = found.task.dataset.config.use.shown
+  numbers = [f"{n} classes" for n in stages]
+  asked = [
     [name, *one.setting, *(_at(one, one.asked, stage) for stage in stages)]
     for name, one in found.outcomes.items()
   ]
@@ -204,111 +221,102 @@ def make_page(settings: Forgetting, subject: Subject, found: Measured) -> Page:
     [name, *(_at(one, one.shown, stage) for stage in stages)]
     for name, one in found.outcomes.items()
   ]
+  return Section(
+    "Accuracy by the number of classes",
+    [
+      Picture(
+        "accuracy",
+        _curves(found.outcomes),
+        f"After {shown} examples of each class, once each. Left: other examples of the same"
+        " classes; right: the examples that were learned. The choice is among all classes.",
+      ),
+      Table(
+        "accuracy",
+        ("protocol", "rate", "row gain", "strength", *numbers),
+        asked,
+        "Accuracy on examples that were not learned, and the settings, which are those that are"
+        " best on validation classes. "
+        + " ".join(f"{name}: {PROTOCOLS[name].about}." for name in found.outcomes),
+      ),
+      Table(
+        "learned",
+        ("protocol", *numbers),
+        learned,
+        "Accuracy on the examples that were learned.",
+      ),
+    ],
+  )
+
+
+def _kept(found: Measured) -> list[Section]:
+  """What later classes left of earlier ones, where protocols have stages that tell."""
   kept = [
     [name, measures.retention, measures.forgetting, measures.backward, measures.forward]
     for name, one in found.outcomes.items()
     if (measures := one.transfer())
   ]
-  use = found.task.dataset.config.use
-  sections = [
-    Section(
-      "Accuracy by the number of classes",
-      [
-        Picture(
-          "accuracy",
-          _curves(found.outcomes),
-          f"After {use.shown} examples of each class, once each. Left: other examples of the same"
-          " classes; right: the examples that were learned. The choice is among all classes.",
-        ),
-        Table(
-          "accuracy",
-          columns,
-          rows,
-          "Accuracy on examples that were not learned, and the settings, which are those that are"
-          " best on validation classes. "
-          + " ".join(f"{name}: {PROTOCOLS[name].about}." for name in found.outcomes),
-        ),
-        Table(
-          "learned",
-          ("protocol", *(f"{n} classes" for n in stages)),
-          learned,
-          "Accuracy on the examples that were learned.",
-        ),
-      ],
-    )
-  ]
-  if kept:
-    sections.append(
-      Section(
-        "What was kept",
-        [
-          Picture(
-            "matrix",
-            _matrices(found.outcomes),
-            "Accuracy on the classes that each stage added (columns), after each stage (rows).",
-          ),
-          Table(
-            "kept",
-            ("protocol", "retention", "forgetting", "backward transfer", "forward transfer"),
-            kept,
-            "A stage's classes are a task. Retention: what is left at the end of earlier tasks'"
-            " accuracies, as a share of what they were when each was learned.",
-          ),
-        ],
-      )
-    )
-  sections.append(_neighbours(settings, found))
-  if found.activity:
-    sections.append(_gates(settings, found, found.activity))
-  first = next(iter(found.outcomes))
-  end = found.outcomes[first]
-  summary = [
+  if not kept:
+    return []
+  matrices = Picture(
+    "matrix",
+    _matrices(found.outcomes),
+    "Accuracy on the classes that each stage added (columns), after each stage (rows).",
+  )
+  table = Table(
+    "kept",
+    ("protocol", "retention", "forgetting", "backward transfer", "forward transfer"),
+    kept,
+    "A stage's classes are a task. Retention: what is left at the end of earlier tasks'"
+    " accuracies, as a share of what they were when each was learned.",
+  )
+  return [Section("What was kept", [matrices, table])]
+
+
+def _summary(found: Measured) -> list[str]:
+  """A sentence for every protocol, and what else a reader should know first."""
+  sentences = [
     f"{name}: {100 * one.asked[-1]:.1f} % of unseen examples of {one.stages[-1]} classes are right"
     f" ({PROTOCOLS[name].about}; step size {one.setting.rate:g}, row gain"
     f" {one.setting.row_gain:g})."
     for name, one in found.outcomes.items()
   ]
-  ends = min(use.rates), max(use.rates)
+  rates = found.task.dataset.config.use.rates
+  ends = min(rates), max(rates)
   if at_end := [name for name, one in found.outcomes.items() if one.setting.rate in ends]:
-    summary.append(
+    sentences.append(
       f"The step size of {', '.join(at_end)} is the first or last of task.use.rates: another one"
       " may be better."
     )
   if found.activity:
-    summary.append(
+    sentences.append(
       f"{100 * found.activity.before:.1f} % of units are active before the gate,"
       f" {100 * found.activity.behind:.1f} % behind it."
     )
-  summary.append(
-    "Nearest neighbours: "
-    + ", ".join(f"{_title(found, site)} {100 * x:.1f} %" for site, x in found.nearest.items())
-    + "."
-  )
-  return Page(
-    f"Classes one after the other, on {subject.split}",
-    f"{found.task.describe()} {found.classes} classes.",
-    summary,
-    sections,
-    {
-      "split": subject.split,
-      "classes": found.classes,
-      "protocols": {
-        name: {
-          "setting": one.setting._asdict(),
-          "stages": list(one.stages),
-          "accuracy": one.asked.tolist(),
-          "train_accuracy": one.shown.tolist(),
-          "matrix": None if one.matrix is None else one.matrix.tolist(),
-          "transfer": measures._asdict() if (measures := one.transfer()) else None,
-        }
-        for name, one in found.outcomes.items()
-      },
-      "nearest": dict(found.nearest),
-      "activity": found.activity
-      and {**found.activity._asdict(), "gates": found.activity.gates.tolist()},
-    },
-    tiles=[(f"of {end.stages[-1]} classes, in order", f"{100 * end.asked[-1]:.1f} %", first)],
-  )
+  nearest = (f"{_title(found, site)} {100 * x:.1f} %" for site, x in found.nearest.items())
+  return [*sentences, f"Nearest neighbours: {', '.join(nearest)}."]
+
+
+def _figures(subject: Subject, found: Measured) -> dict[str, Any]:
+  """The page's figures, as JSON can hold them."""
+  protocols = {
+    name: {
+      "setting": one.setting._asdict(),
+      "stages": list(one.stages),
+      "accuracy": one.asked.tolist(),
+      "train_accuracy": one.shown.tolist(),
+      "matrix": None if one.matrix is None else one.matrix.tolist(),
+      "transfer": measures._asdict() if (measures := one.transfer()) else None,
+    }
+    for name, one in found.outcomes.items()
+  }
+  activity = found.activity
+  return {
+    "split": subject.split,
+    "classes": found.classes,
+    "protocols": protocols,
+    "nearest": dict(found.nearest),
+    "activity": activity and {**activity._asdict(), "gates": activity.gates.tolist()},
+  }
 
 
 def _at(outcome: Outcome, values: np.ndarray, stage: int) -> float | None:

@@ -25,10 +25,10 @@ from benchmarks import common, nemot
 from benchmarks.marian import peaked, to_marian
 from benchmarks.transformer import RECIPE
 from benchmarks.translation_case import Case
+from compmod_jax.core.rounding import rounded
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, UNK
 from compmod_jax.decoding import DecodeConfig
-from compmod_jax.decoding.rounding import rounded
 from compmod_jax.tasks.translator import Translator
 
 ROUNDS = 6

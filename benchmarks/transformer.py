@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.translation_case import Case
+from compmod_jax.core.rounding import Products
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, UNK
 from compmod_jax.decoding import DecodeConfig, decode
 from compmod_jax.models.transformer import ATTENTION_KINDS, TransformerConfig
@@ -35,14 +36,14 @@ SMALL = TransformerConfig(encoder_layers=3, decoder_layers=3, dim=256, heads=4, 
 OPTIMIZER = OptimizerConfig(name="adam")
 
 
-def our_step(case: Case, **changes: Any) -> Callable[[], None]:
+def our_step(case: Case, *, products: Products = "model", **changes: Any) -> Callable[[], None]:
   """A call that makes one training step, on a model with some options changed."""
   task = case.task(**changes)
   optimizer, rate = make_optimizer(OPTIMIZER, 10_000), learning_rate(OPTIMIZER, 10_000)
   state = init_state(jax.device_put(case.params(**changes)), (), optimizer, 0.0)
   state = jax.tree.map(jnp.array, state)  # donation needs buffers of its own for every leaf
   mask = trainable_mask(state.params, "all")
-  step = make_step(task, optimizer, rate, micro_batches=1, ema=0.0, mask=mask)
+  step = make_step(task, optimizer, rate, micro_batches=1, ema=0.0, mask=mask, products=products)
   step, key = jax.jit(step, donate_argnums=0), jax.random.key(0)
   batch = jax.tree.map(jnp.asarray, case.batch())
 

@@ -180,6 +180,7 @@ def speedrun() -> Experiment:
       preconditioning="aol",
     ),
     phases=(Phase(steps=steps),),
+    products="bfloat16",
     evaluate_every=steps // 2,
     evaluate_sentences=200,
     model_selection="last",

@@ -14,7 +14,6 @@ import pytest
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.tokenizers import BOS, EOS, PAD
 from compmod_jax.decoding import DecodeConfig, beam_search
-from compmod_jax.decoding.rounding import rounded
 from compmod_jax.models.base import Seq2Seq
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.base import TaskModel
@@ -112,31 +111,6 @@ def test_a_search_that_narrows_runs_fewer_rows():
 def test_few_sentences_make_a_small_batch():
   shapes = [batch["source"].shape for batch in translator(64)._batches(["5 6", "7", "8 9"], 1)]
   assert shapes == [(4, 8)]
-
-
-def test_products_in_bfloat16_round_matrices_of_weights_alone():
-  random = np.random.default_rng(0)
-  rows, weights = (random.standard_normal(s).astype(np.float32) for s in ((6, 8), (8, 5)))
-  stacked = random.standard_normal((3, 6, 8)).astype(np.float32)
-
-  def products(rows, weights, stacked):
-    exact = jax.lax.dot(rows, weights, precision=jax.lax.Precision.HIGHEST)
-    looped = jax.lax.fori_loop(0, 2, lambda _, x: jnp.tanh(x @ weights @ weights.T), rows)
-    return rows @ weights, looped, exact, stacked @ stacked.swapaxes(1, 2)
-
-  found = jax.jit(rounded(products))(rows, weights, stacked)
-  plain = jax.jit(products)(rows, weights, stacked)
-  half = [jnp.asarray(one, jnp.bfloat16).astype(jnp.float32) for one in (rows, weights)]
-  np.testing.assert_allclose(found[0], half[0] @ half[1], rtol=1e-6, atol=1e-6)
-  assert 1e-6 < np.abs(found[1] - plain[1]).max() < 0.05
-  np.testing.assert_array_equal(found[2], plain[2])
-  np.testing.assert_array_equal(found[3], plain[3])
-
-
-@pytest.mark.parametrize("rows", [1, 3, 4])
-def test_products_of_few_rows_have_these_rows(rows):
-  left, right = np.ones((rows, 8), np.float32), np.ones((8, 5), np.float32)
-  np.testing.assert_array_equal(rounded(jnp.matmul)(left, right), np.full((rows, 5), 8.0))
 
 
 def test_translations_with_products_in_bfloat16_have_nearly_the_same_scores():

@@ -3,15 +3,15 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
 from compmod_jax.core.errors import check, check_choice
+from compmod_jax.core.rounding import Products, rounded
 from compmod_jax.decoding.beam import beam_search
-from compmod_jax.decoding.rounding import rounded
 from compmod_jax.decoding.sampling import greedy, sample
 from compmod_jax.decoding.types import Cache, Decoded, Record, Step
 
@@ -40,7 +40,7 @@ class DecodeConfig:
   """Of sample: only the k most probable tokens; 0 keeps all."""
   top_p: float = 1.0
   """Of sample: only the most probable tokens that reach this probability together; 1 keeps all."""
-  products: Literal["model", "bfloat16"] = "model"
+  products: Products = "model"
   """Products with weights: as the model makes them, or of operands rounded to bfloat16 with sums in
   float32, which is faster on CPUs that multiply bfloat16; results then differ in rounding."""
 
@@ -55,7 +55,7 @@ class DecodeConfig:
   def __post_init__(self):
     check_choice("method", self.method, ("beam", "greedy", "sample"))
     check_choice("stop", self.stop, ("filled", "bound"))
-    check_choice("products", self.products, ("model", "bfloat16"))
+    check_choice("products", self.products, get_args(Products))
     for field in ("beams", "n_best"):
       value = getattr(self, field)
       check(value >= 1, f"{field} is {value}; it must be at least 1.")
@@ -121,7 +121,7 @@ class GenerationOptions(TypedDict, total=False):
   temperature: float
   top_k: int
   top_p: float
-  products: Literal["model", "bfloat16"]
+  products: Products
   recode_layer: int | None
   recode_size: float
   recode_steps: int

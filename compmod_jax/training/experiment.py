@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from compmod_jax.core import errors, extras
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.config import once
+from compmod_jax.core.rounding import Products
 from compmod_jax.core.sharding import MeshConfig
 from compmod_jax.data.subsets import SUBSETS, Subset
 from compmod_jax.models.transformer import TransformerConfig
@@ -77,6 +78,9 @@ class Experiment:
   """Seed of parameters, data order and dropout."""
   micro_batches: int = 1
   """Parts of a batch whose gradients are added up, to save memory."""
+  products: Products = "model"
+  """Products with weights in training: as the model makes them, or of operands rounded to bfloat16
+  with sums in float32, but for gradients of weights; faster on CPUs that multiply bfloat16."""
   ema: float = 0.0
   """Decay of the moving average of the parameters that is evaluated and kept; 0 for none."""
   log_every: int = 20
@@ -136,6 +140,7 @@ class Experiment:
     ):
       value = getattr(self, field)
       errors.check(value >= 0, f"{field} is {value}; it must not be negative.")
+    errors.check_choice("products", self.products, get_args(Products))
     errors.check_choice("model_selection", self.model_selection, get_args(ModelSelection))
     errors.check(
       self.model_selection == "best" or not (self.patience or self.optimizer.schedule == "plateau"),

@@ -52,6 +52,7 @@ _LATER = (
   "optimizer.clip",
   "model.remat",
   "micro_batches",
+  "products",
   "evaluate_every",
   "evaluate_sentences",
   "score_train",
@@ -199,8 +200,8 @@ def _refuse(workdir: Path, wrong: Sequence[str]) -> None:
     not wrong,
     f"{workdir} belongs to another configuration: {'; '.join(wrong[:12])}. Continue it with its"
     " own configuration, or choose another --workdir. What may change in a workdir: lengths of"
-    " phases to come, learning rate and schedule, clipping, micro_batches, model.remat, evaluation,"
-    " logging, checkpoints, limits and devices.",
+    " phases to come, learning rate and schedule, clipping, micro_batches, products, model.remat,"
+    " evaluation, logging, checkpoints, limits and devices.",
   )
 
 

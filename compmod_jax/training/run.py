@@ -199,6 +199,7 @@ class Run:
       mask=trainable_mask(self._shapes.params, trainable, self.experiment.groups),
       total_steps=self.total_steps,
       group_rates=self.group_rates,
+      products=self.experiment.products,
     )
     # Every process reads the metrics, without having to ask the others.
     places = self.state_shardings, sharding.replicated(self.mesh)

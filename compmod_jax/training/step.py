@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from compmod_jax.core import errors, losses
+from compmod_jax.core.rounding import Products, rounded
 from compmod_jax.core.types import Params
 from compmod_jax.tasks.base import Batch, Carry, Loss, Metrics, StepContext, Task, Terms
 from compmod_jax.training.optimizer import ParamGroup, groups, like_parameters, plateau_factor
@@ -154,6 +155,7 @@ def make_step(
   mask: Mapping[str, PyTree],
   total_steps: int = 1,
   group_rates: Mapping[str, Callable[[ArrayLike], jax.Array]] | None = None,
+  products: Products = "model",
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, dict[str, Any]]]:
   """The step of a phase: a pure function from state, batch and random key to state and metrics.
 
@@ -163,6 +165,7 @@ def make_step(
   both keep their bits. Where the loss or the gradient is not finite, everything but the counters
   does. What the task varies in the course of training spans `total_steps` batches, those of all
   phases. Where groups of parameters have rates of their own, metrics have those of `group_rates`.
+  `products` of the loss and its gradients, not of the optimizer, may be rounded.
   """
   optimizer = optax.with_extra_args_support(optimizer)
 
@@ -173,9 +176,12 @@ def make_step(
     rng = jax.random.fold_in(key, state.step)
     progress = jnp.minimum(state.step / max(total_steps - 1, 1), 1)
     context = StepContext(rng=rng, step=state.step, train=True, progress=progress)
-    grads, value, terms, carry, found = gradients(
-      task.loss, state.params, state.carry, batch, context, micro_batches
-    )
+
+    def slopes(params: Params, carry: Carry, batch: Batch) -> Any:
+      return gradients(task.loss, params, carry, batch, context, micro_batches)
+
+    taken = rounded(slopes) if products == "bfloat16" else slopes
+    grads, value, terms, carry, found = taken(state.params, state.carry, batch)
     idle = task.model.unused_parameters(batch)
     moving = {
       name: jax.tree.map(lambda _: False, part) if name in idle else part

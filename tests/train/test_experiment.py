@@ -145,6 +145,7 @@ MISTAKES = [
   (["--config.phases.1.trainable=none"], ["trainable", "'none'", "routing"]),
   (["--config.optimizer.momentum=0.9"], ["optimizer.momentum is 0.9", "sgd"]),
   (["--config.micro_batches=0"], ["micro_batches is 0", "at least 1"]),
+  (["--config.products=float16"], ["products", "float16", "bfloat16"]),
   (["--config.ema=1"], ["ema is 1", "below 1"]),
   (["--config.model.remat=perhaps"], ["--config.model.remat is 'perhaps'", "true or false"]),
   (["--config.mesh.data=0"], ["mesh.data is 0"]),

@@ -1,6 +1,7 @@
 """The training step: micro-batches, frozen parameters, bad batches, the moving average."""
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import flax.linen as nn
@@ -175,6 +176,35 @@ def test_micro_batches_of_a_transformer_equal_one_big_batch():
   (one, one_value), (two, two_value) = found(1), found(2)
   np.testing.assert_allclose(one_value, two_value, rtol=1e-6)
   assert_close(one, two, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_products_in_bfloat16_change_gradients_by_their_rounding(micro_batches):
+  task, random = TinyTranslation(), np.random.default_rng(0)
+  tokens = [jnp.asarray(random.integers(4, n, size=(4, 6)), jnp.int32) for n in (11, 9)]
+  batch = dict(zip(("source", "target"), tokens, strict=True))
+  params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0), *tokens))["params"]
+  optimizer = make_optimizer(MOMENTUM, 100)
+  model = SimpleNamespace(unused_parameters=lambda batch: ())
+  trained: Any = SimpleNamespace(loss=task.loss, model=model)
+
+  def moved(products: Any) -> Any:
+    step = make_step(
+      trained,
+      optimizer,
+      lambda _: jnp.float32(0.05),
+      micro_batches=micro_batches,
+      ema=0.0,
+      mask=trainable_mask(params, "all"),
+      products=products,
+    )
+    state, found = jax.jit(step)(init_state(params, (), optimizer, 0.0), batch, jax.random.key(0))
+    return jax.tree.map(jnp.subtract, state.params, params), found["objective"]
+
+  (exact, loss), (near, near_loss) = moved("model"), moved("bfloat16")
+  np.testing.assert_allclose(near_loss, loss, rtol=0.01)
+  difference = optax.tree.norm(jax.tree.map(jnp.subtract, exact, near)) / optax.tree.norm(exact)
+  assert 1e-5 < difference < 0.1
 
 
 # Steps.

@@ -265,6 +265,7 @@ def test_the_same_data_may_lie_elsewhere(run, experiment, data, monkeypatch):
     {"warmup_steps": 30},
     {"weight_decay": 0.0},
     {"micro_batches": 2},
+    {"products": "bfloat16"},
     {"max_nonfinite": 50},
     {"patience": 3},
     {"evaluate_every": 5},

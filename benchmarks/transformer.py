@@ -55,8 +55,10 @@ def our_step(case: Case, *, products: Products = "model", **changes: Any) -> Cal
   return run
 
 
-def their_step(case: Case, *, compiled: bool, device: str) -> Callable[[], None]:
-  """A call that makes the same step in PyTorch."""
+def their_step(
+  case: Case, *, compiled: bool, device: str, rounded: bool = False
+) -> Callable[[], None]:
+  """A call that makes the same step in PyTorch; `rounded`: products in bfloat16 (autocast)."""
   import torch
   import torch.nn.functional as F
 
@@ -79,7 +81,7 @@ def their_step(case: Case, *, compiled: bool, device: str) -> Callable[[], None]
 
   def run() -> None:
     optimizer.zero_grad(set_to_none=True)
-    with _autocast(case.model, device):
+    with _autocast(rounded or case.model.dtype == "bfloat16", device):
       value = loss(batch["source"], shifted, batch["target"])
     value.backward()
     optimizer.step()
@@ -88,10 +90,10 @@ def their_step(case: Case, *, compiled: bool, device: str) -> Callable[[], None]
   return run
 
 
-def _autocast(model: TransformerConfig, device: str) -> Any:
+def _autocast(rounded: bool, device: str) -> Any:
   import torch
 
-  if model.dtype == "float32":
+  if not rounded:
     return contextlib.nullcontext()
   return torch.autocast("cuda" if device == "gpu" else "cpu", torch.bfloat16)
 
@@ -105,6 +107,10 @@ def training(report: common.Report, case: Case, target: float, *, competition: b
   }
   if not quick:
     runs["PyTorch compiled"] = their_step(case, compiled=True, device=device)
+  if device == "cpu" and not quick:
+    runs["ours, products in bfloat16"] = our_step(case, products="bfloat16")
+    for name, compiled in (("eager", False), ("compiled", True)):
+      runs[f"autocast {name}"] = their_step(case, compiled=compiled, device=device, rounded=True)
   if competition:
     runs["ours, encoder heads compete"] = our_step(case, compete=("encoder_self",))
     runs["ours, all heads compete"] = our_step(case, compete=ATTENTION_KINDS)
@@ -116,6 +122,11 @@ def training(report: common.Report, case: Case, target: float, *, competition: b
   for name in runs:
     if "compete" in name:
       report.claim(f"{case.name}: {name[6:]} / plain", seconds[name], ours, at_most=1.05)
+  if rounded := [name for name in runs if "autocast" in name]:
+    half = seconds["ours, products in bfloat16"]
+    report.claim(f"{case.name}: ours, products in bfloat16 / in float32", half, ours)
+    best = min(rounded, key=lambda name: np.median(seconds[name]))
+    report.claim(f"{case.name}: the same / PyTorch's in bfloat16, {best}", half, seconds[best])
 
 
 def decoding(report: common.Report, case: Case, beams: int = 5) -> None:
@@ -238,11 +249,6 @@ def main() -> None:
     rows = 8 if options.quick else 32
     named = f"{last.name.split(',')[0]}, {rows} sentences"
     decoding(report, dataclasses.replace(last, name=named, rows=rows))
-  if not gpu:
-    report.note(
-      "precision: float32. bfloat16 gains nothing in JAX on CPU and is not compared here;"
-      " PyTorch's bfloat16 autocast can be faster on CPUs with AVX-512 BF16 or AMX."
-    )
   report.finish()
 
 

@@ -114,6 +114,21 @@ def test_all_of_them_go_through_the_program_and_each_can_be_taken_out(monkeypatc
     assert np.abs(after - before).max() > 1e-4
 
 
+@pytest.mark.parametrize("kind", ["masked", "recurrent", "questions"])
+def test_every_kind_of_task_trains_with_products_in_bfloat16(kind, monkeypatch, tmp_path):
+  """Losses are nearly those of exact products."""
+  monkeypatch.setenv("COMPMOD_CACHE", str(tmp_path / "cache"))
+  given = load_config(f"benchmarks/tiny_runs.py:{kind}")
+  given = dataclasses.replace(given, phases=(Phase(steps=4),), evaluate_every=4, log_every=1)
+  losses = []
+  for products in ("model", "bfloat16"):
+    train(dataclasses.replace(given, products=products), tmp_path / products)
+    losses.append([line["loss"] for line in metrics_of(tmp_path / products, "train")])
+  assert len(losses[0]) == 4
+  assert losses[0] != losses[1]
+  np.testing.assert_allclose(*losses, rtol=0.02)
+
+
 def test_variants_leave_out_what_they_say():
   whole = load_config("configs/everything.py")
   for name in MECHANISMS:

@@ -1449,6 +1449,19 @@ def benchmark_sentences():
   yield "evaluation's are met, 1.85, and 1.66 in 256 streams, and those of 4 and 8 samples"
 
 
+def step_sentences():
+  file, small, recipe = "transformer-training-cpu", "small model, 128 x 16", "recipe, 64 x 32"
+  for name in (small, recipe):
+    yield ratio(file, f"{name}: our time / PyTorch eager's")
+    yield ratio(file, f"{name}: ours, products in bfloat16 / in float32")
+    yield ratio(file, f"{name}: the same / PyTorch's in bfloat16, autocast eager")
+  yield f"competing heads {ratio(file, f'{recipe}: encoder heads compete / plain')} in the encoder"
+  yield f"and {ratio(file, f'{recipe}: all heads compete / plain')} everywhere"
+  yield f"first step {ratio('startup-cpu', 'seconds to the first step')} s after"
+  empty = record("benchmarks/startup-cpu.json")["facts"][0]
+  yield f"({empty.removeprefix('with empty caches: ')} with"
+
+
 def ptb_sentences():
   path = "ptb/plain-650-seed0.json"
   valid, test = (split(path, name)["perplexity"] for name in ("valid", "test"))
@@ -1507,6 +1520,7 @@ SENTENCES = [
   ("docs/nemot.md", pretraining_sentences),
   ("docs/speedrun.md", speedrun_sentences),
   ("README.md", speedrun_in_short),
+  ("README.md", step_sentences),
   ("docs/recoding.md", signal_sentences),
   ("docs/plasticity.md", longer_associations),
   ("docs/rims.md", longer_copying),

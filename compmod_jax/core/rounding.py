@@ -5,10 +5,11 @@ with other products. So it holds for every model; parameters, residual stream, n
 caches and logits stay as they are. XLA takes the rounding of weights out of a loop over steps: they
 are rounded once.
 
-On CPUs that multiply bfloat16 (AVX-512 BF16, AMX) XLA's products of many rows with a matrix run 1.5
-to 2 times as fast, as long as their result is float32. Those that sum over rows, the gradients of
-weights, gain nothing there and stay exact. One row alone waits for memory, and XLA:CPU multiplies
-it in a plain loop; as one of four it goes through XLA's library, which reads half as many bytes.
+On CPUs that multiply bfloat16 (AVX-512 BF16, AMX) XLA's products of many rows with a matrix run
+half again as fast or more, as long as their result is float32. Those that sum over rows, the
+gradients of weights, gain nothing there and stay exact. One row alone waits for memory, and XLA:CPU
+multiplies it in a plain loop; as one of four it goes through XLA's library, which reads half as
+many bytes.
 """
 
 import functools

@@ -1,5 +1,6 @@
 """One training step: gradients of the objective, the update, and what a bad step leaves alone."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -176,12 +177,9 @@ def make_step(
     rng = jax.random.fold_in(key, state.step)
     progress = jnp.minimum(state.step / max(total_steps - 1, 1), 1)
     context = StepContext(rng=rng, step=state.step, train=True, progress=progress)
-
-    def slopes(params: Params, carry: Carry, batch: Batch) -> Any:
-      return gradients(task.loss, params, carry, batch, context, micro_batches)
-
-    taken = rounded(slopes) if products == "bfloat16" else slopes
-    grads, value, terms, carry, found = taken(state.params, state.carry, batch)
+    slopes = functools.partial(gradients, task.loss, context=context, micro_batches=micro_batches)
+    slopes = rounded(slopes) if products == "bfloat16" else slopes
+    grads, value, terms, carry, found = slopes(state.params, state.carry, batch)
     idle = task.model.unused_parameters(batch)
     moving = {
       name: jax.tree.map(lambda _: False, part) if name in idle else part

@@ -378,14 +378,11 @@ class _Attention(NamedTuple):
     return made if args[3] is None else None
 
   def saved(self, args: PyTree, run: _Run) -> PyTree:
-    """The logsumexp; heads beside it where a kernel that holds the projection keeps them."""
-    layout, (matrices, *_, projection, _, _) = self.layout, args
-    lines = (layout.batch * layout.heads, layout.queries)
-    logsumexp = jax.ShapeDtypeStruct(lines, jnp.float32)
-    if projection is None or not _kernels(run.platform)[0].keeps_heads(layout, run.tiles.tpu):
-      return logsumexp
-    heads = (layout.batch, layout.queries, layout.heads * layout.head_dim)
-    return logsumexp, jax.ShapeDtypeStruct(heads, matrices[0].dtype)
+    """Shapes of what a kernel leaves for the reverse pass."""
+    (matrix, *_), bias, _, projection, *_ = args
+    given = {"bias": bias is not None, "projection": projection is not None}
+    block = run.tiles.block(run.platform)
+    return _kernels(run.platform)[0].saved(self.layout, matrix, **given, block=block)
 
 
 class _Routed(NamedTuple):
@@ -424,7 +421,9 @@ class _Routed(NamedTuple):
     """Gradients of all but the masks; the matrix's last columns are written in place."""
     packed, shift, kernel, _, factor, *rest = args
     ((heads, weights), saved), (d_heads, d_weights) = results, slope
-    args, routing = ((packed,), shift, weights * factor, *rest), _kernels(run.platform)[1]
+    attention, routing = _kernels(run.platform)
+    args = ((packed,), shift, weights * factor, *rest)
+    (packed,) = attention.left((packed,), saved)
     found = _Attention(self.layout).reverse(args, (heads, saved), d_heads, run)
     (gradient,), d_shift, delta, *more = found
     given = (packed, shift, kernel, weights, _over(delta, weights) + d_weights, gradient)
@@ -441,7 +440,9 @@ class _Routed(NamedTuple):
 
   def saved(self, args: PyTree, run: _Run) -> PyTree:
     """See there."""
-    return _Attention(self.layout).saved(((args[0],), *args[5:]), run)
+    packed, shift, *_, projection, visibility, dropout = args
+    args = ((packed,), shift, None, projection, visibility, dropout)
+    return _Attention(self.layout).saved(args, run)
 
   def _routing(self, run: _Run) -> dict[str, Any]:
     options = {"blocks": run.tiles.routing, "interpret": run.interpret}

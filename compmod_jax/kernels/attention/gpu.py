@@ -11,9 +11,15 @@ What a loop reads goes into products as it is, so that the loads of later turns 
 no bias is added to it, and no weight multiplied. With the biases b of queries, keys and values,
 
     softmax(Q (K + b_k)^T) = softmax(Q K^T)     P (V + b_v) = P V + (P 1) b_v
-    (Q + b_q) K^T = Q K^T + 1 (K b_q)^T         D^T (Q + b_q) = D^T Q + (D^T 1) b_q
 
-where D is the gradient of the logits, whose rows sum to 0, so that b_k adds nothing to D K, either.
+and in the reverse pass
+
+    C ds (V + b_v)^T = C ds V^T + (C ds b_v) 1^T
+
+where rows of the gradient D of the logits sum to 0, so that b_k adds nothing to D K, either. What
+is per query, C ds, its product with b_v and the delta, is formed before that pass. Queries with
+b_q, which a program of the forward pass forms of its own block alone, it writes in their place for
+the reverse pass, whose loops read those of all blocks.
 
 Source: Dao 2023 (FlashAttention-2) for blocks and the saved logsumexp; Kolios 2023, equation 5.3,
 for the weights.
@@ -104,7 +110,7 @@ def tiles(layout: Layout, dtype: DTypeLike, dropout: bool, masked: bool) -> tupl
   elif bytes_a_row > 128:
     forward = Tile(128, 32 if bytes_a_row > 256 and masked else 64, 8, 2)
   else:
-    forward = Tile(64, 64, stages=2) if dropout else Tile(128, 64)
+    forward = Tile(64, 64, stages=2 if dropout else 3)
   return forward, _REVERSE[columns, wide][dropout + (masked and wide)]
 
 
@@ -167,18 +173,53 @@ class Operands(NamedTuple, Generic[A]):
   key_spans: A
 
 
+class Saved(NamedTuple):
+  """What the forward pass leaves for the reverse pass.
+
+  Attributes:
+    logsumexp: logarithm to base 2 of the sum of a row [batch * heads, queries], without b_k.
+    matrix: that of queries, keys and values with b_q added, where there is a bias.
+  """
+
+  logsumexp: jax.Array
+  matrix: jax.Array | None = None
+
+
+def saved(
+  layout: Layout,
+  matrix: jax.Array,
+  *,
+  bias: bool,
+  projection: bool,
+  block: tuple[int, ...] | None,
+) -> Saved:
+  """Shapes of what `forward` leaves; see there."""
+  del projection, block
+  lines = (layout.batch * layout.heads, layout.queries)
+  written = jax.ShapeDtypeStruct(matrix.shape, matrix.dtype) if bias else None
+  return Saved(jax.ShapeDtypeStruct(lines, jnp.float32), written)  # type: ignore[arg-type]
+
+
+def left(matrices: tuple[jax.Array, ...], saved: Saved) -> tuple[jax.Array, ...]:
+  """The matrices as the forward pass left them, so that nothing is kept twice."""
+  return matrices if saved.matrix is None else (saved.matrix,)
+
+
 class Reverse(NamedTuple, Generic[A]):
   """What the reverse pass reads besides.
 
   Attributes:
-    slopes: the gradient with respect to the heads as they left.
-    delta: that of their weights times the weights [batch * heads, queries], float32.
-    logsumexp: logarithm to base 2 of the sum of a row [batch * heads, queries], without b_k.
+    slopes: the gradient with respect to the heads before their weights, C ds.
+    delta: what the gradient of logits is less by, before probabilities [batch * heads, queries],
+      float32: that of weights times the weights, and without dropout less C ds b_v.
+    shift: with dropout C ds b_v; none for 0.
+    logsumexp: see `Saved`.
     query_spans: blocks of queries that a block of keys visits [batch, blocks, 4].
   """
 
   slopes: A
   delta: A
+  shift: A | None
   logsumexp: A
   query_spans: A
 
@@ -194,8 +235,8 @@ def forward(
   interpret: bool,
   save: bool,
   dropout: ProbabilityDropout | None = None,
-) -> tuple[jax.Array, jax.Array | None]:
-  """Heads side by side [batch * queries, heads * head_dim] and, to `save`, the logsumexp.
+) -> tuple[jax.Array, Saved | None]:
+  """Heads side by side [batch * queries, heads * head_dim] and, to `save`, what is read later.
 
   Args:
     matrices: see `Operands`.
@@ -214,9 +255,11 @@ def forward(
   rows, lines = layout.batch * layout.queries, layout.batch * layout.heads
   outputs = [jax.ShapeDtypeStruct((rows, layout.heads * layout.head_dim), dtype)]
   outputs += [jax.ShapeDtypeStruct((lines, layout.queries), jnp.float32)] * save
+  writes = save and bias is not None
+  outputs += [jax.ShapeDtypeStruct(matrices[0].shape, dtype)] * writes
   grid = (layout.heads, static.blocks(QUERY), layout.batch)
   kernel = functools.partial(_forward, static=static)
-  heads, *logsumexp = call(
+  heads, *saved = call(
     kernel,
     grid,
     [given],
@@ -224,9 +267,10 @@ def forward(
     interpret,
     warps=cut.warps,
     stages=cut.stages,
+    aliases={0: 2} if writes else None,
     flops=4 * layout.pairs * layout.head_dim,
   )
-  return heads, logsumexp[0] if save else None
+  return heads, Saved(*saved) if save else None
 
 
 def backward(
@@ -235,7 +279,7 @@ def backward(
   weights: jax.Array | None,
   visibility: Visibility,
   outputs: jax.Array,
-  logsumexp: jax.Array,
+  saved: Saved,
   slopes: jax.Array,
   *,
   layout: Layout,
@@ -262,7 +306,7 @@ def backward(
     weights: as in `forward`.
     visibility: as in `forward`.
     outputs: what `forward` returned.
-    logsumexp: what it saved.
+    saved: what it saved.
     slopes: the gradient with respect to the heads.
     layout: as in `forward`.
     block: as in `forward`.
@@ -270,12 +314,13 @@ def backward(
     dropout: as in `forward`.
   """
   cut = _cut(block, visibility, dropout, layout, outputs.dtype, reverse=True)
+  matrices = left(matrices, saved)
   static, given, query_spans = _prepare(
     matrices, bias, weights, visibility, dropout, layout, cut.block
   )
-  delta = slopes.astype(jnp.float32) * outputs.astype(jnp.float32)
-  delta = jnp.sum(delta.reshape(-1, layout.heads, layout.head_dim), axis=2)
-  reverse = Reverse(slopes, _lines(delta, layout), logsumexp, query_spans)
+  terms = _terms(given, slopes, outputs, static, interpret)
+  given = given._replace(weights=None)
+  reverse = Reverse(terms.slopes, terms.less, terms.shift, saved.logsumexp, query_spans)
   made = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in matrices]
   grid = (layout.key_heads, given.key_spans.shape[1], layout.batch)
   if bias is not None:
@@ -295,7 +340,76 @@ def backward(
   )
   count = len(matrices)
   d_bias = None if bias is None else jnp.sum(found[-1], axis=0, keepdims=True)
-  return tuple(found[:count]), d_bias, delta
+  delta = terms.delta.reshape(layout.batch, layout.heads, layout.queries)
+  return tuple(found[:count]), d_bias, delta.swapaxes(1, 2).reshape(-1, layout.heads)
+
+
+class _Terms(NamedTuple):
+  """What the reverse pass needs of every query.
+
+  Attributes:
+    slopes: see `Reverse`.
+    delta: the gradient of a weight times the weight [batch * heads, queries], float32.
+    less: what `Reverse` calls delta.
+    shift: see `Reverse`.
+  """
+
+  slopes: jax.Array
+  delta: jax.Array
+  less: jax.Array
+  shift: jax.Array | None
+
+
+def _terms(
+  given: Operands[jax.Array],
+  slopes: jax.Array,
+  outputs: jax.Array,
+  static: Static,
+  interpret: bool,
+) -> _Terms:
+  """Formed in one pass over heads and their gradient, which XLA reads once for each."""
+  layout = static.layout
+  lines = jax.ShapeDtypeStruct((layout.batch * layout.heads, layout.queries), jnp.float32)
+  weighted, shifted = given.weights is not None, given.bias is not None
+  made = [lines, *[lines] * shifted, *[jax.ShapeDtypeStruct(slopes.shape, slopes.dtype)] * weighted]
+  grid = (layout.heads, static.blocks(QUERY), layout.batch)
+  kernel = functools.partial(_form_terms, static=static)
+  # No matrix is read.
+  own = given._replace(matrices=(), ids=None)
+  delta, *more = call(kernel, grid, [own, slopes, outputs], made, interpret)
+  less = more.pop(0) if shifted else delta
+  slopes = more.pop() if weighted else slopes
+  if shifted and given.dropout is not None:
+    return _Terms(slopes, delta, delta, less)
+  return _Terms(slopes, delta, less, None)
+
+
+def _form_terms(
+  given: Operands[jax.Ref], slopes: jax.Ref, outputs: jax.Ref, *made: jax.Ref, static: Static
+) -> None:
+  """Of a block of queries in one head: delta; `less` or the shift; the weighted gradient."""
+  head, block, number = (pl.program_id(axis) for axis in range(3))
+  layout, example = static.layout, _Example(given, static, number)
+  start = block * static.size(QUERY)
+  place, left = (number * layout.queries + start, head * layout.head_dim), layout.queries - start
+  slope, output = (
+    example.load(QUERY, ref, place, left).astype(jnp.float32) for ref in (slopes, outputs)
+  )
+  line, terms, weights = (
+    number * layout.heads + head,
+    slope * output,
+    example.weights(head, start),
+  )
+  slope = slope if weights is None else slope * weights[:, None]
+  delta, *more = made
+  store_line(delta, line, start, jnp.sum(terms, axis=1))
+  bias = example.bias(VALUE, lax.div(head, layout.group))
+  if bias is not None:
+    shift = slope * bias[None]
+    apart = terms - shift if given.dropout is None else shift
+    store_line(more.pop(0), line, start, jnp.sum(apart, axis=1))
+  for ref in more:
+    store(ref, place, slope, rows=left, columns=layout.head_dim)
 
 
 def _cut(
@@ -378,10 +492,6 @@ class _Example:
     width = self.layout.head_dim
     return load(self.given.bias, (0, column), (1, padded(width)), columns=width)[0]
 
-  def shifted(self, which: int, head: jax.Array, start: jax.Array) -> jax.Array:
-    """Queries, keys or values of a head with their bias."""
-    return _plus(self.rows(which, head, start), self.bias(which, head))
-
   def visit(
     self,
     spans: jax.Ref,
@@ -461,24 +571,17 @@ def _per_query(line: jax.Array, transposed: bool) -> jax.Array:
   return line[None] if transposed else line[:, None]
 
 
-def _plus(rows: jax.Array, bias: jax.Array | None) -> jax.Array:
-  """Rows with a bias, in their own type."""
-  if bias is None:
-    return rows
-  return (rows.astype(jnp.float32) + bias[None]).astype(rows.dtype)
-
-
-def _products(rows: jax.Array, bias: jax.Array | None) -> jax.Array | None:
-  """The product of every row with a bias [rows], if there is one."""
-  return None if bias is None else jnp.sum(rows.astype(jnp.float32) * bias[None], axis=1)
-
-
-def _forward(given: Operands[jax.Ref], heads: jax.Ref, *logsumexp: jax.Ref, static: Static) -> None:
+def _forward(given: Operands[jax.Ref], heads: jax.Ref, *saved: jax.Ref, static: Static) -> None:
   """Of a block of queries in one head."""
   head, block, number = (pl.program_id(axis) for axis in range(3))
   layout, example = static.layout, _Example(given, static, number)
   start = block * static.size(QUERY)
-  query, key_head = example.shifted(QUERY, head, start), lax.div(head, layout.group)
+  query, key_head = example.rows(QUERY, head, start), lax.div(head, layout.group)
+  if (shift := example.bias(QUERY, head)) is not None:
+    query = (query.astype(jnp.float32) + shift[None]).astype(query.dtype)
+  for ref in saved[1:]:
+    own = layout.place(QUERY, number, start, head)
+    store(ref, own, query, rows=layout.queries - start, columns=layout.head_dim)
   bias = example.bias(VALUE, key_head)
   # With dropout, the probabilities that remain do not sum to 1.
   apart = bias is not None and given.dropout is not None
@@ -513,7 +616,7 @@ def _forward(given: Operands[jax.Ref], heads: jax.Ref, *logsumexp: jax.Ref, stat
   scaled = total * ((1.0 if weights is None else weights) / mass)[:, None]
   place = (number * layout.queries + start, head * layout.head_dim)
   store(heads, place, scaled, rows=layout.queries - start, columns=layout.head_dim)
-  for ref in logsumexp:
+  for ref in saved[:1]:
     # A row that read nothing has one so large that it has no probabilities later, either.
     line = jnp.where(largest > FAR, largest + jnp.log2(mass), -FAR)
     store_line(ref, number * layout.heads + head, start, line)
@@ -523,15 +626,15 @@ class _Row(NamedTuple):
   """What the reverse pass knows of a block of queries in one head.
 
   Attributes:
-    logsumexp: see `Reverse`; beyond the example so large that nothing is left.
+    logsumexp: see `Saved`; beyond the example so large that nothing is left.
     delta: see `Reverse`.
-    weights: of the head.
-    slope: the gradient with respect to the head as it left.
+    shift: see `Reverse`.
+    slope: the gradient with respect to the head before its weight.
   """
 
   logsumexp: jax.Array
   delta: jax.Array
-  weights: jax.Array | None
+  shift: jax.Array | None
   slope: jax.Array
 
 
@@ -559,7 +662,7 @@ def _backward(
     return _Row(
       example.line(reverse.logsumexp, head, start, -FAR),
       example.line(reverse.delta, head, start, 0.0),
-      example.weights(head, start),
+      None if reverse.shift is None else example.line(reverse.shift, head, start, 0.0),
       example.load(QUERY, reverse.slopes, place, layout.queries - start),
     )
 
@@ -572,42 +675,32 @@ def _backward(
     masked: bool,
     transposed: bool = False,
   ) -> _Pair:
-    """Weighted probabilities of a block behind dropout, and the gradient of its logits."""
+    """Probabilities of a block behind dropout, and the gradient of its logits."""
     share = jnp.exp2(logits * static.scale - _per_query(one.logsumexp, transposed))
     if masked:
       share = example.only_allowed(share, starts, 0.0, transposed)
     kept = example.dropout(head, starts, transposed)
-    if one.weights is not None:
-      kept = kept * _per_query(one.weights, transposed)
+    if one.shift is not None:
+      d_heads += _per_query(one.shift, transposed)
     return share * kept, share * (kept * d_heads - _per_query(one.delta, transposed))
 
   key_start = block * static.size(KEY)
-  key, value = example.rows(KEY, key_head, key_start), example.shifted(VALUE, key_head, key_start)
+  key, value = (example.rows(which, key_head, key_start) for which in (KEY, VALUE))
 
   def over_queries(head: jax.Array, sums: _Pair) -> _Pair:
-    bias = example.bias(QUERY, head)
-    shift = _products(key, bias)
-
-    def turn(
-      query_block: jax.Array, sums: tuple[jax.Array, ...], masked: bool
-    ) -> tuple[jax.Array, ...]:
+    def turn(query_block: jax.Array, sums: _Pair, masked: bool) -> _Pair:
       start = query_block * static.size(QUERY)
       query, one = example.rows(QUERY, head, start), row(head, start)
       # [keys, queries]: so the products below take what registers hold, and transpose nothing.
       logits, d_heads = dot(key, query, (1, 1)), dot(value, one.slope, (1, 1))
-      logits = logits if shift is None else logits + shift[:, None]
       starts = start, key_start
       share, error = errors(head, one, logits, d_heads, starts, masked, transposed=True)
-      d_key, d_value, *totals = sums
+      d_key, d_value = sums
       d_value += dot(share.astype(query.dtype), one.slope)
       d_key += dot(error.astype(query.dtype), query)
-      return d_key, d_value, *[total + jnp.sum(error, axis=1) for total in totals]
+      return d_key, d_value
 
-    begin = (*sums, *[jnp.zeros(key.shape[:1], jnp.float32)] * (bias is not None))
-    d_key, d_value, *totals = example.visit(reverse.query_spans, block, turn, begin)
-    if bias is not None:
-      d_key += totals[0][:, None] * bias[None]
-    return d_key, d_value
+    return example.visit(reverse.query_spans, block, turn, sums)
 
   zeros = jnp.zeros(key.shape, jnp.float32)
   sums = (zeros, zeros)
@@ -619,15 +712,13 @@ def _backward(
   start = block * static.size(QUERY)
 
   def over_keys(head: jax.Array) -> None:
-    query, one = example.shifted(QUERY, head, start), row(head, start)
-    shift = _products(one.slope, example.bias(VALUE, key_head))
+    query, one = example.rows(QUERY, head, start), row(head, start)
 
     def turn(key_block: jax.Array, total: jax.Array, masked: bool) -> jax.Array:
       first = key_block * static.size(KEY)
       key, value = (example.rows(which, key_head, first) for which in (KEY, VALUE))
-      d_heads = dot(one.slope, value, (1, 1))
-      d_heads = d_heads if shift is None else d_heads + shift[:, None]
-      _, error = errors(head, one, dot(query, key, (1, 1)), d_heads, (start, first), masked)
+      logits, d_heads = dot(query, key, (1, 1)), dot(one.slope, value, (1, 1))
+      _, error = errors(head, one, logits, d_heads, (start, first), masked)
       return total + dot(error.astype(query.dtype), key)
 
     nothing = jnp.zeros(query.shape, jnp.float32)

@@ -162,6 +162,30 @@ def keeps_heads(layout: Layout, block: tuple[int, int]) -> bool:
   return max(layout.queries, layout.keys) > block[0]
 
 
+def saved(
+  layout: Layout,
+  matrix: jax.Array,
+  *,
+  bias: bool,
+  projection: bool,
+  block: tuple[int, int],
+) -> Any:
+  """Shapes of what `forward` leaves for the reverse pass; see there."""
+  del bias
+  lines = (layout.batch * layout.heads, layout.queries)
+  logsumexp = jax.ShapeDtypeStruct(lines, jnp.float32)
+  if not projection or not keeps_heads(layout, block):
+    return logsumexp
+  heads = (layout.batch, layout.queries, layout.heads * layout.head_dim)
+  return logsumexp, jax.ShapeDtypeStruct(heads, matrix.dtype)
+
+
+def left(matrices: tuple[jax.Array, ...], saved: Any) -> tuple[jax.Array, ...]:
+  """The matrices as the forward pass left them: as they were."""
+  del saved
+  return matrices
+
+
 def forward(
   matrices: tuple[jax.Array, ...],
   bias: jax.Array | None,

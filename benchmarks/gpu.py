@@ -15,9 +15,14 @@ Parts; on an H100 `attention` took a minute and a half, and `tiles` 20 seconds:
 - `experts`: weight gradients of experts in one kernel, beside one product of as many rows.
 - `text`: a training step of GPT-2 Small on one text of 8,192 tokens, with the memory that it took.
 
-What takes microseconds runs many times in one program (`common.repeat`). XLA tries many kernels for
-products in full float32, which the definitions and the layers have: minutes, and seconds with
-`XLA_FLAGS=--xla_gpu_autotune_level=0`. `--share` spreads the checks over processes.
+What takes microseconds runs many times in one program (`common.repeat`), which wants its arguments
+back unchanged: with the competition inside, a copy of the packed matrix counts in `training`, as
+the forward pass writes into it.
+
+XLA tries many kernels for products in full float32, for minutes. `checks`, whose definitions have
+them, take one with `XLA_FLAGS=--xla_gpu_autotune_level=0`, which makes other products slow, and less
+if `--share` spreads them over processes. `layers` take less than one with
+`XLA_FLAGS=--xla_gpu_enable_triton_gemm=false`, which leaves products to cuBLAS.
 """
 
 import argparse

@@ -8,7 +8,7 @@ from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
-from compmod_jax.tables.translation import BLEU, PLACES, TEST, shifted_columns, translation
+from compmod_jax.tables.translation import BLEU, MUON, PLACES, TEST, shifted_columns, translation
 from compmod_jax.training.experiment import Experiment, Phase, load_config, translation_task
 
 STEPS = 1000
@@ -47,7 +47,7 @@ def _grammar(scale: str) -> Spec:
   base = dataclasses.replace(
     base,
     task=task,
-    optimizer=load_config("nmt_cah:speedrun").optimizer,
+    optimizer=MUON,
     phases=(Phase(steps=STEPS),),
     evaluate_every=STEPS,
     model_selection="last",
@@ -80,8 +80,17 @@ def _grammar(scale: str) -> Spec:
 
 
 def _tatoeba() -> Spec:
-  base = load_config("nmt_cah:speedrun")
-  base = dataclasses.replace(with_model(base, compete=()), time_limit_minutes=0.0)
+  base = load_config("nmt_cah:tatoeba")
+  base = dataclasses.replace(
+    with_model(base, compete=(), dropout=0.05),
+    optimizer=MUON,
+    phases=(Phase(steps=3600),),
+    evaluate_every=1800,
+    evaluate_sentences=200,
+    products="bfloat16",
+    model_selection="last",
+    time_limit_minutes=0.0,
+  )
   rows = {"none": Row(base)}
   for place, (scale, text) in itertools.product(("enc", "all"), _WEIGHTS.items()):
     rows[f"{place}, {text}"] = Row(

@@ -20,6 +20,7 @@ from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec, with_model
+from compmod_jax.tables.translation import MUON
 from compmod_jax.tasks.logic_in_context import LogicInContextConfig
 from compmod_jax.training.experiment import Experiment, Phase, load_config, translation_task
 
@@ -176,7 +177,8 @@ INGREDIENTS: dict[str, dict[str, object]] = {
     "attention_form": "geometric",
     "norm": "post",
     "shared_layers": 1,
-    "encoder_layers": 8,
+    # Twice as many as trained tables, and more than those of the deepest test.
+    "encoder_layers": 12,
     "copy_gate": True,
     "copy_gate_closed": 0.1,
   },
@@ -264,10 +266,9 @@ def _search() -> Spec:
   data = dataclasses.replace(SCALES["scan_length_26"], changes={"cut": 26, "trained_up_to": 22})
   base = data.experiment()
   rows = {name: Row(with_model(base, **changes)) for name, changes in SEARCHED.items()}
-  muon = load_config("nmt_cah:speedrun").optimizer
   for name, rates in _MUON.items():
     for rate in rates:
-      optimizer = dataclasses.replace(muon, learning_rate=rate)
+      optimizer = dataclasses.replace(MUON, learning_rate=rate)
       experiment = dataclasses.replace(rows[name].experiment, optimizer=optimizer)
       rows[f"{name}, Muon {rate:g}"] = Row(experiment)
   columns = (Column("exact 24 to 26 actions", "valid", "exact_match", 1),)

@@ -382,7 +382,7 @@ class _Attention(NamedTuple):
     (matrix, *_), bias, _, projection, *_ = args
     given = {"bias": bias is not None, "projection": projection is not None}
     block = run.tiles.block(run.platform)
-    return _kernels(run.platform)[0].saved(self.layout, matrix, **given, block=block)
+    return _kernels(run.platform)[0].saved_shapes(self.layout, matrix, **given, block=block)
 
 
 class _Routed(NamedTuple):
@@ -423,7 +423,7 @@ class _Routed(NamedTuple):
     ((heads, weights), saved), (d_heads, d_weights) = results, slope
     attention, routing = _kernels(run.platform)
     args = ((packed,), shift, weights * factor, *rest)
-    (packed,) = attention.left((packed,), saved)
+    (packed,) = attention.matrices_left((packed,), saved)
     found = _Attention(self.layout).reverse(args, (heads, saved), d_heads, run)
     (gradient,), d_shift, delta, *more = found
     given = (packed, shift, kernel, weights, _over(delta, weights) + d_weights, gradient)

@@ -185,7 +185,7 @@ class Saved(NamedTuple):
   matrix: jax.Array | None = None
 
 
-def saved(
+def saved_shapes(
   layout: Layout,
   matrix: jax.Array,
   *,
@@ -200,7 +200,7 @@ def saved(
   return Saved(jax.ShapeDtypeStruct(lines, jnp.float32), written)  # type: ignore[arg-type]
 
 
-def left(matrices: tuple[jax.Array, ...], saved: Saved) -> tuple[jax.Array, ...]:
+def matrices_left(matrices: tuple[jax.Array, ...], saved: Saved) -> tuple[jax.Array, ...]:
   """The matrices as the forward pass left them, so that nothing is kept twice."""
   return matrices if saved.matrix is None else (saved.matrix,)
 
@@ -267,6 +267,7 @@ def forward(
     interpret,
     warps=cut.warps,
     stages=cut.stages,
+    # Of what is given, the matrix is the first.
     aliases={0: 2} if writes else None,
     flops=4 * layout.pairs * layout.head_dim,
   )
@@ -314,7 +315,7 @@ def backward(
     dropout: as in `forward`.
   """
   cut = _cut(block, visibility, dropout, layout, outputs.dtype, reverse=True)
-  matrices = left(matrices, saved)
+  matrices = matrices_left(matrices, saved)
   static, given, query_spans = _prepare(
     matrices, bias, weights, visibility, dropout, layout, cut.block
   )
@@ -395,13 +396,9 @@ def _form_terms(
   slope, output = (
     example.load(QUERY, ref, place, left).astype(jnp.float32) for ref in (slopes, outputs)
   )
-  line, terms, weights = (
-    number * layout.heads + head,
-    slope * output,
-    example.weights(head, start),
-  )
+  terms, weights = slope * output, example.weights(head, start)
   slope = slope if weights is None else slope * weights[:, None]
-  delta, *more = made
+  (delta, *more), line = made, number * layout.heads + head
   store_line(delta, line, start, jnp.sum(terms, axis=1))
   bias = example.bias(VALUE, lax.div(head, layout.group))
   if bias is not None:

@@ -162,7 +162,7 @@ def keeps_heads(layout: Layout, block: tuple[int, int]) -> bool:
   return max(layout.queries, layout.keys) > block[0]
 
 
-def saved(
+def saved_shapes(
   layout: Layout,
   matrix: jax.Array,
   *,
@@ -180,7 +180,7 @@ def saved(
   return logsumexp, jax.ShapeDtypeStruct(heads, matrix.dtype)
 
 
-def left(matrices: tuple[jax.Array, ...], saved: Any) -> tuple[jax.Array, ...]:
+def matrices_left(matrices: tuple[jax.Array, ...], saved: Any) -> tuple[jax.Array, ...]:
   """The matrices as the forward pass left them: as they were."""
   del saved
   return matrices

@@ -20,8 +20,8 @@ back unchanged: with the competition inside, a copy of the packed matrix counts 
 the forward pass writes into it.
 
 XLA tries many kernels for products in full float32, for minutes. `checks`, whose definitions have
-them, take one with `XLA_FLAGS=--xla_gpu_autotune_level=0`, which makes other products slow, and less
-if `--share` spreads them over processes. `layers` take less than one with
+them, take one with `XLA_FLAGS=--xla_gpu_autotune_level=0`, which makes other products slow, and
+less if `--share` spreads them over processes. `layers` take less than one with
 `XLA_FLAGS=--xla_gpu_enable_triton_gemm=false`, which leaves products to cuBLAS.
 """
 

@@ -30,6 +30,14 @@ class Case:
     """Tokens of a call."""
     return self.rows * self.time
 
+  def products(self) -> list[tuple[int, int, int]]:
+    """Sizes of the largest products forward: of a cell at one time, of inputs, and into words."""
+    return [
+      (self.rows, self.dim, 4 * self.dim),
+      (self.tokens, self.dim, 4 * self.dim),
+      (self.tokens, self.dim, self.vocab),
+    ]
+
   def text(self) -> tuple[np.ndarray, np.ndarray]:
     """Random tokens and targets, [rows, time] each."""
     random = np.random.default_rng(0)

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import common
+from benchmarks import common, products
 from benchmarks.peer_gpt2 import Theirs, random_gpt2
 from compmod_jax.checkpoints.gpt2 import read_gpt2, vanilla_sizes
 from compmod_jax.core.intermediates import Edit
@@ -63,6 +63,15 @@ class Case:
   def output_layers(self) -> int:
     """Layers of NeMoT's output set: a quarter of the vanilla set's, as in the thesis."""
     return -(-self.layers // 4)
+
+  def products(self) -> list[tuple[int, int, int]]:
+    """Sizes of GPT-2's largest products forward, in training and of one token a row."""
+    many = self.rows * self.length
+    return [
+      (rows, self.dim, columns)
+      for rows in (many, max(BATCHES))
+      for columns in (3 * self.dim, 4 * self.dim, self.vocab)
+    ]
 
   def task(self, model: Any, edits: Mapping[str, Edit] | None = None) -> CausalLM:
     """The language modelling task without data."""
@@ -265,6 +274,7 @@ def main() -> None:
   training(report, compared)
   for rows in BATCHES:
     generation(report, compared, rows)
+  products.compare(report, case.products())
   floor = case.operations()
   report.note(f"floor by arithmetic, NeMoT / GPT-2: {floor['NeMoT'] / floor['GPT-2']:.2f}")
   report.finish()

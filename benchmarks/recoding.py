@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import common
+from benchmarks import common, products
 from benchmarks.lstm_case import CLIP, RATE, SAMPLES, Case
 from benchmarks.peer_lstm import Peer
 from compmod_jax.models.lstm_lm import Given
@@ -72,6 +72,8 @@ def main() -> None:
   compare_wide_evaluation(report, case, params)
   compare_entropies(report, case, params)
   compare_training(report, case, params, peer)
+  if options.device == "cpu":
+    products.compare(report, case.products())
   for name, floor in case.floors().items():
     report.note(f"floor by arithmetic, {name}: {floor:.2f}")
   report.finish()

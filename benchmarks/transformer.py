@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import common
+from benchmarks import common, products
 from benchmarks.translation_case import Case
 from compmod_jax.core.rounding import Products
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, UNK
@@ -245,6 +245,8 @@ def main() -> None:
     compare_models(report, case)
     if "training" in wanted:
       training(report, case, target, competition=case.model.dim == RECIPE.dim)
+      if not gpu:
+        products.compare(report, case.products())
   last = cases(options)[-1]
   if "decoding" in wanted:
     rows = 8 if options.quick else 32

@@ -52,6 +52,16 @@ class Case:
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
+  def products(self) -> list[tuple[int, int, int]]:
+    """Sizes of a step's largest products forward: into heads, feed-forward, and into words."""
+    rows, dim = self.rows * self.length, self.model.dim
+    return [
+      (rows, dim, 3 * dim),
+      (rows, dim, self.model.ffn_dim),
+      (rows, self.model.ffn_dim, dim),
+      (rows, dim, self.target_vocab),
+    ]
+
   def batch(self) -> dict[str, np.ndarray]:
     """Random pairs, each between 60 and 100 % of the padded length, as in a length bucket."""
     random = np.random.default_rng(0)

@@ -69,7 +69,8 @@ class MeshConfig:
   expert: int = 1
   """Parts that experts are split into, besides those of `tensor`; other layers split the batch."""
   sequence: int = 1
-  """Parts that the time axis of batches is split into; layers that mix times gather it."""
+  """Parts that the time axis of batches is split into; attention gathers keys and values, other
+  layers that mix times what they read."""
 
   def __post_init__(self):
     sizes = dataclasses.asdict(self)
@@ -234,6 +235,13 @@ def parts_of(array: jax.Array, name: str) -> int:
   sizes = jax.typeof(array).sharding.mesh.shape
   axes = RULES[name] or ()
   return int(np.prod([sizes.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes)]))
+
+
+def part_number(name: str) -> jax.Array:
+  """Inside `on_parts`, which part of dimensions of this logical name a device has."""
+  axis = RULES[name]
+  assert isinstance(axis, str), f"{name} is split over {axis}"
+  return jax.lax.axis_index(axis)
 
 
 def on_parts(

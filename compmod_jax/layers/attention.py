@@ -139,14 +139,34 @@ def _in_kernel(
   visibility: Visibility,
   dropout: ProbabilityDropout | None,
 ) -> jax.Array:
-  """Attention by a kernel, on every device for the examples and heads that it has."""
-  names = ("batch", None, "heads", None)
+  """Attention by a kernel, on every device for the examples, heads and queries that it has.
+
+  Where times are split over devices, each is given the keys and values of all.
+  """
+  batch, time = query.shape[:2]
+  parts = sharding.parts_of(query, "time")
+  split = parts > 1 and time % parts == 0
+
+  def read(
+    seen: Visibility, dropout: ProbabilityDropout | None, key: Any, value: Any, query: Any
+  ) -> jax.Array:
+    if split:
+      first = (sharding.part_number("time") * query.shape[1]).astype(jnp.int32)[None]
+      seen = dataclasses.replace(seen, first_query=first)
+      if dropout is not None:
+        dropout = dataclasses.replace(dropout, first_query=first, all_queries=time)
+    return flash_attention(query, key, value, visibility=seen, dropout=dropout)
+
+  names = _names_of(visibility, batch)
+  if split and visibility.query_ids is not None:
+    own: Any = (names.query_ids[0], "time")  # pyright: ignore[reportOptionalSubscript]  # names
+    names = dataclasses.replace(names, query_ids=own)
+  others = ("batch", None, "heads", None)
+  mine = ("batch", "time" if split else None, "heads", None)
   return sharding.on_parts(
-    lambda seen, dropout, key, value, query: flash_attention(
-      query, key, value, visibility=seen, dropout=dropout
-    ),
+    read,
     [visibility, dropout, key, value, query],
-    [_names_of(visibility, len(query)), _names_of_dropout(dropout), names, names, names],
+    [names, _names_of_dropout(dropout), others, others, mine],
   )
 
 
@@ -455,6 +475,9 @@ class Attention(nn.Module):
     config, intermediates = self.competition, ctx.intermediates
     dropped = self._active_dropout(ctx) is not None
     if self.cross or not kernel_for(inputs, self.width, self.dtype, dropout=dropped):
+      return None
+    # A device that has some of the times needs keys and values of others.
+    if sharding.parts_of(inputs, "time") > 1:
       return None
     # Nothing happens between the product and the heads, or between these and their weights.
     plain = self.positions not in IN_ATTENTION and ctx.position_bias is None

@@ -61,7 +61,8 @@ def hidden(ids: np.ndarray, last: int) -> np.ndarray:
 
 def reads(seen: Visibility, query: int, key: int, example: int) -> bool:
   """The rule, as it is told, of one pair."""
-  far = key > query or (seen.window is not None and query - key >= seen.window)
+  place = query + (0 if seen.first_query is None else int(seen.first_query[0]))
+  far = key > place or (seen.window is not None and place - key >= seen.window)
   if seen.causal and key >= seen.prefix and far:
     return False
   if seen.key_ids is None:
@@ -93,6 +94,11 @@ CASES = {
   "window and prefix": (
     (1, 50, 50, 2, 2, 40),
     Visibility(causal=True, window=9, prefix=3),
+    "tpu, by blocks",
+  ),
+  "the later ones of a device's queries": (
+    (2, 21, 50, 2, 2, 64),
+    Visibility(causal=True, window=20, first_query=np.array([25], np.int32)),
     "tpu, by blocks",
   ),
   "cross attention to tokens alone, heads in groups": (
@@ -172,11 +178,13 @@ def test_spans_hold_all_that_is_read_and_full_blocks_mask_no_pair(
   window = data.draw(st.sampled_from([None, 1, 7])) if causal else None
   seed = data.draw(st.integers(0, 9))
   ids = data.draw(st.sampled_from(["none", "keys", "both"]))
-  seen = Visibility(causal, prefix, window)
+  first = data.draw(st.sampled_from([None, 0, 7, 40]))
+  first = None if first is None else np.array([first], np.int32)
+  seen = Visibility(causal, prefix, window, first_query=first)
   if ids != "none":
     own, others = segments(2, queries, seed), segments(2, keys, seed + 1)
     others = hidden(others, data.draw(st.integers(0, keys)))
-    seen = Visibility(causal, prefix, window, own if ids == "both" else None, others)
+    seen = Visibility(causal, prefix, window, own if ids == "both" else None, others, first)
   dense, both = rule_and_spans(seen, queries, keys, block)
   assert (dense is None) == (not causal and ids == "none")
   dense = np.broadcast_to(True if dense is None else dense, (2, 1, queries, keys))

@@ -114,8 +114,10 @@ def test_self_attention_is_the_same(name, mask, in_kernels):
   for platform in PLATFORMS:
     in_kernels(platform)
     found, text = outcome(module, given, inputs, ctx, capture=sites)
-    # Forward and backward, and those of the competition where it is inside.
-    assert text.count("pallas_call[") == (4 if name == "inside" else 2)
+    # Forward and backward, what a GPU's forms before the latter, and those of the competition
+    # where it is inside.
+    count = 2 + (platform == "gpu") + 2 * (name == "inside")
+    assert text.count("pallas_call[") == count
     assert set(found[1][1]) == set(sites)
     assert_close(found, true)
 
@@ -145,6 +147,49 @@ def test_devices_have_their_examples_and_heads(name, tensor, in_kernels):
       spread = jax.device_put(inputs, sharding.batch_sharding(mesh))
       found, text = outcome(module, given, spread, ctx)
     assert "shard_map" in text
+    assert_close(found, true)
+
+
+@pytest.mark.parametrize(
+  ("name", "mask", "dropout"),
+  [
+    ("soft", "causal, padding", 0.0),
+    ("plain", "segments behind a prefix", 0.0),
+    ("inside", "causal, padding", 0.3),
+  ],
+)
+def test_devices_have_their_times(name, mask, dropout, in_kernels):
+  module, given = layer(COMPETITIONS[name], dropout=dropout), params(name)
+  inputs, ctx = (
+    numbers(BATCH, TIME, DIM, seed=2),
+    Context(deterministic=dropout == 0, mask=MASKS[mask]()),
+  )
+  true, _ = outcome(module, given, inputs, ctx)
+  mesh = sharding.make_mesh(sharding.MeshConfig(data=2, sequence=4), jax.devices())
+  for platform in PLATFORMS:
+    in_kernels(platform)
+    with jax.set_mesh(mesh):
+      spread = jax.device_put(inputs, sharding.batch_sharding(mesh))
+      found, text = outcome(module, given, spread, ctx)
+    runs = platform == "gpu" or not dropout
+    assert ("pallas_call" in text) == runs
+    # A device's queries of all heads: a fourth of the times of one of two examples.
+    assert not runs or f"f32[{TIME // 4},{HEADS * 64}]" in text
+    assert_close(found, true)
+
+
+def test_devices_have_their_times_of_the_sequence_that_asks(in_kernels):
+  module, given = layer(SOFT, cross=True), params("soft", cross=True)
+  inputs, memory = numbers(BATCH, TIME, DIM, seed=2), numbers(BATCH, KEYS, DIM, seed=3)
+  ctx = Context(memory_mask=valid(KEYS, (13, 6))[:, None, None])
+  true, _ = outcome(module, given, inputs, ctx, memory)
+  mesh = sharding.make_mesh(sharding.MeshConfig(data=1, sequence=2, tensor=2), jax.devices()[:4])
+  for platform in PLATFORMS:
+    in_kernels(platform)
+    with jax.set_mesh(mesh):
+      spread = jax.device_put(inputs, sharding.batch_sharding(mesh))
+      found, text = outcome(module, given, spread, ctx, memory)
+    assert "pallas_call" in text
     assert_close(found, true)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, UInt32
+from jaxtyping import Array, Bool, Int, UInt32
 
 from compmod_jax.core.random_bits import PER_COUNTER, bits_at, threefry
 
@@ -27,6 +27,8 @@ class ProbabilityDropout:
     words: of the key.
     examples: numbers of the examples.
     heads: numbers of the heads.
+    all_queries: queries of the whole array, where a device has some of them; none for all.
+    first_query: the number of the first of these.
   """
 
   dropped: int = dataclasses.field(metadata={"static": True})
@@ -34,6 +36,8 @@ class ProbabilityDropout:
   words: UInt32[Array, " 2"]
   examples: UInt32[Array, " batch"]
   heads: UInt32[Array, " heads"]
+  all_queries: int | None = dataclasses.field(default=None, metadata={"static": True})
+  first_query: Int[Array, " 1"] | None = None
 
   @classmethod
   def of(cls, key: jax.Array, rate: float, batch: int, heads: int) -> "ProbabilityDropout":
@@ -46,8 +50,8 @@ class ProbabilityDropout:
       heads: of each.
     """
     words = jax.random.key_data(key).reshape(-1)[:2]
-    numbers = (jnp.arange(size, dtype=jnp.uint32) for size in (batch, heads))
-    return cls(round(rate * _RANGE), heads, words, *numbers)
+    of_examples, of_heads = (jnp.arange(size, dtype=jnp.uint32) for size in (batch, heads))
+    return cls(round(rate * _RANGE), heads, words, of_examples, of_heads)
 
   @property
   def scale(self) -> float:
@@ -58,8 +62,12 @@ class ProbabilityDropout:
     """Which probabilities remain."""
     blocks = -(-keys // PER_COUNTER)
     place = self.examples[:, None, None, None]
-    inner = (self.heads, *(jnp.arange(n, dtype=jnp.uint32) for n in (queries, blocks)))
-    for axis, (size, own) in enumerate(zip((self.all_heads, queries, blocks), inner, strict=True)):
+    rows = jnp.arange(queries, dtype=jnp.uint32)
+    if self.first_query is not None:
+      rows = rows + self.first_query.astype(jnp.uint32)
+    inner = self.heads, rows, jnp.arange(blocks, dtype=jnp.uint32)
+    sizes = self.all_heads, self.all_queries or queries, blocks
+    for axis, (size, own) in enumerate(zip(sizes, inner, strict=True)):
       place = place * np.uint32(size) + jnp.expand_dims(own, [a for a in range(4) if a != axis + 1])
     bits = bits_at(self.words, place)[..., :keys]
     return lax.optimization_barrier(bits >= np.uint16(self.dropped))
@@ -83,9 +91,10 @@ class ProbabilityDropout:
     """
     inner = (size[0], size[1] // PER_COUNTER)
     line = self.examples[example] * np.uint32(self.all_heads) + self.heads[head]
-    query = start[0] + lax.broadcasted_iota(jnp.int32, inner, 0)
+    first = start[0] if self.first_query is None else start[0] + self.first_query[0]
+    query = first + lax.broadcasted_iota(jnp.int32, inner, 0)
     block = lax.div(start[1], PER_COUNTER) + lax.broadcasted_iota(jnp.int32, inner, 1)
-    row = line * np.uint32(whole[0]) + query.astype(jnp.uint32)
+    row = line * np.uint32(self.all_queries or whole[0]) + query.astype(jnp.uint32)
     place = row * np.uint32(-(-whole[1] // PER_COUNTER)) + block.astype(jnp.uint32)
     words = threefry((self.words[0], self.words[1]), place)
     low = jnp.stack([word & np.uint32(_RANGE - 1) for word in words], axis=-1)

@@ -160,6 +160,7 @@ class Operands(NamedTuple, Generic[A]):
       for nothing.
     weights: of heads [batch * heads, queries], float32; none for 1.
     ids: numbers of queries [batch, queries] and of keys [batch, keys], where there are any.
+    first_query: see `Visibility`.
     dropout: which probabilities become 0; none for no dropout.
     key_spans: blocks of keys that a block of queries visits [batch, blocks, 4], see
       `Visibility.spans`.
@@ -169,6 +170,7 @@ class Operands(NamedTuple, Generic[A]):
   bias: A | None
   weights: A | None
   ids: tuple[A, A] | None
+  first_query: A | None
   dropout: ProbabilityDropout | None
   key_spans: A
 
@@ -376,7 +378,7 @@ def _terms(
   grid = (layout.heads, static.blocks(QUERY), layout.batch)
   kernel = functools.partial(_form_terms, static=static)
   # No matrix is read.
-  own = given._replace(matrices=(), ids=None)
+  own = given._replace(matrices=(), ids=None, first_query=None)
   delta, *more = call(kernel, grid, [own, slopes, outputs], made, interpret)
   less = more.pop(0) if shifted else delta
   slopes = more.pop() if weighted else slopes
@@ -452,7 +454,8 @@ def _prepare(
   ids = jax.tree.map(spread, visibility.numbers(layout.queries))
   key_spans, query_spans = map(fill, visibility.spans(layout.queries, layout.keys, block))
   own = None if weights is None else _lines(weights, layout)
-  return static, Operands(matrices, bias, own, ids, dropout, key_spans), query_spans
+  first = visibility.first_query
+  return static, Operands(matrices, bias, own, ids, first, dropout, key_spans), query_spans
 
 
 class _Example:
@@ -542,6 +545,8 @@ class _Example:
       start + lax.broadcasted_iota(jnp.int32, values.shape, axis ^ transposed)
       for axis, start in enumerate(starts)
     )
+    if given.first_query is not None:
+      queries += given.first_query[0]
     rules = [] if self.static.filled(KEY) else [keys < self.layout.keys]
     in_order = self.static.order.in_order(queries, keys)
     if in_order is not None:

@@ -114,6 +114,7 @@ class Operands(NamedTuple, Generic[A]):
     biases: what is added to each [1, columns], float32; none for nothing.
     weights: of heads [batch, tiles, heads, queries], float32; none for 1.
     ids: numbers of queries and of keys [batch, 1, time], where there are any.
+    first_query: see `Visibility` [1, 1].
     projection: W_O [columns, embed] and its bias [1, embed], float32; none where heads are the
       result.
   """
@@ -122,6 +123,7 @@ class Operands(NamedTuple, Generic[A]):
   biases: tuple[A, ...] | None
   weights: A | None
   ids: tuple[A, A] | None
+  first_query: A | None
   projection: tuple[A, A] | None = None
 
 
@@ -501,7 +503,8 @@ def _operands(
   if ids is not None:
     own = lax.slice_in_dim(ids[1], static.first_key, static.first_key + layout.keys, axis=1)
     ids = _filled(ids[0], static, QUERY, 0), _filled(own, static, KEY, HIDDEN)
-  return spans, Operands(rows, None if bias is None else (bias,) * 3, weights, ids)
+  first = None if visibility.first_query is None else visibility.first_query.reshape(1, 1)
+  return spans, Operands(rows, None if bias is None else (bias,) * 3, weights, ids, first)
 
 
 def _filled(ids: jax.Array, static: Static, which: int, value: int) -> jax.Array:
@@ -540,6 +543,7 @@ def _specs(
     None if given.biases is None else tuple(map(bias, kinds)),
     None if given.weights is None else _lines_spec(static, place),
     None if given.ids is None else (numbers(QUERY), numbers(KEY)),
+    None if given.first_query is None else _whole_spec(given.first_query.shape),
     None if given.projection is None else _projection_specs(given.projection, place),
   )
 
@@ -722,6 +726,8 @@ class _Example:
     found = []
     if static.layout.keys % static.size(KEY):
       found.append(keys < static.layout.keys - self.starts[1])
+    if given.first_query is not None:
+      queries = queries + given.first_query[...]
     positions = queries + self.starts[0], keys + (self.starts[1] + static.first_key)
     found.append(static.order.in_order(*positions))
     if given.ids is not None:

@@ -26,11 +26,14 @@ class Visibility:
   it reads keys of its own number and those of number 0; where a key has the number -1, nobody does.
 
   Attributes:
-    causal: whether order counts; query i then stands at the position of key i.
+    causal: whether order counts; query i then stands at the position of key i, or of key
+      `first_query` + i.
     prefix: keys in front that all queries read, as far as order counts.
     window: keys that a query reads at most, its own included; needs `causal`.
     query_ids: numbers of queries, at least 0; all 0 where there are none.
     key_ids: numbers of keys, at least -1; all 0 where there are none.
+    first_query: where a device has some of the queries and all keys, the number of its first; 0
+      where there is none.
   """
 
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -38,6 +41,7 @@ class Visibility:
   window: int | None = dataclasses.field(default=None, metadata={"static": True})
   query_ids: Int[Array, "#batch queries"] | None = None
   key_ids: Int[Array, "#batch keys"] | None = None
+  first_query: Int[Array, " 1"] | None = None
 
   def __post_init__(self) -> None:
     if self.query_ids is not None and self.key_ids is None:
@@ -51,7 +55,7 @@ class Visibility:
   @property
   def order(self) -> "Visibility":
     """What is static of it."""
-    return dataclasses.replace(self, query_ids=None, key_ids=None)
+    return dataclasses.replace(self, query_ids=None, key_ids=None, first_query=None)
 
   def in_order(
     self, queries: Int[Array, "*shape"], keys: Int[Array, "*shape"]
@@ -66,7 +70,7 @@ class Visibility:
 
   def dense(self, queries: int, keys: int) -> Bool[Array, "#batch 1 #queries #keys"] | None:
     """The rule in full; None where every query reads every key."""
-    allowed = self.in_order(jnp.arange(queries)[:, None], jnp.arange(keys)[None])
+    allowed = self.in_order(self._after(jnp.arange(queries))[:, None], jnp.arange(keys)[None])
     allowed = None if allowed is None else allowed[None, None]
     ids = self.numbers(queries)
     if ids is None:
@@ -96,6 +100,7 @@ class Visibility:
     first_q, first_k = jnp.arange(rows) * block[0], jnp.arange(columns) * block[1]
     last_q = jnp.minimum(first_q + block[0], queries) - 1
     last_k = jnp.minimum(first_k + block[1], keys) - 1
+    first_q, last_q = self._after(first_q), self._after(last_q)
     met = jnp.ones((1, rows, columns), bool)
     # A block that ends beyond the keys has pairs that are none.
     full = jnp.broadcast_to(first_k + block[1] <= keys, met.shape)
@@ -118,6 +123,10 @@ class Visibility:
       all_shared = (low_k == SHARED) & (high_k == SHARED)
       full = full & (same | all_shared[:, None])
     return _span(met, full), _span(met.swapaxes(1, 2), full.swapaxes(1, 2))
+
+  def _after(self, queries: Int[Array, " queries"]) -> Int[Array, " queries"]:
+    """Positions of queries, of which a device may have some."""
+    return queries if self.first_query is None else queries + self.first_query
 
   def numbers(
     self, queries: int

@@ -124,6 +124,14 @@ def narrow_product() -> Rule:
   return Rule(rows.narrow_product, jnp.matmul, (numbers(5, 4, seed=0), numbers(4, 2, seed=1)))
 
 
+def split_product() -> Rule:
+  """Numbers are so few and round that half precision has them exactly."""
+  left, right = (
+    jnp.round(4 * numbers(*shape, seed=seed)) / 4 for seed, shape in enumerate(((5, 4), (4, 2)))
+  )
+  return Rule(rows._split_product, jnp.matmul, (left, right))
+
+
 SIZES = jnp.array([2, 0, 3])
 MEMBER = np.repeat(np.eye(3), SIZES, axis=0)
 
@@ -328,6 +336,7 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.layers.lm_head.known_losses": known_losses,
   "compmod_jax.layers.lm_head._known_gradients": known_losses,
   "compmod_jax.core.linear.narrow_product": narrow_product,
+  "compmod_jax.core.linear._split_product": split_product,
   "compmod_jax.core.linear._rounded_affine": affine,
   "compmod_jax.kernels.attention.dispatch._rule.run": attention_on_a_gpu,
   "compmod_jax.kernels.attention.dispatch._standing_for.run": attention_on_a_tpu,

@@ -146,7 +146,7 @@ def speedrun():
     path = f"tatoeba/{kind}-seed0.json"
     minutes = f"{record(path)['train_seconds'] / 60:.0f}"
     rows.append([None, None, minutes, f"{split(path)['bleu']:.1f}", "one seed"])
-  for kind in ("dropout-0.1", "cah"):
+  for kind in ("dropout-0.1", "cah", "plain"):
     paths = [f"speedrun/{kind}-seed{seed}.json" for seed in range(3)]
     minutes = ", ".join(f"{record(path)['train_seconds'] / 60:.1f}" for path in paths)
     scores = [split(path)["bleu"] for path in paths]
@@ -412,12 +412,18 @@ def searched():
 
 
 def composed_tables():
-  """A row for each number of repetitions: exact match by part."""
+  """A row for each number of repetitions in training and in use: exact match by part."""
   rows = []
   for repetitions in (8, 14):
     found = record(f"systematic/table_lookup-router-{repetitions}.json")["splits"]
-    rows.append([str(repetitions), *(f"{one['exact_match']:.1f}" for one in found)])
-  return rows
+    rows.append(["8", str(repetitions), *(f"{one['exact_match']:.1f}" for one in found)])
+  more = record("systematic/table_lookup-router-trained-with-12.json")
+  assert more["experiment"]["model"]["encoder_layers"] == 12
+  parts = ("test", "composition", "deeper_valid", "deeper", "primitive")
+  return [
+    *rows,
+    ["12", "12", *(f"{more['scores'][part]['exact_match']:.1f}" for part in parts)],
+  ]
 
 
 def context_logic():
@@ -1413,12 +1419,23 @@ def roberta_sentences():
 
 
 def speedrun_sentences():
-  losses = [split(f"speedrun/cah-seed{n}.json", "valid")["loss"] for n in range(3)]
-  listed = f"{losses[0]:.3f}, {losses[1]:.3f} and {losses[2]:.3f}"
-  first = split("tatoeba/cah-seed0.json", "valid")["loss"]
-  yield f"validation losses are {listed}, that of the first one {first:.3f}"
-  assert all(split(f"speedrun/cah-seed{n}.json")["bleu"] > 50 for n in range(3))
+  def each(kind, part="test", value="bleu"):
+    return [split(f"speedrun/{kind}-seed{n}.json", part)[value] for n in range(3)]
+
+  losses = (
+    "{:.3f}, {:.3f} and {:.3f}".format(*each(kind, "valid", "loss")) for kind in ("cah", "plain")
+  )
+  yield f"Validation losses are {next(losses)}, and {next(losses)} without competition"
+  yield f"that of the first row is {split('tatoeba/cah-seed0.json', 'valid')['loss']:.3f}"
+  competing, plain = each("cah"), each("plain")
+  assert min(competing + plain) > 50
   yield "each seed is above 50.0"
+  found = paired_test(competing, plain)
+  assert found.p > 0.05
+  yield f"{interval([a - b for a, b in zip(competing, plain, strict=True)], 2)} BLEU by seed"
+  yield f"Less than {detectable(found.deviation, 3):.1f} BLEU"
+  sizes = [record(f"speedrun/{kind}-seed0.json")["parameters"] for kind in ("cah", "plain")]
+  yield f"{sizes[0]:,} for {sizes[1]:,}"
   short = record("speedrun/3000-steps-seed0.json")
   valid, test = (
     split("speedrun/3000-steps-seed0.json", part)["bleu"] for part in ("valid", "test")
@@ -1431,6 +1448,8 @@ def speedrun_in_short():
   scores = [split(f"speedrun/cah-seed{n}.json")["bleu"] for n in range(3)]
   minutes = [record(f"speedrun/cah-seed{n}.json")["train_seconds"] / 60 for n in range(3)]
   yield f"it is {statistics.mean(scores):.1f}, a mean of three seeds, in"
+  plain = [split(f"speedrun/plain-seed{n}.json")["bleu"] for n in range(3)]
+  yield f"{statistics.mean(plain):.1f} without competition"
   assert 14.5 < min(minutes) < max(minutes) < 18
 
 

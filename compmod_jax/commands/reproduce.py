@@ -111,10 +111,11 @@ def grid(args: Args) -> tuple[Spec, list[Cell]]:
   cells = []
   for seed in range(args.seeds):
     for name in names:
-      experiment = spec.rows[name].of_seed(seed)
+      row, file = spec.rows[name], folder(args) / f"{_slug(name)}-seed{seed}.json"
+      experiment = row.of_seed(seed)
       if args.steps:
         experiment = _cut(experiment, args.steps)
-      cells.append(Cell(name, seed, experiment, folder(args) / f"{_slug(name)}-seed{seed}.json"))
+      cells.append(Cell(name, seed, experiment, file, row.in_use))
   return spec, cells
 
 
@@ -222,13 +223,18 @@ def _make(cell: Cell, args: Args, preemption: Preemption, command: str) -> None:
   train(cell.experiment, workdir, preemption, command=command)
   jax.clear_caches()
   results = json.loads((workdir / "results.json").read_text())
-  scores = {
-    row["split"]: {k: v for k, v in flattened(row).items() if k != "split"}
-    for row in results["splits"]
-  }
+
+  def by_split(rows: list[Any]) -> dict[str, dict[str, Any]]:
+    return {row["split"]: {k: v for k, v in flattened(row).items() if k != "split"} for row in rows}
+
+  scores = by_split(results["splits"])
   for split, seconds in results["evaluate_seconds"].items():
     if "tokens" in scores[split]:
       scores[split]["tokens_per_second"] = scores[split]["tokens"] / seconds
+  more = {}
+  if cell.in_use:
+    more = {"in_use": dict(cell.in_use), "scores_as_trained": scores}
+    scores = by_split(_in_use(cell, workdir, list(scores)))
   record = {
     "schema": SCHEMA,
     "table": args.table,
@@ -241,8 +247,21 @@ def _make(cell: Cell, args: Args, preemption: Preemption, command: str) -> None:
     "train_seconds": results["train_seconds"],
     "provenance": provenance(),
     "experiment": results["configuration"],
+    **more,
   }
   write(cell, record)
+
+
+def _in_use(cell: Cell, workdir: Path, splits: list[str]) -> list[Any]:
+  """Scores of a trained model, some of whose fields have other values than in training."""
+  from compmod_jax.commands import evaluate
+
+  file = workdir / "in_use.json"
+  fields = [f"{name}={json.dumps(value)}" for name, value in cell.in_use.items()]
+  evaluate.main(
+    ["--workdir", str(workdir), "--splits", *splits, "--model_fields", *fields, "--json", str(file)]
+  )
+  return json.loads(file.read_text())["splits"]
 
 
 # The table.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ class Cell:
     seed: of the run.
     experiment: the whole configuration.
     file: where its result is kept.
+    in_use: see `Row`.
   """
 
   row: str
   seed: int
   experiment: Experiment
   file: Path
+  in_use: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 def fingerprint(experiment: Experiment) -> dict[str, Any]:
@@ -51,6 +54,7 @@ def read(cell: Cell) -> dict[str, Any] | None:
       f"{cell.file} is not the result of a run ({error}). Restore it or delete it."
     ) from error
   found = differences(theirs, fingerprint(cell.experiment))
+  found += differences({"in_use": record.get("in_use", {})}, {"in_use": dict(cell.in_use)})
   errors.check(
     not found,
     f"{cell.file} was made with another configuration: {'; '.join(found[:6])}. Choose another"

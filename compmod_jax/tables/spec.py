@@ -15,11 +15,13 @@ class Row:
     experiment: what is trained, but for its seed.
     published: column -> published figure.
     seeded: from the experiment and a seed to that seed's run, where more follows from the seed.
+    in_use: fields of the model that have other values once it is trained, as `--model_fields`.
   """
 
   experiment: Experiment
   published: Mapping[str, float] = dataclasses.field(default_factory=dict)
   seeded: Callable[[Experiment, int], Experiment] | None = None
+  in_use: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
   def of_seed(self, seed: int) -> Experiment:
     """What is trained with a seed."""

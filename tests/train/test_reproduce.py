@@ -208,6 +208,32 @@ def test_a_cell_of_another_configuration_is_refused_and_kept(grid, whole, tmp_pa
   assert path.read_bytes() == before
 
 
+def test_a_row_may_have_other_fields_in_use_than_in_training(grid, monkeypatch):
+  plain = experiment(grid / "data")
+  model = dataclasses.replace(plain.model, encoder_layers=2, shared_layers=1)
+  repeated = dataclasses.replace(plain, model=model)
+  columns = (Column("PPL test", "test", "perplexity", lower=True),)
+
+  def use(layers):
+    rows = {"repeated": Row(repeated, in_use={"encoder_layers": layers})}
+    spec = Spec("A row", "a tiny set", rows, "repeated", columns)
+    monkeypatch.setitem(registry.TABLES, "in_use", lambda scale, heads: spec)
+    registry.table.cache_clear()
+    where = ["--results", str(grid / "in_use"), "--workdir", str(grid / "in_use-runs")]
+    return reproduce.main(["in_use", "--seeds", "1", *where])
+
+  status, folder = use(1), grid / "in_use" / "in_use" / "tiny"
+  cell = json.loads((folder / "repeated-seed0.json").read_text())
+  assert status == 0
+  assert cell["in_use"] == {"encoder_layers": 1}
+  assert cell["experiment"]["model"]["encoder_layers"] == 2
+  found, trained = (cell[name]["test"]["perplexity"] for name in ("scores", "scores_as_trained"))
+  assert found != trained
+  assert f"{found:.2f}" in (folder / "table.txt").read_text()
+  with pytest.raises(UserError, match=r"another configuration: in_use\.encoder_layers: 1 there, 3"):
+    use(3)
+
+
 def test_a_damaged_cell_is_named(grid, whole, tmp_path):
   folder = tmp_path / "tiny" / "tiny"
   folder.mkdir(parents=True)

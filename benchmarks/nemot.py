@@ -13,7 +13,8 @@ is an edit of `gated` and `gate` (`compmod_jax.core.intermediates`); no sigmoid 
 Training: the training program's whole step, with its metrics (the gate's statistics among them) and
 checks for non-finite values; PyTorch at its best: fused AdamW, fused attention and GELU, the faster
 of eager and compiled. Dropout on in both. Generation: 64 tokens, greedy, after prompts of 128,
-against Hugging Face's `generate` with its cache, outputs compared.
+against Hugging Face's `generate` with its cache, outputs compared. Last, bare products of both
+libraries.
 """
 
 import dataclasses

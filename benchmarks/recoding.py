@@ -7,7 +7,8 @@ tokens (Ulmer 2019's model), float32. Evaluation: losses of a stretch, also of 2
 products read each weight a quarter as often. Training: gradient of the mean loss, clipping and a
 step of SGD. PyTorch's plain model is `torch.nn.LSTM`, its recoding one written with
 `torch.autograd.grad`, step by step. The floors are arithmetic: floating-point operations with
-recoding over those without. In full about ten minutes on 2 cores.
+recoding over those without. Bare products of both libraries are timed, too. In full about ten
+minutes on 2 cores.
 """
 
 import argparse

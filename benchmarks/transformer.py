@@ -4,10 +4,10 @@
 
 Needs the environment of `make test-peers`. Same shapes, parameters, batches and precision on both
 sides, dropout on; PyTorch at its best: fused optimizer, fused attention, the faster of eager and
-compiled; on CPU also products in bfloat16, in ours by `products`, in PyTorch by autocast. Our step
-is the training program's whole step, with its metrics and its checks for
-non-finite values. In full about 20 minutes on 2 cores, most of it compilation and 20 alternations
-of the largest model.
+compiled; on CPU also products in bfloat16, in ours by `products`, in PyTorch by autocast, and bare
+products of both libraries. Our step is the training program's whole step, with its metrics and its
+checks for non-finite values. In full about 20 minutes on 2 cores, most of it compilation and 20
+alternations of the largest model.
 """
 
 import argparse

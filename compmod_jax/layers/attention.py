@@ -143,26 +143,22 @@ def _in_kernel(
 
   Where times are split over devices, each is given the keys and values of all.
   """
-  batch, time = query.shape[:2]
-  parts = sharding.parts_of(query, "time")
-  split = parts > 1 and time % parts == 0
+  time = query.shape[1]
 
   def read(
     seen: Visibility, dropout: ProbabilityDropout | None, key: Any, value: Any, query: Any
   ) -> jax.Array:
-    if split:
+    if query.shape[1] < time:
       first = (sharding.part_number("time") * query.shape[1]).astype(jnp.int32)[None]
       seen = dataclasses.replace(seen, first_query=first)
       if dropout is not None:
         dropout = dataclasses.replace(dropout, first_query=first, all_queries=time)
     return flash_attention(query, key, value, visibility=seen, dropout=dropout)
 
-  names = _names_of(visibility, batch)
-  if split and visibility.query_ids is not None:
-    own: Any = (names.query_ids[0], "time")  # pyright: ignore[reportOptionalSubscript]  # names
-    names = dataclasses.replace(names, query_ids=own)
-  others = ("batch", None, "heads", None)
-  mine = ("batch", "time" if split else None, "heads", None)
+  names: Any = _names_of(visibility, len(query))
+  if names.query_ids is not None:
+    names = dataclasses.replace(names, query_ids=(names.query_ids[0], "time"))
+  others, mine = ("batch", None, "heads", None), ("batch", "time", "heads", None)
   return sharding.on_parts(
     read,
     [visibility, dropout, key, value, query],

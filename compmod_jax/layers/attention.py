@@ -466,6 +466,12 @@ class Attention(nn.Module):
     """What drops probabilities; None where nothing does."""
     return self.drop if self.dropout > 0 and not ctx.deterministic else None
 
+  def _gates(
+    self, inputs: Float[Array, "batch time embed"], intermediates: Intermediates
+  ) -> Float[Array, "batch time heads"] | None:
+    """How much of each head passes; none for all."""
+    return intermediates("head_gates", self.head_gate(inputs)) if self.gated else None
+
   def _visibility(self, inputs: jax.Array, ctx: Context) -> Visibility | None:
     """Which keys are read, where self-attention of whole texts runs in one kernel; else None."""
     config, intermediates = self.competition, ctx.intermediates
@@ -475,12 +481,12 @@ class Attention(nn.Module):
     # A device that has some of the times needs keys and values of others.
     if sharding.parts_of(inputs, "time") > 1:
       return None
-    # Nothing happens between the product and the heads, or between these and their weights.
+    # Nothing happens between the product and the heads, and to these what one factor says.
     plain = self.positions not in IN_ATTENTION and ctx.position_bias is None
     plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
-    plain = plain and not self.gated and self.form == "softmax" and self.switch is None
-    competes = config is None or config.fused
-    if not (plain and competes) or intermediates.wants("attention", "heads"):
+    plain = plain and self.form == "softmax" and self.switch is None
+    factors = config is None or (config.routing == "fused" and config.inactive == "null")
+    if not (plain and factors) or intermediates.wants("attention", "heads"):
       return None
     return ctx.mask.visibility()
 
@@ -501,17 +507,22 @@ class Attention(nn.Module):
       "intermediates": ctx.intermediates.scope("router"),
     }
     dropout = _dropped(self._active_dropout(ctx), len(inputs), self.heads)
-    weights = None
+    weights = gates = self._gates(inputs, ctx.intermediates)
     if config is not None:
       # The router's first layer may be made beside the rest in the model's type alone, and where
       # all heads are on one device.
-      beside = config.dtype == "model" and sharding.parts_of(inputs, "heads") == 1
+      beside = config.fused and config.dtype == "model"
+      beside = beside and sharding.parts_of(inputs, "heads") == 1
       readout = self.router.readout(**options) if beside else None
       if readout is not None:
         inside = options["intermediates"]
-        return self._routed(inputs, visibility, dropout, *readout, inside, output)
-      weights = self.router.weights_of(self.router.hidden_of(inputs), **options)
+        return self._routed(inputs, visibility, dropout, *readout, gates, inside, output)
+      if config.fused:
+        weights = self.router.weights_of(self.router.hidden_of(inputs), **options)
+      else:
+        weights = self.router(inputs, **options).weights
       weights = weights * self.heads if config.rescale else weights
+      weights = weights if gates is None else weights * gates
     parts = self._parts(inputs)
     packed, bias = self.query_key_value(inputs, parts=parts)
     names, heads = ("batch", None, "heads", None), self.heads // parts
@@ -560,38 +571,38 @@ class Attention(nn.Module):
     dropout: ProbabilityDropout | None,
     readout: Readout,
     choice: Choice,
+    gates: Float[Array, "batch time heads"] | None,
     intermediates: Intermediates,
     output: Projection | None,
   ) -> Float[Array, "batch time ..."]:
     """The same, with the competition inside."""
     assert self.competition is not None
     attention = functools.partial(
-      routed_attention,
-      heads=self.heads,
-      head_dim=self.width,
-      choice=choice,
-      factor=self.heads if self.competition.rescale else 1.0,
+      routed_attention, heads=self.heads, head_dim=self.width, choice=choice
     )
+    rescaled = self.heads if self.competition.rescale else 1.0
     beside = self.router.hidden(inputs.shape[-1])
     parts = self._parts(inputs)
     packed, bias = self.query_key_value(inputs, beside, parts=parts)
     heads, weights = sharding.on_parts(
-      lambda visibility, dropout, output, bias, readout, packed: attention(
+      lambda visibility, dropout, output, bias, readout, gates, packed: attention(
         packed,
         bias,
         readout,
         by_kind=parts == 1,
+        factor=rescaled if gates is None else rescaled * gates,
         output=output,
         visibility=visibility,
         dropout=dropout,
       ),
-      [visibility, dropout, output, bias, readout, packed],
+      [visibility, dropout, output, bias, readout, gates, packed],
       [
         _names_of(visibility, len(inputs)),
         _names_of_dropout(dropout),
         _WHOLE if output is not None else None,
         (None,),
         Readout((None, None), (None,)),  # pyright: ignore[reportArgumentType]  # names, not arrays
+        None if gates is None else ("batch", None, None),
         ("batch", None, None),
       ],
     )
@@ -710,8 +721,8 @@ class Attention(nn.Module):
         heads = attend_cached(
           query, state, past, bias=bias, filled=filled, intermediates=intermediates
         )
-    if self.gated:
-      heads = gate_heads(heads, intermediates("head_gates", self.head_gate(inputs)))
+    gates = self._gates(inputs, intermediates)
+    heads = heads if gates is None else gate_heads(heads, gates)
     heads = intermediates("heads", heads)
     if config is None:
       return self._project(heads, inputs, intermediates), state

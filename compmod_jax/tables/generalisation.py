@@ -72,11 +72,13 @@ SCALES = {
     "tables of 3 bits, composed; the first one applied stands last",
     "systematic:table_lookup",
     _TABLES,
+    steps=10_000,
   ),
   "table_lookup_forward": _Data(
     "tables of 3 bits, composed; the first one applied stands first",
     "systematic:table_lookup_forward",
     _TABLES,
+    steps=10_000,
   ),
   "arithmetic": _Data("sums and products modulo 10, nested", "systematic:arithmetic", _DEEPER),
   "list_operations": _Data("operations on nested lists", "systematic:list_operations", _DEEPER),
@@ -208,6 +210,14 @@ SEARCHED: dict[str, dict[str, object]] = {
 """Row of a search -> what differs from the plain model."""
 _MUON = {"relative": (2e-3, 4e-3), "three layers": (2e-3,)}
 """Row of a search -> learning rates of Muon with which it is trained, too."""
+PUBLISHED: dict[str, object] = {
+  "positions": "relative",
+  "norm": "post",
+  "heads": 8,
+  **_THREE,
+  **dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), 0.5),
+}
+"""The Transformer with relative positions for SCAN of Csordas et al. 2021."""
 _LSTM = Seq2SeqLstmConfig(dim=128, embedding_dim=128, attention_dim=128, dropout=0.1)
 RECODED: dict[str, RecodingConfig] = {
   "LSTM": RecodingConfig(),
@@ -248,6 +258,9 @@ def generalisation(scale: str) -> Spec:
     for name, recoding in RECODED.items():
       recoded = dataclasses.replace(_LSTM, recoding=recoding)
       experiments[name] = dataclasses.replace(base, model=recoded)
+    optimizer = dataclasses.replace(base.optimizer, learning_rate=1e-3, b2=0.999, clip=5.0)
+    published = dataclasses.replace(base, optimizer=optimizer)
+    experiments["relative, published settings"] = with_model(published, **PUBLISHED)
     labelled = with_model(experiments["relative"], target_labels=tuple(PROGRESS.values()))
     experiments["relative, labels of progress"] = _with_task(labelled, label_weight=1.0)
   if data.primitives:

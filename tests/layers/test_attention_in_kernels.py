@@ -54,21 +54,22 @@ MASKS = {
     segments=jax.device_put(np.repeat([[1, 2, 3]], [6, 6, 5], axis=1).astype(np.int32)),
   ),
 }
-COMPETITIONS = {"plain": None, "soft": SOFT, "inside": PACKED}
+SHARED = CompetitionConfig(hidden_dim=16, key_dim=8, rule="top_k", keep=1, shared_heads=1)
+COMPETITIONS = {"plain": None, "soft": SOFT, "inside": PACKED, "shared": SHARED}
 
 
-def layer(
-  competition: CompetitionConfig | None, cross: bool = False, dropout: float = 0.0
-) -> Attention:
+def layer(name: str, cross: bool = False, dropout: float = 0.0) -> Attention:
+  """Of a competition by name; heads have gates where it begins with "gated"."""
+  competition = COMPETITIONS[name.removeprefix("gated ")]
   options = {"cross": cross, "dropout": dropout, "head_dim": 64}
-  return Attention(DIM, HEADS, competition=competition, **options)
+  return Attention(DIM, HEADS, competition=competition, gated=name.startswith("gated"), **options)
 
 
 @functools.cache
 def params(name: str, cross: bool = False):
   inputs = numbers(BATCH, TIME, DIM, seed=0)
   memory = numbers(BATCH, KEYS, DIM, seed=0) if cross else None
-  module = layer(COMPETITIONS[name], cross)
+  module = layer(name, cross)
   return drawn(module.init, inputs, None, memory, seed=1, spread=0.1)
 
 
@@ -103,12 +104,20 @@ def assert_close(found, true):
 
 @pytest.mark.parametrize(
   ("name", "mask"),
-  [("plain", "segments behind a prefix"), ("soft", "causal, padding"), ("inside", "none")],
+  [
+    ("plain", "segments behind a prefix"),
+    ("soft", "causal, padding"),
+    ("inside", "none"),
+    ("shared", "none"),
+    ("gated plain", "causal, padding"),
+    ("gated inside", "none"),
+  ],
 )
 def test_self_attention_is_the_same(name, mask, in_kernels):
-  module, given = layer(COMPETITIONS[name]), params(name)
+  module, given = layer(name), params(name)
   inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=MASKS[mask]())
-  sites = ("heads_scaled",) if name == "plain" else ("heads_scaled", "router/weights")
+  sites = ("heads_scaled", *["head_gates"] * module.gated)
+  sites += ("router/weights",) * (module.competition is not None)
   true, before = outcome(module, given, inputs, ctx, capture=sites)
   assert "pallas_call" not in before
   for platform in PLATFORMS:
@@ -116,14 +125,14 @@ def test_self_attention_is_the_same(name, mask, in_kernels):
     found, text = outcome(module, given, inputs, ctx, capture=sites)
     # Forward and backward, what a GPU's forms before the latter, and those of the competition
     # where it is inside.
-    count = 2 + (platform == "gpu") + 2 * (name == "inside")
+    count = 2 + (platform == "gpu") + 2 * name.endswith("inside")
     assert text.count("pallas_call[") == count
     assert set(found[1][1]) == set(sites)
     assert_close(found, true)
 
 
 def test_cross_attention_is_the_same(in_kernels):
-  module, given = layer(SOFT, cross=True), params("soft", cross=True)
+  module, given = layer("soft", cross=True), params("soft", cross=True)
   inputs, memory = numbers(BATCH, TIME, DIM, seed=2), numbers(BATCH, KEYS, DIM, seed=3)
   ctx = Context(memory_mask=valid(KEYS, (13, 6))[:, None, None])
   true, _ = outcome(module, given, inputs, ctx, memory)
@@ -136,7 +145,7 @@ def test_cross_attention_is_the_same(in_kernels):
 
 @pytest.mark.parametrize(("name", "tensor"), [("soft", 2), ("inside", 1)])
 def test_devices_have_their_examples_and_heads(name, tensor, in_kernels):
-  module, given = layer(COMPETITIONS[name]), params(name)
+  module, given = layer(name), params(name)
   inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=MASKS["causal, padding"]())
   true, _ = outcome(module, given, inputs, ctx)
   devices = jax.devices()[: 2 * tensor]
@@ -159,7 +168,7 @@ def test_devices_have_their_examples_and_heads(name, tensor, in_kernels):
   ],
 )
 def test_devices_have_their_times(name, mask, dropout, in_kernels):
-  module, given = layer(COMPETITIONS[name], dropout=dropout), params(name)
+  module, given = layer(name, dropout=dropout), params(name)
   inputs, ctx = (
     numbers(BATCH, TIME, DIM, seed=2),
     Context(deterministic=dropout == 0, mask=MASKS[mask]()),
@@ -179,7 +188,7 @@ def test_devices_have_their_times(name, mask, dropout, in_kernels):
 
 
 def test_devices_have_their_times_of_the_sequence_that_asks(in_kernels):
-  module, given = layer(SOFT, cross=True), params("soft", cross=True)
+  module, given = layer("soft", cross=True), params("soft", cross=True)
   inputs, memory = numbers(BATCH, TIME, DIM, seed=2), numbers(BATCH, KEYS, DIM, seed=3)
   ctx = Context(memory_mask=valid(KEYS, (13, 6))[:, None, None])
   true, _ = outcome(module, given, inputs, ctx, memory)
@@ -196,7 +205,7 @@ def test_devices_have_their_times_of_the_sequence_that_asks(in_kernels):
 @pytest.mark.parametrize(("name", "cross"), [("inside", False), ("soft", True)])
 def test_the_same_probabilities_are_dropped(name, cross, in_kernels):
   """In a GPU's kernels; a TPU's draw none."""
-  module, given = layer(COMPETITIONS[name], cross, dropout=0.3), params(name, cross)
+  module, given = layer(name, cross, dropout=0.3), params(name, cross)
   inputs, memory = numbers(BATCH, TIME, DIM, seed=2), numbers(BATCH, KEYS, DIM, seed=3)
   ctx, memory = Context(deterministic=False), memory if cross else None
   true, before = outcome(module, given, inputs, ctx, memory)
@@ -213,7 +222,7 @@ def test_the_same_probabilities_are_dropped(name, cross, in_kernels):
   [("attention", ("gpu",)), ("heads", PLATFORMS), ("router/scores", ("gpu",))],
 )
 def test_what_kernels_do_not_form_is_formed_where_it_is_asked_for(site, platforms, in_kernels):
-  module, given = layer(SOFT), params("soft")
+  module, given = layer("soft"), params("soft")
   inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=AttentionMask(causal=True))
   true, _ = outcome(module, given, inputs, ctx, capture=(site,))
   for platform in platforms:

@@ -3,11 +3,13 @@
     python -m benchmarks.registers [--quick] [--json FILE] [--check]
 
 In the environment of `make aot`: attention of heads with weights, forward and all gradients, heads
-of 32, 64, 96 and 128, float32 and bfloat16, with and without dropout of probabilities, of all pairs
-and of causal order within segments, compiled for an H100 that is not here. Registers a thread and
-bytes that do not fit into them. About four minutes on 2 cores.
+of 32, 64, 96 and 128, float32 and bfloat16, with and without dropout of probabilities, of all
+pairs, of causal order within segments, and of that with penalties on distances, compiled for an
+H100 that is not here. Registers a thread and bytes that do not fit into them. About six minutes on
+2 cores.
 """
 
+import dataclasses
 import itertools
 
 import jax
@@ -19,16 +21,24 @@ from compmod_jax.kernels.attention import ProbabilityDropout, Visibility, packed
 BATCH, TIME, HEADS = 16, 1024, 8
 WIDTHS, DTYPES, RATES = (32, 64, 96, 128), ("bfloat16", "float32"), (0.0, 0.1)
 KERNELS = ("_forward", "_backward")
+MASKS = ("", "masked", "masked, penalties")
 
 
-def kernels_of(width: int, dtype: str, rate: float, masked: bool) -> dict[str, tuple[int, int]]:
+def kernels_of(width: int, dtype: str, rate: float, mask: str) -> dict[str, tuple[int, int]]:
   """Registers and spilt bytes of the kernels of one width of a head."""
 
   def total(
-    packed: jax.Array, bias: jax.Array, weights: jax.Array, ids: jax.Array, key: jax.Array
+    packed: jax.Array,
+    bias: jax.Array,
+    weights: jax.Array,
+    ids: jax.Array,
+    penalties: jax.Array,
+    key: jax.Array,
   ) -> jax.Array:
     dropout = ProbabilityDropout.of(key, rate, BATCH, HEADS) if rate else None
-    seen = Visibility(causal=True, query_ids=ids, key_ids=ids) if masked else Visibility()
+    seen = Visibility(causal=True, query_ids=ids, key_ids=ids) if mask else Visibility()
+    if "penalties" in mask:
+      seen = dataclasses.replace(seen, penalties=penalties)
     how = {"dropout": dropout, "visibility": seen}
     heads = packed_attention(packed, bias, weights=weights, **how)  # type: ignore
     return jnp.sum(heads.astype(jnp.float32) ** 2)
@@ -38,6 +48,7 @@ def kernels_of(width: int, dtype: str, rate: float, masked: bool) -> dict[str, t
     jax.ShapeDtypeStruct((HEADS, 3 * width), jnp.float32),
     jax.ShapeDtypeStruct((BATCH, TIME, HEADS), jnp.float32),
     jax.ShapeDtypeStruct((BATCH, TIME), jnp.int32),
+    jax.ShapeDtypeStruct((HEADS,), jnp.float32),
     jax.eval_shape(lambda: jax.random.key(0)),
   )
   training = jax.grad(total, (0, 1, 2))
@@ -49,12 +60,12 @@ def main() -> None:
   options = common.options(__doc__, ("cpu",)).parse_args()
   devices.use_compilers()
   report = common.start("Registers of the attention kernels", options)
-  cases = [*itertools.product(DTYPES, WIDTHS, RATES, (False, True))]
+  cases = [*itertools.product(DTYPES, WIDTHS, RATES, MASKS)]
   table = report.tables["h100"] = {}
-  for dtype, width, rate, masked in cases[: 2 if options.quick else None]:
-    for name, (registers, spilt) in kernels_of(width, dtype, rate, masked).items():
+  for dtype, width, rate, mask in cases[: 2 if options.quick else None]:
+    for name, (registers, spilt) in kernels_of(width, dtype, rate, mask).items():
       facts = [f"{name[1:]}, heads of {width}, {dtype}"]
-      row = ", ".join(facts + ["dropout"] * (rate > 0) + ["masked"] * masked)
+      row = ", ".join(facts + ["dropout"] * (rate > 0) + [mask] * bool(mask))
       table[row] = {"registers": registers, "spilt": spilt}
       report.claim(f"{row}: bytes spilt ({registers} registers)", spilt, 1.0, at_most=0.0)
   report.finish()

@@ -14,6 +14,11 @@ Variants: simple, length, addprim_jump, addprim_turn_left, template_right,
           mcd1_labels, mcd2_labels, mcd3_labels, length_labels, addprim_jump_labels,
           template_around_right_labels
                      labels of how far functions have come are predicted beside the actions
+          mcd1_scratchpad, mcd2_scratchpad, mcd3_scratchpad, length_scratchpad,
+          length_26_scratchpad, addprim_jump_added_scratchpad,
+          template_around_right_added_scratchpad
+                     these labels are words of the target, each before its action, so that the
+                     decoder reads them; outputs are right if they are right, too
 Files:    the published ones in place of generated commands: add --config.task.data.folder=PATH
 Measured: exact match simple 99.7 %, addprim_jump 0.6 %, length 0.0 % (seed 0; 22, 22 and 31 minutes
           on one core of a shared AMD EPYC machine, 2026-11-21)
@@ -40,25 +45,34 @@ _DATA: dict[str, dict[str, Any]] = {
     for split in ("addprim_jump", "addprim_turn_left", "template_around_right")
   },
 }
-_LABELS = "_labels"
+_LABELS, _SCRATCHPAD = "_labels", "_scratchpad"
 _LABELLED = ("mcd1", "mcd2", "mcd3", "length", "addprim_jump", "template_around_right")
+_WRITTEN = (
+  *("mcd1", "mcd2", "mcd3", "length", "length_26"),
+  *("addprim_jump_added", "template_around_right_added"),
+)
 
 
 def get_config(variant: str) -> Experiment:
   variant = variant or "simple"
-  errors.check_choice("variant", variant, (*_DATA, *(split + _LABELS for split in _LABELLED)))
-  labelled = variant.endswith(_LABELS)
+  more = [split + _LABELS for split in _LABELLED] + [split + _SCRATCHPAD for split in _WRITTEN]
+  errors.check_choice("variant", variant, (*_DATA, *more))
+  labelled, written = variant.endswith(_LABELS), variant.endswith(_SCRATCHPAD)
+  split = variant.removesuffix(_LABELS).removesuffix(_SCRATCHPAD)
+  words = 4 if written else 1  # of an action
   return Experiment(
     name=f"SCAN, {variant} split",
     task=TranslationConfig(
-      data=ScanData(**_DATA[variant.removesuffix(_LABELS)]),
+      data=ScanData(**_DATA[split], scratchpad=written),
       tokenizer=TokenizerConfig(kind="words"),
       target_tokenizer=TokenizerConfig(kind="words"),
-      batch=BatchConfig(tokens=4096, ceiling=64, bucket_count=4, own_lengths=True),
+      batch=BatchConfig(
+        tokens=4096, ceiling=200 if written else 64, bucket_count=4, own_lengths=True
+      ),
       label_smoothing=0.0,
       label_weight=1.0 if labelled else 0.0,
       # An action sequence is up to eight times as long as its command.
-      decode=DecodeConfig(method="greedy", max_ratio=8, max_extra=4),
+      decode=DecodeConfig(method="greedy", max_ratio=8 * words, max_extra=4 * words),
     ),
     model=TransformerConfig(
       encoder_layers=2,

@@ -78,7 +78,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "tasks.continual", "tasks/continual", "ContinualConfig",
   ),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
-  "penalties on distances": ("alibi", "distance_penalty"),
+  "penalties on distances": ("alibi", "distance_bias"),
   "attention that is no softmax over keys": (
     "attention_forms", "attention_form", "GeometricAttention", "HypernetworkAttention",
     "DifferentialAttention",

@@ -42,7 +42,8 @@ from compmod_jax.layers.positions import (
   IN_ATTENTION,
   ModelPositions,
   RelativePositions,
-  distance_penalty,
+  distance_bias,
+  distance_penalties,
   rotate,
 )
 from compmod_jax.layers.switch_head import SwitchHeadConfig, SwitchOutput, SwitchValues
@@ -183,7 +184,11 @@ def _names_of_dropout(dropout: ProbabilityDropout | None) -> ProbabilityDropout 
 
 def _names_of(visibility: Visibility, batch: int) -> Visibility:
   """The logical names of its arrays' dimensions."""
-  return jax.tree.map(lambda ids: ("batch" if len(ids) == batch else None, None), visibility)
+  ids = dataclasses.replace(visibility, penalties=None)
+  names: Any = jax.tree.map(lambda ids: ("batch" if len(ids) == batch else None, None), ids)
+  if visibility.penalties is None:
+    return names
+  return dataclasses.replace(names, penalties=("heads",))
 
 
 def _sum(bias: jax.Array | None, more: jax.Array | None) -> jax.Array | None:
@@ -482,13 +487,17 @@ class Attention(nn.Module):
     if sharding.parts_of(inputs, "time") > 1:
       return None
     # Nothing happens between the product and the heads, and to these what one factor says.
-    plain = self.positions not in IN_ATTENTION and ctx.position_bias is None
+    penalised = self.positions == "alibi" and ctx.position_ids is None
+    plain = (self.positions not in IN_ATTENTION or penalised) and ctx.position_bias is None
     plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
     plain = plain and self.form == "softmax" and self.switch is None
     factors = config is None or (config.routing == "fused" and config.inactive == "null")
     if not (plain and factors) or intermediates.wants("attention", "heads"):
       return None
-    return ctx.mask.visibility()
+    visibility = ctx.mask.visibility()
+    if visibility is None or not penalised:
+      return visibility
+    return dataclasses.replace(visibility, penalties=distance_penalties(self.heads))
 
   def _in_one_kernel(
     self,
@@ -707,7 +716,7 @@ class Attention(nn.Module):
           query, relative = self.relative(query, ctx.position_ids)
           bias = _sum(bias, relative)
         else:
-          bias = _sum(bias, distance_penalty(position_ids, self.heads))
+          bias = _sum(bias, distance_bias(position_ids, self.heads))
       bias = _sum(bias, ctx.position_bias)
       newest = ctx.newest
       if state is not None:

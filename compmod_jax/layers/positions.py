@@ -126,10 +126,8 @@ def _shifted(every: Float[Array, "batch heads time distances"]) -> Array:
   return flat.reshape(*outer, time, distances - 1)[..., :time]
 
 
-def distance_penalty(
-  position_ids: PositionIds, heads: int
-) -> Float[Array, "#batch heads queries keys"]:
-  r"""Attention with linear biases: what is added to the logits, float32.
+def distance_penalties(heads: int) -> Float[Array, " heads"]:
+  r"""Attention with linear biases: what logits are less by for every position between, float32.
 
   .. math:: s_{tsh} = q_t \cdot k_s - 2^{-8h/H} |t - s|, \quad h = 1, \dots, H
 
@@ -138,14 +136,25 @@ def distance_penalty(
   of 2.
 
   Args:
-    position_ids: where queries and keys stand.
     heads: H.
 
   Source: Press et al. 2022, section 3.
   """
-  slopes = jnp.asarray(2.0 ** (-8 * np.arange(1, heads + 1) / heads), jnp.float32)
+  return jnp.asarray(2.0 ** (-8 * np.arange(1, heads + 1) / heads), jnp.float32)
+
+
+def distance_bias(
+  position_ids: PositionIds, heads: int
+) -> Float[Array, "#batch heads queries keys"]:
+  """What is added to the logits for `distance_penalties`, float32.
+
+  Args:
+    position_ids: where queries and keys stand.
+    heads: how many.
+  """
   distance = jnp.abs(position_ids.queries[:, :, None] - position_ids.keys[:, None, :])
-  return -slopes[None, :, None, None] * distance[:, None].astype(jnp.float32)
+  penalties = distance_penalties(heads)[None, :, None, None]
+  return -penalties * distance[:, None].astype(jnp.float32)
 
 
 def distance_buckets(

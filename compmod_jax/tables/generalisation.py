@@ -261,12 +261,15 @@ def generalisation(scale: str) -> Spec:
     optimizer = dataclasses.replace(base.optimizer, learning_rate=1e-3, b2=0.999, clip=5.0)
     published = dataclasses.replace(base, optimizer=optimizer)
     experiments["relative, published settings"] = with_model(published, **PUBLISHED)
+    experiments["relative, scratchpad"] = _with_scratchpad(experiments["relative"])
     labelled = with_model(experiments["relative"], target_labels=tuple(PROGRESS.values()))
     experiments["relative, labels of progress"] = _with_task(labelled, label_weight=1.0)
   if data.primitives:
     for name in ("plain", "relative"):
       added = _with_data(experiments[name], added_primitives=20)
       experiments[f"{name}, added primitives"] = added
+    both = _with_scratchpad(experiments["relative, added primitives"])
+    experiments["relative, added primitives, scratchpad"] = both
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )
@@ -329,6 +332,15 @@ def _with_data(experiment: Experiment, **changes: object) -> Experiment:
   """The experiment with changes of its data."""
   data = dataclasses.replace(translation_task(experiment).data, **changes)
   return _with_task(experiment, data=data)
+
+
+def _with_scratchpad(experiment: Experiment) -> Experiment:
+  """The experiment with targets of SCAN that say before each action how far functions have come."""
+  task = translation_task(experiment)
+  batch = dataclasses.replace(task.batch, ceiling=200)
+  ratio, extra = 4 * task.decode.max_ratio, 4 * task.decode.max_extra
+  decode = dataclasses.replace(task.decode, max_ratio=ratio, max_extra=extra)
+  return _with_task(_with_data(experiment, scratchpad=True), batch=batch, decode=decode)
 
 
 def _with_task(experiment: Experiment, **changes: Any) -> Experiment:

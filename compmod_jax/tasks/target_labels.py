@@ -65,9 +65,9 @@ def label_counts(data: object, model: object) -> Mapping[str, int]:
     UserError: the data have no labels, or the model's outputs do not fit them.
   """
   check(
-    isinstance(data, HasLabels),
+    isinstance(data, HasLabels) and bool(data.label_counts),
     f"task.label_weight is given, but {type(data).__name__} has no labels of target words. Use"
-    " ScanData, or leave it at 0.",
+    " ScanData without a scratchpad, or leave it at 0.",
   )
   assert isinstance(data, HasLabels)
   wanted, found = tuple(data.label_counts.values()), getattr(model, SITE, ())

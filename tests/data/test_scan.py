@@ -19,6 +19,7 @@ from compmod_jax.data.synthetic.scan import (
   interpret,
   progress,
   published_lines,
+  with_scratchpad,
   word_functions,
 )
 
@@ -239,6 +240,26 @@ def folder(tmp_path):
   for part, text in lines.items():
     (tmp_path / f"tasks_{part}_mcd1.txt").write_text("\n".join(text) + "\n")
   return tmp_path
+
+
+@pytest.mark.parametrize("part", ["train", "valid", "test"])
+def test_a_scratchpad_says_of_every_action_what_its_labels_are(part):
+  plain, written = (
+    ScanData("addprim_jump", added_primitives=1, scratchpad=on).load(part) for on in (False, True)
+  )
+  assert written.source == plain.source
+  for command, actions, words in zip(plain.source, plain.target, written.target, strict=True):
+    words = words.split()
+    assert words[3::4] == actions.split()
+    for first, (letter, name) in enumerate(zip("ARS", progress(command).items(), strict=True)):
+      assert words[first::4] == [f"{letter}{label}" for label in name[1]]
+
+
+def test_a_scratchpad_counts_repetitions_and_their_steps():
+  assert with_scratchpad("run opposite left and jump twice", "LEFT LEFT RUN JUMP JUMP") == (
+    "A0 R0 S0 LEFT A0 R0 S1 LEFT A0 R0 S2 RUN A1 R0 S0 JUMP A1 R1 S0 JUMP"
+  )
+  assert ScanData(scratchpad=True).label_counts == {}
 
 
 def test_published_files_are_read(folder):

@@ -81,6 +81,9 @@ def expected(query, key, value, weights, seen: Visibility) -> np.ndarray:
     keys = [s for s in range(key.shape[1]) if reads(seen, t, s, b)]
     if keys:
       logits = key[b, keys, h // group] @ query[b, t, h] / np.sqrt(query.shape[3])
+      if seen.penalties is not None:
+        place = t + (0 if seen.first_query is None else int(seen.first_query[0]))
+        logits = logits - np.float64(seen.penalties[h]) * np.abs(place - np.array(keys))
       shares = np.exp(logits - logits.max())
       made[b, t, h] = shares @ value[b, keys, h // group] / shares.sum()
       made[b, t, h] *= 1 if weights is None else weights[b, t, h]
@@ -99,6 +102,20 @@ CASES = {
   "the later ones of a device's queries": (
     (2, 21, 50, 2, 2, 64),
     Visibility(causal=True, window=20, first_query=np.array([25], np.int32)),
+    "tpu, by blocks",
+  ),
+  "penalties on distances, to both sides": (
+    (1, 40, 40, 3, 3, 32),
+    Visibility(penalties=np.array([0.5, 0.1, 2.0], np.float32)),
+    "tpu",
+  ),
+  "penalties on distances of the later ones of a device's queries": (
+    (2, 21, 50, 2, 1, 64),
+    Visibility(
+      causal=True,
+      first_query=np.array([25], np.int32),
+      penalties=np.array([0.25, 0.0625], np.float32),
+    ),
     "tpu, by blocks",
   ),
   "cross attention to tokens alone, heads in groups": (

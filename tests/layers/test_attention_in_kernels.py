@@ -59,10 +59,13 @@ COMPETITIONS = {"plain": None, "soft": SOFT, "inside": PACKED, "shared": SHARED}
 
 
 def layer(name: str, cross: bool = False, dropout: float = 0.0) -> Attention:
-  """Of a competition by name; heads have gates where it begins with "gated"."""
-  competition = COMPETITIONS[name.removeprefix("gated ")]
-  options = {"cross": cross, "dropout": dropout, "head_dim": 64}
-  return Attention(DIM, HEADS, competition=competition, gated=name.startswith("gated"), **options)
+  """Of a competition by name; before it may stand that heads have gates, or distances penalties."""
+  more, _, competition = name.rpartition(" ")
+  positions = "alibi" if more == "distant" else "learned"
+  options = {"cross": cross, "dropout": dropout, "head_dim": 64, "positions": positions}
+  return Attention(
+    DIM, HEADS, competition=COMPETITIONS[competition], gated=more == "gated", **options
+  )
 
 
 @functools.cache
@@ -111,6 +114,7 @@ def assert_close(found, true):
     ("shared", "none"),
     ("gated plain", "causal, padding"),
     ("gated inside", "none"),
+    ("distant soft", "causal, padding"),
   ],
 )
 def test_self_attention_is_the_same(name, mask, in_kernels):
@@ -143,7 +147,7 @@ def test_cross_attention_is_the_same(in_kernels):
     assert_close(found, true)
 
 
-@pytest.mark.parametrize(("name", "tensor"), [("soft", 2), ("inside", 1)])
+@pytest.mark.parametrize(("name", "tensor"), [("soft", 2), ("inside", 1), ("distant plain", 2)])
 def test_devices_have_their_examples_and_heads(name, tensor, in_kernels):
   module, given = layer(name), params(name)
   inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=MASKS["causal, padding"]())
@@ -234,10 +238,15 @@ def test_what_kernels_do_not_form_is_formed_where_it_is_asked_for(site, platform
 
 @pytest.mark.parametrize(
   ("fields", "kernel"),
-  [({"positions": "none"}, True), ({"positions": "alibi"}, False), ({"form": "geometric"}, False)],
+  [
+    ({"positions": "none"}, True),
+    ({"positions": "relative", "head_dim": None}, False),
+    ({"form": "geometric"}, False),
+  ],
 )
 def test_what_kernels_do_not_know_goes_without_them(fields, kernel, in_kernels):
-  module, inputs = Attention(DIM, HEADS, head_dim=64, **fields), numbers(BATCH, TIME, DIM, seed=2)
+  module = Attention(DIM, HEADS, **({"head_dim": 64} | fields))
+  inputs = numbers(BATCH, TIME, DIM, seed=2)
   ctx = Context(mask=AttentionMask(causal=True))
   given = drawn(module.init, inputs)
   for platform in PLATFORMS:

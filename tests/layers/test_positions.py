@@ -15,7 +15,7 @@ from compmod_jax.layers.positions import (
   PositionLabels,
   RelativePositions,
   check_positions,
-  distance_penalty,
+  distance_bias,
   label,
   random_labels,
   rotate,
@@ -94,7 +94,7 @@ def test_relative_positions_of_one_after_the_other_need_no_numbers(time):
 def test_the_penalty_of_a_head_is_its_slope_times_the_distance(heads):
   of_queries, of_keys = np.array([[0, 1, 2, 9], [4, 2, 0, 1]]), np.arange(TIME)[None]
   ids = PositionIds(jnp.asarray(of_queries), jnp.asarray(of_keys), 10)
-  found = np.asarray(distance_penalty(ids, heads))
+  found = np.asarray(distance_bias(ids, heads))
   assert found.shape == (2, heads, 4, TIME)
   for b, h, t, s in np.ndindex(found.shape):
     expected = -(2.0 ** (-8 * (h + 1) / heads)) * abs(int(of_queries[b, t]) - int(of_keys[0, s]))
@@ -107,7 +107,7 @@ def test_attention_adds_the_penalty_to_the_logits():
   x, ids = jnp.asarray(draw(BATCH, TIME, HEADS * WIDTH)), jnp.arange(TIME)[None]
   params = jax.device_put(drawn(module.init, x))
   found, _ = module.apply(params, x, ctx=Context())
-  bias = distance_penalty(PositionIds(ids, ids, TIME), HEADS)
+  bias = distance_bias(PositionIds(ids, ids, TIME), HEADS)
   expected, _ = plain.apply(params, x, bias=bias, ctx=Context())
   np.testing.assert_array_equal(found, expected)
 

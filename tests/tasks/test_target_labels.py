@@ -149,6 +149,8 @@ def test_what_does_not_fit_is_refused(config):
     config.build(plain)
   with pytest.raises(UserError, match="TextData has no labels"):
     label_counts(TextData(), MODEL)
+  with pytest.raises(UserError, match="ScanData has no labels"):
+    label_counts(ScanData(scratchpad=True), MODEL)
   with pytest.raises(UserError, match=r"label_weight is -1"):
     dataclasses.replace(config, label_weight=-1.0)
   with pytest.raises(UserError, match=r"target_labels is \(1,\)"):

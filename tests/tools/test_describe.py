@@ -16,7 +16,7 @@ import tiny_recurrent
 
 from compmod_jax.commands import train
 from compmod_jax.core.config import to_json
-from compmod_jax.core.errors import UserError
+from compmod_jax.core.errors import ChoiceError, UserError
 from compmod_jax.data.qa.dataset import QuestionSets
 from compmod_jax.data.synthetic import glyphs
 from compmod_jax.data.tokenizers import TokenizerConfig
@@ -97,11 +97,9 @@ def titles(rows):
 
 def variants(path):
   """The experiments of a configuration file, one for each model that it has."""
-  with pytest.raises(UserError) as error:
+  with pytest.raises(ChoiceError) as error:
     load_config(f"{path}:?")
-  listed = re.search(r"one of: (.*?)\.(?: Did|$)", str(error.value))
-  assert listed is not None
-  found = [load_config(f"{path}:{name}") for name in listed[1].split(", ")[::-1]]
+  found = [load_config(f"{path}:{name}") for name in error.value.choices[::-1]]
   # Of variants with the same model the first, whose data the project makes; of those that differ
   # in sizes alone the largest, whose numbers need the most room.
   found = sorted(found, key=lambda it: sum(numbers(to_json(it.model))))

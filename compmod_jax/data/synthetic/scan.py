@@ -17,6 +17,7 @@ Sequence Prediction Tasks".
 
 import dataclasses
 import functools
+import itertools
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -355,6 +356,29 @@ def progress(command: str) -> dict[str, list[int]]:
   return found
 
 
+def with_scratchpad(command: str, actions: str) -> str:
+  """The actions, before each of which stand its labels of `progress`.
+
+  `A0 R1 S0 I_JUMP` is the first action of the second repetition of a command's first argument. A
+  decoder reads what it has written of how far it has come.
+
+  Args:
+    command: words separated by blanks.
+    actions: likewise.
+
+  Raises:
+    UserError: SCAN's grammar does not derive the command.
+
+  Source: Nye et al. 2021 for scratchpads; Jiang and Bansal 2021, whose decoder predicts and reads
+  three sequences side by side, for what is written.
+  """
+  labels = zip(*progress(command).values(), strict=True)
+  return " ".join(
+    f"A{argument} R{repetition} S{step} {action}"
+    for (argument, repetition, step), action in zip(labels, actions.split(), strict=True)
+  )
+
+
 _LINE = re.compile(r"IN: (\S.*?) OUT: (\S.*)")
 
 
@@ -442,6 +466,9 @@ class ScanData:
   command with the primitive copied along (prim2primX). Copied are the verbs for addprim_jump, left
   and right for addprim_turn_left and the templates of all verbs, both for other splits. About 20
   are usual."""
+  scratchpad: bool = False
+  """before each action, targets say how far the functions of the command have come; see
+  `with_scratchpad`"""
   folder: str = ""
   """where the published files of the split are (tasks_train_SPLIT.txt, tasks_test_SPLIT.txt, and
   tasks_val_SPLIT.txt if there is one), plain or gzipped; may start with an environment variable.
@@ -498,8 +525,8 @@ class ScanData:
 
   @property
   def label_counts(self) -> Mapping[str, int]:
-    """Kinds of labels of actions, and how many different ones there are."""
-    return PROGRESS
+    """Kinds of labels of actions, and how many different ones; none where targets say them."""
+    return {} if self.scratchpad else PROGRESS
 
   def labels(self, source: str) -> Mapping[str, Sequence[int]]:
     """Kind -> label of every action of a command; see `progress`."""
@@ -557,9 +584,10 @@ class ScanData:
 
   def _pairs(self, part: str, commands: Sequence[Command]) -> Pairs:
     sources = [command for command, _ in commands]
+    written = itertools.starmap(with_scratchpad, commands) if self.scratchpad else None
     return Pairs(
       source=sources,
-      target=[actions for _, actions in commands],
+      target=[actions for _, actions in commands] if written is None else list(written),
       info=_WordFunctions(sources),
       where=lambda i: f"scan:{self.split}/{part}[{i}]",
       metric="exact_match",

@@ -5,8 +5,9 @@ r"""The definition of what the kernels of this folder compute, in plain array op
    \, v_{ik}
 
 for head i and position j, where V_j are the keys that position j may read. A position that may read
-none gets zeros. With dropout, probabilities are multiplied by its mask and scale. Automatic
-differentiation of it gives the gradients.
+none gets zeros. Where heads have penalties :math:`m_i`, logits are less by :math:`m_i |j - k|`.
+With dropout, probabilities are multiplied by its mask and scale. Automatic differentiation of it
+gives the gradients.
 
 Source: Vaswani et al. 2017, equation 1; Kolios 2023, equation 5.3, for the weights C.
 """
@@ -44,6 +45,8 @@ def attention(
   key, value = (jnp.repeat(one, group, axis=2) for one in (key, value))
   logits = jnp.einsum("bthd,bshd->bhts", query, key, preferred_element_type=jnp.float32)
   logits = logits / jnp.sqrt(jnp.float32(query.shape[-1]))
+  penalty = visibility.penalty(query.shape[1], key.shape[1])
+  logits = logits if penalty is None else logits - penalty
   allowed = visibility.dense(query.shape[1], key.shape[1])
   allowed = jnp.ones((1, 1, 1, 1), bool) if allowed is None else allowed
   logits = jnp.where(allowed, logits, FAR)

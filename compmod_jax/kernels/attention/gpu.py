@@ -161,6 +161,7 @@ class Operands(NamedTuple, Generic[A]):
     weights: of heads [batch * heads, queries], float32; none for 1.
     ids: numbers of queries [batch, queries] and of keys [batch, keys], where there are any.
     first_query: see `Visibility`.
+    penalties: see `Visibility`.
     dropout: which probabilities become 0; none for no dropout.
     key_spans: blocks of keys that a block of queries visits [batch, blocks, 4], see
       `Visibility.spans`.
@@ -171,6 +172,7 @@ class Operands(NamedTuple, Generic[A]):
   weights: A | None
   ids: tuple[A, A] | None
   first_query: A | None
+  penalties: A | None
   dropout: ProbabilityDropout | None
   key_spans: A
 
@@ -378,7 +380,7 @@ def _terms(
   grid = (layout.heads, static.blocks(QUERY), layout.batch)
   kernel = functools.partial(_form_terms, static=static)
   # No matrix is read.
-  own = given._replace(matrices=(), ids=None, first_query=None)
+  own = given._replace(matrices=(), ids=None, first_query=None, penalties=None)
   delta, *more = call(kernel, grid, [own, slopes, outputs], made, interpret)
   less = more.pop(0) if shifted else delta
   slopes = more.pop() if weighted else slopes
@@ -454,8 +456,10 @@ def _prepare(
   ids = jax.tree.map(spread, visibility.numbers(layout.queries))
   key_spans, query_spans = map(fill, visibility.spans(layout.queries, layout.keys, block))
   own = None if weights is None else _lines(weights, layout)
-  first = visibility.first_query
-  return static, Operands(matrices, bias, own, ids, first, dropout, key_spans), query_spans
+  given = Operands(
+    matrices, bias, own, ids, visibility.first_query, visibility.penalties, dropout, key_spans
+  )
+  return static, given, query_spans
 
 
 class _Example:
@@ -529,6 +533,27 @@ class _Example:
     given = self.given.weights
     return None if given is None else self.line(given, head, start, 0.0)
 
+  def positions(self, shape: tuple[int, ...], starts: _Pair, transposed: bool) -> _Pair:
+    """Of queries and keys of a block's pairs; see `only_allowed`."""
+    queries, keys = (
+      start + lax.broadcasted_iota(jnp.int32, shape, axis ^ transposed)
+      for axis, start in enumerate(starts)
+    )
+    if self.given.first_query is not None:
+      queries += self.given.first_query[0]
+    return queries, keys
+
+  def logits(
+    self, products: jax.Array, head: jax.Array, starts: _Pair, transposed: bool = False
+  ) -> jax.Array:
+    """Of a block's pairs, for an exponential to base 2, from products of queries and keys."""
+    scaled = products * self.static.scale
+    if self.given.penalties is None:
+      return scaled
+    queries, keys = self.positions(products.shape, starts, transposed)
+    distance = jnp.abs(queries - keys).astype(jnp.float32)
+    return scaled - (self.given.penalties[head] * _LOG2E) * distance
+
   def only_allowed(
     self, values: jax.Array, starts: _Pair, other: float, transposed: bool = False
   ) -> jax.Array:
@@ -541,12 +566,7 @@ class _Example:
       transposed: whether they are [keys, queries].
     """
     given, size = self.given, self.static.block
-    queries, keys = (
-      start + lax.broadcasted_iota(jnp.int32, values.shape, axis ^ transposed)
-      for axis, start in enumerate(starts)
-    )
-    if given.first_query is not None:
-      queries += given.first_query[0]
+    queries, keys = self.positions(values.shape, starts, transposed)
     rules = [] if self.static.filled(KEY) else [keys < self.layout.keys]
     in_order = self.static.order.in_order(queries, keys)
     if in_order is not None:
@@ -594,7 +614,7 @@ def _forward(given: Operands[jax.Ref], heads: jax.Ref, *saved: jax.Ref, static: 
     total, largest, mass, *kept = carry
     key_start = key_block * static.size(KEY)
     key, value = (example.rows(which, key_head, key_start) for which in (KEY, VALUE))
-    logits = dot(query, key, (1, 1)) * static.scale
+    logits = example.logits(dot(query, key, (1, 1)), head, (start, key_start))
     if masked:
       logits = example.only_allowed(logits, (start, key_start), FAR)
     new = jnp.maximum(largest, jnp.max(logits, axis=1))
@@ -671,14 +691,15 @@ def _backward(
   def errors(
     head: jax.Array,
     one: _Row,
-    logits: jax.Array,
+    products: jax.Array,
     d_heads: jax.Array,
     starts: _Pair,
     masked: bool,
     transposed: bool = False,
   ) -> _Pair:
     """Probabilities of a block behind dropout, and the gradient of its logits."""
-    share = jnp.exp2(logits * static.scale - _per_query(one.logsumexp, transposed))
+    logits = example.logits(products, head, starts, transposed)
+    share = jnp.exp2(logits - _per_query(one.logsumexp, transposed))
     if masked:
       share = example.only_allowed(share, starts, 0.0, transposed)
     kept = example.dropout(head, starts, transposed)
@@ -694,9 +715,9 @@ def _backward(
       start = query_block * static.size(QUERY)
       query, one = example.rows(QUERY, head, start), row(head, start)
       # [keys, queries]: so the products below take what registers hold, and transpose nothing.
-      logits, d_heads = dot(key, query, (1, 1)), dot(value, one.slope, (1, 1))
+      products, d_heads = dot(key, query, (1, 1)), dot(value, one.slope, (1, 1))
       starts = start, key_start
-      share, error = errors(head, one, logits, d_heads, starts, masked, transposed=True)
+      share, error = errors(head, one, products, d_heads, starts, masked, transposed=True)
       d_key, d_value = sums
       d_value += dot(share.astype(query.dtype), one.slope)
       d_key += dot(error.astype(query.dtype), query)
@@ -719,8 +740,8 @@ def _backward(
     def turn(key_block: jax.Array, total: jax.Array, masked: bool) -> jax.Array:
       first = key_block * static.size(KEY)
       key, value = (example.rows(which, key_head, first) for which in (KEY, VALUE))
-      logits, d_heads = dot(query, key, (1, 1)), dot(one.slope, value, (1, 1))
-      _, error = errors(head, one, logits, d_heads, (start, first), masked)
+      products, d_heads = dot(query, key, (1, 1)), dot(one.slope, value, (1, 1))
+      _, error = errors(head, one, products, d_heads, (start, first), masked)
       return total + dot(error.astype(query.dtype), key)
 
     nothing = jnp.zeros(query.shape, jnp.float32)

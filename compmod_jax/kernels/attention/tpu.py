@@ -115,6 +115,7 @@ class Operands(NamedTuple, Generic[A]):
     weights: of heads [batch, tiles, heads, queries], float32; none for 1.
     ids: numbers of queries and of keys [batch, 1, time], where there are any.
     first_query: see `Visibility` [1, 1].
+    penalties: see `Visibility` [tiles, heads, 128], the same in all columns.
     projection: W_O [columns, embed] and its bias [1, embed], float32; none where heads are the
       result.
   """
@@ -124,6 +125,7 @@ class Operands(NamedTuple, Generic[A]):
   weights: A | None
   ids: tuple[A, A] | None
   first_query: A | None
+  penalties: A | None
   projection: tuple[A, A] | None = None
 
 
@@ -504,7 +506,13 @@ def _operands(
     own = lax.slice_in_dim(ids[1], static.first_key, static.first_key + layout.keys, axis=1)
     ids = _filled(ids[0], static, QUERY, 0), _filled(own, static, KEY, HIDDEN)
   first = None if visibility.first_query is None else visibility.first_query.reshape(1, 1)
-  return spans, Operands(rows, None if bias is None else (bias,) * 3, weights, ids, first)
+  penalties = visibility.penalties
+  if penalties is not None:
+    penalties = jnp.pad(penalties, (0, layout.heads - len(penalties)))
+    penalties = jnp.broadcast_to(penalties[:, None], (layout.heads, LANES))
+    penalties = penalties.reshape(static.tiles, static.share, LANES)
+  biases = None if bias is None else (bias,) * 3
+  return spans, Operands(rows, biases, weights, ids, first, penalties)
 
 
 def _filled(ids: jax.Array, static: Static, which: int, value: int) -> jax.Array:
@@ -537,6 +545,7 @@ def _specs(
 
     return pl.BlockSpec((count, 1, static.size(which)), index)
 
+  penalties = pl.BlockSpec((None, static.share, LANES), lambda *ids: (place(*ids).tile, 0, 0))
   kinds = (QUERY, KEY, VALUE)
   return Operands(
     tuple(map(rows, kinds)),
@@ -544,6 +553,7 @@ def _specs(
     None if given.weights is None else _lines_spec(static, place),
     None if given.ids is None else (numbers(QUERY), numbers(KEY)),
     None if given.first_query is None else _whole_spec(given.first_query.shape),
+    None if given.penalties is None else penalties,
     None if given.projection is None else _projection_specs(given.projection, place),
   )
 
@@ -719,17 +729,37 @@ class _Example:
     index = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
     return jnp.where(index < time - self.starts[min(which, KEY)], rows, jnp.zeros_like(rows))
 
+  def positions(self) -> tuple[jax.Array, jax.Array]:
+    """Of queries and keys of the block's pairs."""
+    queries, keys = (lax.broadcasted_iota(jnp.int32, self.static.block, axis) for axis in range(2))
+    if self.given.first_query is not None:
+      queries = queries + self.given.first_query[...]
+    return queries + self.starts[0], keys + (self.starts[1] + self.static.first_key)
+
+  def distance(self) -> jax.Array | None:
+    """Between queries and keys of the block's pairs, float32; none where nothing depends on it."""
+    if self.given.penalties is None:
+      return None
+    queries, keys = self.positions()
+    return jnp.abs(queries - keys).astype(jnp.float32)
+
+  def logits(
+    self, query: jax.Array, key: jax.Array, head: int, distance: jax.Array | None
+  ) -> jax.Array:
+    """Of the block's pairs in a head, from its queries and what `distance` returned."""
+    logits = dot(query, key, (1, 1)) * self.static.scale
+    if distance is None:
+      return logits
+    assert self.given.penalties is not None
+    return logits - self.given.penalties[head : head + 1, :1] * distance
+
   def allowed(self) -> jax.Array | None:
     """Which keys of the block every query of its block reads; none for all."""
-    given, static = self.given, self.static
-    queries, keys = (lax.broadcasted_iota(jnp.int32, static.block, axis) for axis in range(2))
-    found = []
+    given, static, found = self.given, self.static, []
     if static.layout.keys % static.size(KEY):
+      keys = lax.broadcasted_iota(jnp.int32, static.block, 1)
       found.append(keys < static.layout.keys - self.starts[1])
-    if given.first_query is not None:
-      queries = queries + given.first_query[...]
-    positions = queries + self.starts[0], keys + (self.starts[1] + static.first_key)
-    found.append(static.order.in_order(*positions))
+    found.append(static.order.in_order(*self.positions()))
     if given.ids is not None:
       own, others = (ids[self.number] for ids in given.ids)
       # Numbers of queries lie along lanes, in memory.
@@ -808,9 +838,10 @@ def _forward(
     example = _Example(given, static, n, (block, key_block))
     query, key, value = (example.rows(which) for which in (QUERY, KEY, VALUE))
     allowed, (total, largest, mass) = example.allowed(), state
+    distance = example.distance()
     added, sums, new = [], [], []
     for head in range(static.share):
-      logits = dot(_only(query, head, static), key, (1, 1)) * static.scale
+      logits = example.logits(_only(query, head, static), key, head, distance)
       logits = logits if allowed is None else jnp.where(allowed, logits, FAR)
       most = jnp.max(logits, axis=1, keepdims=True)
       new.append(jnp.maximum(_column(largest, head, static), most))
@@ -947,9 +978,9 @@ def _backward(
     query, key, value = (example.rows(which) for which in (QUERY, KEY, VALUE))
     logsumexp, allowed = _from_lines(reverse.logsumexp[n], static), example.allowed()
     asked = [_only(query, head, static) for head in range(static.share)]
-    shares = []
+    distance, shares = example.distance(), []
     for head, one in enumerate(asked):
-      logits = dot(one, key, (1, 1)) * static.scale
+      logits = example.logits(one, key, head, distance)
       share = jnp.exp(logits - _column(logsumexp, head, static))
       shares.append(share if allowed is None else jnp.where(allowed, share, 0.0))
     back = slope(example)

@@ -1,4 +1,5 @@
-"""Which keys a query may read, as kernels know it: by order and by numbers of segments.
+"""Which keys a query may read, as kernels know it: by order and by numbers of segments; and how
+much less it reads of those that are far.
 
 A rule that cannot be said so is formed in full, [batch, heads, queries, keys], and attention then
 runs without a kernel.
@@ -8,7 +9,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 SHARED = 0
 """Number of keys that every query reads."""
@@ -34,6 +35,8 @@ class Visibility:
     key_ids: numbers of keys, at least -1; all 0 where there are none.
     first_query: where a device has some of the queries and all keys, the number of its first; 0
       where there is none.
+    penalties: what the logits of each head are less by for every position between query and key
+      (Press et al. 2022), float32; they have no gradient. None for nothing.
   """
 
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -42,6 +45,7 @@ class Visibility:
   query_ids: Int[Array, "#batch queries"] | None = None
   key_ids: Int[Array, "#batch keys"] | None = None
   first_query: Int[Array, " 1"] | None = None
+  penalties: Float[Array, " heads"] | None = None
 
   def __post_init__(self) -> None:
     if self.query_ids is not None and self.key_ids is None:
@@ -55,7 +59,8 @@ class Visibility:
   @property
   def order(self) -> "Visibility":
     """What is static of it."""
-    return dataclasses.replace(self, query_ids=None, key_ids=None, first_query=None)
+    nothing = dict.fromkeys(("query_ids", "key_ids", "first_query", "penalties"))
+    return dataclasses.replace(self, **nothing)
 
   def in_order(
     self, queries: Int[Array, "*shape"], keys: Int[Array, "*shape"]
@@ -77,6 +82,13 @@ class Visibility:
       return allowed
     numbered = same_number(ids[0][:, None, :, None], ids[1][:, None, None, :])
     return numbered if allowed is None else numbered & allowed
+
+  def penalty(self, queries: int, keys: int) -> Float[Array, "1 heads queries keys"] | None:
+    """What logits are less by; None for nothing."""
+    if self.penalties is None:
+      return None
+    distance = jnp.abs(self._after(jnp.arange(queries))[:, None] - jnp.arange(keys)[None])
+    return self.penalties[None, :, None, None] * distance[None, None].astype(jnp.float32)
 
   def spans(
     self, queries: int, keys: int, block: tuple[int, int]

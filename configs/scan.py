@@ -17,8 +17,8 @@ Variants: simple, length, addprim_jump, addprim_turn_left, template_right,
           mcd1_scratchpad, mcd2_scratchpad, mcd3_scratchpad, length_scratchpad,
           length_26_scratchpad, addprim_jump_added_scratchpad,
           template_around_right_added_scratchpad
-                     these labels are words of the target, each before its action, so that the
-                     decoder reads them; outputs are right if they are right, too
+                     what is left of functions is said by words before each action, so that the
+                     decoder reads it; outputs are right if these words are right, too
 Files:    the published ones in place of generated commands: add --config.task.data.folder=PATH
 Measured: exact match simple 99.7 %, addprim_jump 0.6 %, length 0.0 % (seed 0; 22, 22 and 31 minutes
           on one core of a shared AMD EPYC machine, 2026-11-21)

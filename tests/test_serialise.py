@@ -221,5 +221,5 @@ def test_a_class_made_of_one_that_a_field_takes_is_saved_and_read():
 def test_a_class_whose_file_was_not_run_is_asked_for():
   data = to_json(experiment())
   data["model"]["kind"] = "NoisyConfig"
-  with pytest.raises(UserError, match=r"is 'NoisyConfig'; it must be one of: .*--code FILE"):
+  with pytest.raises(UserError, match=r"is 'NoisyConfig', which is no class .*--code FILE"):
     from_json(Experiment, data)

@@ -1,5 +1,6 @@
 """The tutorial's code is run as a reader would: its changes are made to a copy, which is tested."""
 
+import dataclasses
 import os
 import re
 import shutil
@@ -7,8 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from random_parameters import drawn
 
+from compmod_jax.core.errors import UserError
+from compmod_jax.core.intermediates import Intermediates
+from compmod_jax.training.experiment import load_config
 from website import changes
 
 ROOT = Path(__file__).parents[1]
@@ -30,9 +38,52 @@ def copy(tmp_path_factory):
     shutil.copy(ROOT / name, root / name)
   for language, file, content in blocks():
     path = root / file
+    if language == "python" and path.exists() and path.read_text() == content:
+      pytest.skip("the tutorial's changes are made in this checkout already")
     assert path.exists() == (language == "diff"), file
     path.write_text(content if language == "python" else changes.apply(path.read_text(), content))
   return root
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+  """Folder of the tutorial's files outside the package."""
+  folder = tmp_path_factory.mktemp("outside")
+  for name, text in changes.outside(TUTORIAL.read_text()).items():
+    (folder / name).write_text(text)
+  return folder
+
+
+def test_noise_outside_the_package_is_checked_and_none_is_no_edit(outside):
+  model = load_config(str(outside / "noisy.py")).model
+  plain = dataclasses.replace(model, noise=0.0)
+  assert len(model.training_edits()) == len(plain.training_edits()) + 1
+  with pytest.raises(UserError, match=r"model\.noise is -1"):
+    dataclasses.replace(model, noise=-1.0)
+
+
+def test_attention_outside_the_package_is_the_models(outside):
+  (outside / "beside.py").write_text("from gated import get_config\n")
+  config = load_config(str(outside / "beside.py")).model
+  config = dataclasses.replace(config, dim=16, ffn_dim=16, encoder_layers=1, decoder_layers=1)
+  tokens = jax.device_put(np.array([[2, 5, 4, 3]], np.int32))
+
+  def run(config, edits=()):
+    model = config.seq2seq(8, 8, 0)
+    params = jax.device_put(drawn(model.init, tokens, tokens, seed=1))
+    off = Intermediates().editing(dict.fromkeys(edits, jnp.ones_like))
+    logits = model.apply(params, tokens, tokens, intermediates=off)
+    return params["params"], np.asarray(logits)
+
+  params, gated = run(config)
+  kinds = ("encoder_0", "self"), ("decoder_0", "self"), ("decoder_0", "cross")
+  for layer, kind in kinds:
+    assert params[layer][f"{kind}_attention"]["output_gate"]["kernel"].shape == (16, 1)
+  plain, _ = run(config.plain())
+  assert "output_gate" not in str(plain)
+  sites = [f"{layer.replace('_', '/layer_')}/{kind}/output_gate" for layer, kind in kinds]
+  _, opened = run(config, sites)
+  assert not np.array_equal(gated, opened)
 
 
 def run(root: Path, *command: str) -> subprocess.CompletedProcess:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from website import changes
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[1]
@@ -145,10 +147,11 @@ def test_a_model_is_trained_used_and_looked_into(place, trained):
 
 
 def test_a_mechanism_in_a_file_of_ones_own_trains_and_is_used(place):
-  page = (ROOT / "docs/your_own_mechanism.md").read_text()
-  section = page.split("## Outside the package\n")[1].split("\nPrograms that open")[0]
-  lines = section[section.index('    """Noise') :].splitlines()
-  (place.folder / "noisy.py").write_text("".join(f"{line[4:]}\n" for line in lines))
+  for name, text in changes.outside((ROOT / "docs/your_own_mechanism.md").read_text()).items():
+    (place.folder / name).write_text(text)
+  (place.folder / "beside.py").write_text("from gated import get_config\n")
+  shown = place.run("compmod", "train", "--config", "beside.py", "--describe")
+  assert "* | self_attention/output_gate " in shown
   place.run("compmod", "train", "--config", "noisy.py", "--workdir", "runs/noisy", *TINY)
   words = ("compmod", "predict", "--workdir", "runs/noisy")
   shown = place.run(*words, text="Der Hund schläft.\n", status=2)

@@ -5,6 +5,7 @@ begin with `@@` and whose lines begin with a blank (there already), `+` (added) 
 """
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,12 @@ _BLOCK = re.compile(r"```(python|diff) file=(\S+)\n(.*?)```", re.DOTALL)
 def blocks(markdown: str) -> list[tuple[str, str, str]]:
   """(language, file, content) of every block that names a file."""
   return _BLOCK.findall(markdown)
+
+
+def outside(markdown: str) -> dict[str, str]:
+  """Name -> content of every file that a sentence ending in its name and a colon introduces."""
+  found = re.findall(r"`(\w+\.py)`:\n\n((?:    .*\n|\n)+)", markdown)
+  return {name: textwrap.dedent(text).strip() + "\n" for name, text in found}
 
 
 def apply(text: str, change: str) -> str:

@@ -114,7 +114,12 @@ def main(argv: list[str]) -> None:
   if name in ("-h", "--help"):
     print(cli.as_started(_help()))
     return
-  errors.check_choice("The first word after train.analyse", name, ANALYSES)
+  errors.check(
+    name and not name.startswith("-"),
+    f"The name of an analysis is missing ({', '.join(sorted(ANALYSES))}): {_START} heads --workdir"
+    " runs/nmt_cah.",
+  )
+  errors.check_choice("The analysis", name, ANALYSES)
   analysis = ANALYSES[name]
   program = f"{_START} {name}", textwrap.fill(analysis.about, cli.WIDTH)
   args = cli.options(_arguments(analysis.options), argv[1:], program=program)
@@ -151,7 +156,13 @@ def _analyse(analysis: Analysis, args: Args, output: Path, command: str) -> None
   task = opened.model.task
   splits = args.splits if args.of_splits else args.splits[:1]
   for split in splits if args.of_splits else ():
-    errors.check_choice("--splits", split, task.dataset.splits())
+    known = task.dataset.splits()
+    errors.check(
+      split in known or args.splits != Args.splits,
+      f"The data have no split 'test', which analyses read by default; give --split with one of"
+      f" {', '.join(known)}.",
+    )
+    errors.check_choice("--split", split, known)
   records = read_records(args.workdir / "metrics.jsonl")
   progress = Progress(0, quiet=args.quiet)
 

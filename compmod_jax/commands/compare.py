@@ -16,7 +16,7 @@ import tyro
 
 from compmod_jax.analysis.compare import Compare, compare, make_page
 from compmod_jax.commands import cli
-from compmod_jax.commands.options import ModelArgs, Opened, open_model
+from compmod_jax.commands.options import Code, ModelArgs, Opened, open_model
 from compmod_jax.core import errors
 from compmod_jax.training.progress import Progress
 
@@ -25,7 +25,7 @@ from compmod_jax.training.progress import Progress
 class Args(Compare):
   """Compares two trained models on the same sentences."""
 
-  workdirs: tyro.conf.Positional[tuple[Path, Path]] = (Path(), Path())
+  workdirs: tyro.conf.Positional[tuple[Path, ...]] = ()
   """Workdirs of two training runs, or two model folders."""
   split: str = "test"
   """Name of the split."""
@@ -37,8 +37,9 @@ class Args(Compare):
   """Hypotheses that beam search follows."""
   output: Path | None = None
   """Folder for the report."""
-  code: Path | None = None
-  """Python file of your own whose classes the models' configurations name; it is run first."""
+  code: Code = ()
+  """Python file of your own whose classes the models' configurations name; it is run first. May be
+  given several times."""
   quiet: bool = False
   """Show no progress."""
 
@@ -47,8 +48,9 @@ def main(argv: list[str]) -> None:
   """Compares, writes the report and prints what it shows."""
   args = cli.options(Args, argv)
   errors.check(
-    args.workdirs != (Path(), Path()),
-    "Two workdirs are missing: python -m train.compare WORKDIR WORKDIR --split test.",
+    len(args.workdirs) == 2,
+    f"{len(args.workdirs)} workdirs are given; two are compared: python -m train.compare WORKDIR"
+    " WORKDIR --split test.",
   )
   command = cli.command("compare", argv)
   progress = Progress(0, quiet=args.quiet)

@@ -32,7 +32,9 @@ def main() -> None:
   def unknown(argv: list[str]) -> None:
     check_choice("The program", given.replace("_", "-"), known)
 
-  if given in ("-h", "--help"):
+  if given == "help" and len(sys.argv) > 2:
+    given, sys.argv[1:] = sys.argv[2], [sys.argv[2], "--help"]
+  if given in ("help", "-h", "--help"):
     cli.run(listed)
   if given == "--version":
     cli.run(version)

@@ -4,7 +4,7 @@
 
 Prints perplexity per token and per word, BLEU with its 95 % bootstrap interval, chrF and exact
 match, with sacreBLEU's signatures, the mean entropy of the predictions in nats and sentences a
-second. Without `--splits`, all splits but the training split.
+second. Without `--split`, all splits but the training split.
 
 A language model is scored on any text, with its own tokenizer, in windows that begin every N
 tokens:
@@ -92,7 +92,7 @@ def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
   task = _with_stride(opened.model.task, args.stride)
   splits = args.splits or task.dataset.final_splits()
   for split in splits:
-    check_choice("--splits", split, task.dataset.splits())
+    check_choice("--split", split, task.dataset.splits())
   progress = Progress(0, quiet=args.quiet)
 
   def status(text: str, done: int | None = None, total: int | None = None) -> None:

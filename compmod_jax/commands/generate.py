@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
   if not isinstance(generator, TextGenerator):
     raise UserError(
       f"The model in {opened.model.folder} is no language model, so there is no text that it could"
-      " continue. Use train.predict."
+      " continue. Use `python -m train.predict`."
     )
   generator.most(model, args.length)  # a wrong length is a mistake before anything is read
   on_standard_input(

@@ -4,7 +4,9 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+import tyro
 
 from compmod_jax.core.types import Dataclass, Params
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
   from compmod_jax.tasks.base import Sharing
 
 C = TypeVar("C", bound=Dataclass)
+Code = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
+"""Files that are run, each after an option of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +55,9 @@ class ModelArgs:
   model_fields: tuple[str, ...] = ()
   """Fields of the model's configuration that differ from training, as NAME=VALUE, where its
   parameters fit them, for example encoder_layers=16 of a model with shared_layers."""
-  code: Path | None = None
-  """Python file of your own whose classes the model's configuration names; it is run first."""
+  code: Code = ()
+  """Python file of your own whose classes the model's configuration names; it is run first. May be
+  given several times."""
 
   def decoding(self) -> dict[str, Any]:
     """The decoding options that were given."""
@@ -89,8 +94,8 @@ def open_model(args: ModelArgs) -> Opened:
   from compmod_jax.training import experiment, run
 
   run.use_compile_cache()
-  if args.code:
-    experiment.load_code(args.code)
+  for path in args.code:
+    experiment.load_code(path)
   model = api.load(args.workdir, model=args.model)
   _check_finite(model)
   model = _with_fields(model, args.model_fields)

@@ -130,7 +130,8 @@ def _worker(opened: Opened, args: Args) -> Worker:
     return lambda *given: _fill(opened, model, args, *given)
   raise UserError(
     f"The model in {model.folder} is a language model: it has no output that belongs to a line. Let"
-    " it continue lines with train.generate, or score them with train.score."
+    " it continue lines with `python -m train.generate`, or score them with"
+    " `python -m train.score`."
   )
 
 

@@ -135,7 +135,7 @@ def main(argv: list[str]) -> int:
     check(0 <= value < 1e6, f"--{field} is {value}; it must be at least 0 and below a million.")
   check(
     bool(theirs),
-    "Nothing follows --; give the options of train.main after it, for example: python -m"
+    "Nothing follows --; give the options of training after it, for example: python -m"
     " train.supervise -- --config configs/nmt_cah.py --workdir runs/nmt_cah",
   )
   command = [sys.executable, "-m", "compmod_jax", "train", *theirs]

@@ -173,9 +173,10 @@ def _read_class(
     classes = _with_subclasses(classes.values())
     errors.check(
       name in classes,
-      f"{path}.{tag} is {errors.short(name)}; it must be one of: {_words(sorted(classes))}."
-      f"{errors.near(str(name), classes)} The file of a class of your own has to be run first: give"
-      " it to a program as --code FILE, or import it.",
+      f"{path}.{tag} is {errors.short(name)}, which is no class of the package."
+      f"{errors.near(str(name), classes, 0.8)} The file of a class of your own has to be run first:"
+      " give it to a program as --code FILE, or import it. The package has"
+      f" {_words(sorted(classes))}.",
     )
   chosen = classes[str(name)]
   fields = {field.name: field for field in dataclasses.fields(chosen)}

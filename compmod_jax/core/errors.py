@@ -43,16 +43,22 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
     return
   close = difflib.get_close_matches(value[:LONGEST], choices, n=8)
   hint = f" Did you mean {close[0]!r}?" if close else ""
-  listed = ", ".join(choices)
+  listed = ", ".join(choice or "'' (none)" for choice in choices)
   if len(choices) > MANY:
     listed = f"{len(choices)} names, such as {', '.join(close or choices[:8])}"
   message = f"{field} is {short(value)}; it must be one of: {listed}.{hint}"
   raise ChoiceError(message, field, choices)
 
 
-def near(value: str, choices: Iterable[str]) -> str:
-  """A question that names the choice most like a value, after a space; empty if none is."""
-  close = difflib.get_close_matches(value[:LONGEST], list(choices), n=1)
+def near(value: str, choices: Iterable[str], likeness: float = 0.6) -> str:
+  """A question that names the choice most like a value, after a space; empty if none is.
+
+  Args:
+    value: what was given.
+    choices: what there is.
+    likeness: least share of letters that both have in order, 0 to 1.
+  """
+  close = difflib.get_close_matches(value[:LONGEST], list(choices), n=1, cutoff=likeness)
   return f" Did you mean {close[0]!r}?" if close else ""
 
 

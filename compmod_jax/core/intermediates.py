@@ -1,7 +1,7 @@
 """Named activations: read them, or replace them, while a model runs.
 
 Every activation that an analysis needs has a stable name, the path of its module and a word, for
-example `encoder/layer_0/self/weights`. A model hands each one to an `Intermediates`:
+example `encoder/layer_0/self/router/weights`. A model hands each one to an `Intermediates`:
 
     weights = intermediates("weights", weights)
 

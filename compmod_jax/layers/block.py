@@ -329,6 +329,14 @@ class StackConfig:
       if used and competition.kept(count) == 1 and competition.weighting != "sigmoid"
     ]
 
+  def block_class(self) -> "type[Block]":
+    """What layers are; a configuration of one's own may say another one."""
+    return Block
+
+  def attention_class(self) -> type[Attention]:
+    """What self-attention and cross attention of layers are, likewise."""
+    return Attention
+
   def plain(self: C) -> C:
     """The same model without any mechanism."""
     return dataclasses.replace(self, **self.mechanisms_off())
@@ -439,7 +447,8 @@ class Block(nn.Module):
     sizes |= {"biases": c.biases, "scale_logits": c.scale_logits, "mechanisms": slices}
     competition = dict.fromkeys(c.compete, c.competition)
     switch = dict.fromkeys(c.switch_heads, c.switch_head)
-    self.self_attention = Attention(
+    attention = c.attention_class()
+    self.self_attention = attention(
       c.dim,
       c.heads,
       competition=competition.get(self.kind),
@@ -459,7 +468,7 @@ class Block(nn.Module):
     frame = self.norm, c.dropout, dtype, c.norm_epsilon, slices, c.norm_kind, c.biases
     self.self_residual = Residual(*frame)
     if self.cross:
-      self.cross_attention = Attention(
+      self.cross_attention = attention(
         c.dim,
         c.heads,
         competition=competition.get("cross"),

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
 from compmod_jax.layers import block
-from compmod_jax.layers.block import Block, Norm, StackConfig, run_block
+from compmod_jax.layers.block import Norm, StackConfig, run_block
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.fast_weights import PLASTICITIES, Plasticity
 from compmod_jax.layers.shared_layers import RandomDepth, repeated
@@ -75,8 +75,9 @@ class Stack(nn.Module):
     """Makes the blocks."""
     c = self.config
     ((kind, _),) = c.attention(self.side)
+    make = c.block_class()
     layers = [
-      Block(
+      make(
         c,
         self.norm,
         kind,

@@ -14,7 +14,7 @@ from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, layer_norm
-from compmod_jax.layers.block import Block, Norm, run_block
+from compmod_jax.layers.block import Norm, run_block
 from compmod_jax.layers.context import AttentionMask, Context, PositionIds
 from compmod_jax.layers.embedding import Embedding, PositionTable
 from compmod_jax.layers.positions import PositionLabels, Positions
@@ -155,8 +155,9 @@ class Encoder(nn.Module):
     if c.saliency_dim:
       self.saliency_network = SaliencyNetwork(self.vocab, c.saliency_dim, self.pad)
     self.embedding_norm = layer_norm(dtype, c.norm_epsilon)
+    make = c.block_class()
     layers = [
-      Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
+      make(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
       for i in range(c.own_layers("encoder"))
     ]
     self.encoder = repeated(layers, c.encoder_layers)

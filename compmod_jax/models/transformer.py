@@ -13,7 +13,7 @@ from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Dropout, NormKind, layer_norm
-from compmod_jax.layers.block import Block, Norm, State, run_block
+from compmod_jax.layers.block import Norm, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
 from compmod_jax.layers.embedding import (
   EmbeddingScale,
@@ -191,12 +191,13 @@ class Transformer(nn.Module):
       PositionTable(c.positions, length, c.dim, dtype, scale=scale) for _ in range(2)
     )
     self.labels = PositionLabels(c.random_positions, c.max_length)
+    make = c.block_class()
     encoder = [
-      Block(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
+      make(c, c.norm, "encoder_self", inside=c.inside("encoder", i))
       for i in range(c.own_layers("encoder"))
     ]
     decoder = [
-      Block(c, c.norm, "decoder_self", cross=True, inside=c.inside("decoder", i))
+      make(c, c.norm, "decoder_self", cross=True, inside=c.inside("decoder", i))
       for i in range(c.own_layers("decoder"))
     ]
     self.encoder = repeated(encoder, c.encoder_layers)

@@ -335,7 +335,7 @@ def _with_data(experiment: Experiment, **changes: object) -> Experiment:
 
 
 def _with_scratchpad(experiment: Experiment) -> Experiment:
-  """The experiment with targets of SCAN that say before each action how far functions have come."""
+  """The experiment with targets of SCAN that say before each action what is left of functions."""
   task = translation_task(experiment)
   batch = dataclasses.replace(task.batch, ceiling=200)
   ratio, extra = 4 * task.decode.max_ratio, 4 * task.decode.max_extra

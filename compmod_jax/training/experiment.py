@@ -198,8 +198,9 @@ def find_config(path: str) -> Path:
     return configs_folder() / f"{name}.py"
   raise errors.UserError(
     f"--config is {path!r}, which is not a file, nor the name of one of the package's"
-    f" configurations ({', '.join(config_names())}). Give the path of a configuration, for example"
-    " configs/nmt_cah.py, or such a name, with a variant after a colon if you like."
+    f" configurations ({', '.join(config_names())}).{errors.near(name, config_names())} Give the"
+    " path of a configuration, for example configs/nmt_cah.py, or such a name, with a variant after"
+    " a colon if you like."
   )
 
 
@@ -229,6 +230,7 @@ def load_code(path: Path) -> None:
   Raises:
     UserError: there is no such file, or it has a mistake.
   """
+  errors.check(path.is_file(), f"--code is {str(path)!r}, which is not a file.")
   _run(str(path))
 
 
@@ -265,9 +267,20 @@ def _run(path: str) -> ModuleType:
     raise errors.UserError(f"--config {path} is not a Python file; a configuration ends in .py.")
   module = importlib.util.module_from_spec(spec)
   sys.modules[spec.name] = module
-  with _mistakes_in(file), extras.needed():
+  with _mistakes_in(file), extras.needed(), _importing_from(file.parent):
     spec.loader.exec_module(module)
   return module
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+  """Modules of a folder can be imported by their names, where no other has theirs."""
+  entry = str(folder.resolve())
+  sys.path.append(entry)
+  try:
+    yield
+  finally:
+    sys.path.remove(entry)
 
 
 @contextlib.contextmanager

@@ -240,9 +240,9 @@ class Log:
           units = sum(key.startswith(f"router/{site}/weight_") for key in values)
           mean = values[f"router/{site}/weight_{unit}"]
           text = (
-            f"{kind} {unit} of {site} is dead: none of the last {least_tokens(units)} tokens or"
-            f" more weighs it most, and its mean weight is {mean:.2g}"
-            f" (an equal share: {1 / units:.2g})"
+            f"{kind} {unit} of {site} is dead: of the last {least_tokens(units)} tokens or more, it"
+            f" has the largest weight for none, and its mean weight is {mean:.2g} (an equal share:"
+            f" {1 / units:.2g}). Where it stays so, model.competition.balance = 0.01 evens them out"
           )
           self.writer.write("warning", number, {"text": text})
           self.writer.say(f"warning: step {number}: {text}")

@@ -243,7 +243,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["train", "valid", "test"])
-def test_a_scratchpad_says_of_every_action_what_its_labels_are(part):
+def test_a_scratchpad_says_what_is_left_after_every_action(part):
   plain, written = (
     ScanData("addprim_jump", added_primitives=1, scratchpad=on).load(part) for on in (False, True)
   )
@@ -251,14 +251,22 @@ def test_a_scratchpad_says_of_every_action_what_its_labels_are(part):
   for command, actions, words in zip(plain.source, plain.target, written.target, strict=True):
     words = words.split()
     assert words[3::4] == actions.split()
-    for first, (letter, name) in enumerate(zip("ARS", progress(command).items(), strict=True)):
-      assert words[first::4] == [f"{letter}{label}" for label in name[1]]
+    argument, repetition, step = progress(command).values()
+    places = list(dict.fromkeys(argument))
+    runs = list(zip(argument, repetition, step, strict=True))
+    for number, (a, r, s) in enumerate(runs):
+      most = max(one[1] for one in runs if one[0] == a)
+      longest = max(one[2] for one in runs if one[0] == a)
+      assert words[4 * number : 4 * number + 3] == [
+        f"A{len(places) - 1 - places.index(a)}", f"R{most - r}", f"S{longest - s}"
+      ]  # fmt: skip
 
 
-def test_a_scratchpad_counts_repetitions_and_their_steps():
+def test_a_scratchpad_counts_down_arguments_repetitions_and_actions():
   assert with_scratchpad("run opposite left and jump twice", "LEFT LEFT RUN JUMP JUMP") == (
-    "A0 R0 S0 LEFT A0 R0 S1 LEFT A0 R0 S2 RUN A1 R0 S0 JUMP A1 R1 S0 JUMP"
+    "A1 R0 S2 LEFT A1 R0 S1 LEFT A1 R0 S0 RUN A0 R1 S0 JUMP A0 R0 S0 JUMP"
   )
+  assert with_scratchpad("walk after turn left", "LEFT WALK") == "A1 R0 S0 LEFT A0 R0 S0 WALK"
   assert ScanData(scratchpad=True).label_counts == {}
 
 

@@ -82,17 +82,25 @@ def test_two_models_of_a_run_are_compared(program, workdir, tmp_path):
 def test_mistakes_are_told_with_what_is_near(program, workdir):
   with pytest.raises(UserError, match=r"is 'haeds'.*Did you mean 'heads'"):
     program(analyse.main, "haeds", "--workdir", str(workdir))
-  with pytest.raises(UserError, match=r"--splits is 'tset'.*Did you mean 'test'"):
+  with pytest.raises(UserError, match=r"--split is 'tset'.*Did you mean 'test'"):
     program(analyse.main, "heads", "--workdir", str(workdir), "--split", "tset")
   with pytest.raises(UserError, match=r"--shufles is not an option. Did you mean --shuffles"):
     program(analyse.main, "heads", "--workdir", str(workdir), "--shufles", "3")
-  with pytest.raises(
-    UserError,
-    match="must be one of: ablate, attention, codes, composition, continual, direction, functions",
-  ):
+  with pytest.raises(UserError, match=r"analysis is missing \(ablate, attention, codes,"):
     program(analyse.main)
-  with pytest.raises(UserError, match="Two workdirs are missing"):
-    program(compare.main)
+  with pytest.raises(UserError, match="1 workdirs are given; two are compared"):
+    program(compare.main, str(workdir))
+
+
+def test_files_of_ones_own_are_run_each_after_its_option(program, workdir, tmp_path):
+  names = ("first.py", "second.py")
+  for name in names:
+    (tmp_path / name).write_text(f"raise ValueError({name!r})\n" if name == names[1] else "")
+  codes = [word for name in names for word in ("--code", str(tmp_path / name))]
+  with pytest.raises(UserError, match=r"second\.py:1 .* ValueError"):
+    program(compare.main, str(workdir), str(workdir), *codes)
+  with pytest.raises(UserError, match=r"--code is .*third\.py', which is not a file"):
+    program(compare.main, str(workdir), str(workdir), "--code", str(tmp_path / "third.py"))
 
 
 @pytest.mark.parametrize("name", sorted(analyse.ANALYSES))

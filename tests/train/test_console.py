@@ -49,13 +49,20 @@ def test_a_recorded_command_starts_the_program_again(monkeypatch):
   assert cli.command("main", []) == "python -m train.main"
 
 
-@pytest.mark.parametrize("words", [["compmod"], ["compmod", "--help"]])
+@pytest.mark.parametrize("words", [["compmod"], ["compmod", "--help"], ["compmod", "help"]])
 def test_without_a_program_all_are_listed(words, monkeypatch, capsys):
   assert end(monkeypatch, *words) == 0
   shown = capsys.readouterr().out
   assert shown.startswith("usage: compmod PROGRAM")
   for name, _ in programs():
     assert f"  compmod {name.replace('_', '-')} " in shown
+
+
+def test_help_of_a_program_may_be_asked_for_in_words(monkeypatch, capsys):
+  assert end(monkeypatch, "compmod", "help", "check-data") == 0
+  assert capsys.readouterr().out.startswith("usage: compmod check-data ")
+  assert end(monkeypatch, "compmod", "help", "trian") == 2
+  assert "Did you mean 'train'?" in capsys.readouterr().err
 
 
 def test_the_version_is_printed(monkeypatch, capsys):

@@ -87,7 +87,7 @@ def test_one_split_another_model_and_another_way_to_decode_can_be_chosen(program
 
 
 def test_an_unknown_split_is_answered_with_the_nearest(program):
-  with pytest.raises(UserError, match=r"--splits is 'tset'.*Did you mean 'test'"):
+  with pytest.raises(UserError, match=r"--split is 'tset'.*Did you mean 'test'"):
     program("--splits", "valid", "tset")
 
 

@@ -59,7 +59,7 @@ class Heads:
     errors.check(
       not any(config.auxiliary_at(module.outputs) for module in subject.modules),
       "The model has auxiliary tokens, which are no words and have no category; this analysis does"
-      " not read them. Use train.analyse roles, which does.",
+      " not read them. Use `python -m train.analyse roles`, which does.",
     )
     labels = {
       stream: labels_of(

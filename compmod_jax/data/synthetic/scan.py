@@ -20,7 +20,7 @@ import functools
 import itertools
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, overload
 
@@ -338,29 +338,37 @@ def progress(command: str) -> dict[str, list[int]]:
   Source: after Jiang and Bansal 2021, who track functions and arguments by two sequences; here each
   of the three levels of the grammar has one.
   """
+  found: dict[str, list[int]] = {name: [] for name in PROGRESS}
+  for argument, repetitions, steps in _arguments(command):
+    for labels in itertools.product((argument,), range(repetitions), range(steps)):
+      for name, label in zip(PROGRESS, labels, strict=True):
+        found[name].append(label)
+  return found
+
+
+def _arguments(command: str) -> Iterator[tuple[int, int, int]]:
+  """Number in the command, repetitions and actions of each argument, in the order of the actions.
+
+  Raises:
+    UserError: SCAN's grammar does not derive the command.
+  """
   plain = _NUMBER_OF_COPY.sub("", command)
   interpret(plain)
   parts = [part.split() for part in re.split(" and | after ", plain)]
-  order = reversed(range(2)) if " after " in plain else range(len(parts))
-  found: dict[str, list[int]] = {name: [] for name in PROGRESS}
-  for argument in order:
+  for argument in reversed(range(2)) if " after " in plain else range(len(parts)):
     words = parts[argument]
     repetitions = {"twice": 2, "thrice": 3}.get(words[-1], 1)
     verb, *how = words if repetitions == 1 else words[:-1]
     turns = {"opposite": 2, "around": 4}.get(how[0], 1) if how else 0
-    own = 0 if verb == "turn" else turns if "around" in how else 1
-    for repetition in range(repetitions):
-      for step in range(turns + own):
-        for name, label in zip(PROGRESS, (argument, repetition, step), strict=True):
-          found[name].append(label)
-  return found
+    yield argument, repetitions, turns + (0 if verb == "turn" else turns if "around" in how else 1)
 
 
 def with_scratchpad(command: str, actions: str) -> str:
-  """The actions, before each of which stand its labels of `progress`.
+  """The actions, before each of which stands how much of the command's functions is left.
 
-  `A0 R1 S0 I_JUMP` is the first action of the second repetition of a command's first argument. A
-  decoder reads what it has written of how far it has come.
+  `A1 R0 S2 I_JUMP`: after this action, one argument of `and` or `after`, no repetition of the
+  present one and two actions of this repetition. A decoder reads what it has written, and after
+  `A0 R0 S0` comes one action.
 
   Args:
     command: words separated by blanks.
@@ -369,13 +377,20 @@ def with_scratchpad(command: str, actions: str) -> str:
   Raises:
     UserError: SCAN's grammar does not derive the command.
 
-  Source: Nye et al. 2021 for scratchpads; Jiang and Bansal 2021, whose decoder predicts and reads
-  three sequences side by side, for what is written.
+  Source: Nye et al. 2021 for scratchpads; after Jiang and Bansal 2021, whose decoder predicts and
+  reads two sequences of such numbers beside the actions.
   """
-  labels = zip(*progress(command).values(), strict=True)
+  arguments = list(_arguments(command))
+  left = [
+    label
+    for number, (_, repetitions, steps) in enumerate(arguments, start=1)
+    for label in itertools.product(
+      (len(arguments) - number,), reversed(range(repetitions)), reversed(range(steps))
+    )
+  ]
   return " ".join(
     f"A{argument} R{repetition} S{step} {action}"
-    for (argument, repetition, step), action in zip(labels, actions.split(), strict=True)
+    for (argument, repetition, step), action in zip(left, actions.split(), strict=True)
   )
 
 
@@ -467,7 +482,7 @@ class ScanData:
   and right for addprim_turn_left and the templates of all verbs, both for other splits. About 20
   are usual."""
   scratchpad: bool = False
-  """before each action, targets say how far the functions of the command have come; see
+  """before each action, targets say how much of the command's functions is left; see
   `with_scratchpad`"""
   folder: str = ""
   """where the published files of the split are (tasks_train_SPLIT.txt, tasks_test_SPLIT.txt, and

@@ -185,7 +185,7 @@ def _names_of_dropout(dropout: ProbabilityDropout | None) -> ProbabilityDropout 
 def _names_of(visibility: Visibility, batch: int) -> Visibility:
   """The logical names of its arrays' dimensions."""
   ids = dataclasses.replace(visibility, penalties=None)
-  names: Any = jax.tree.map(lambda ids: ("batch" if len(ids) == batch else None, None), ids)
+  names = jax.tree.map(lambda ids: ("batch" if len(ids) == batch else None, None), ids)
   if visibility.penalties is None:
     return names
   return dataclasses.replace(names, penalties=("heads",))

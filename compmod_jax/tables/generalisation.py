@@ -53,6 +53,11 @@ class _Data:
     """Whether these are SCAN's commands by themselves, whose actions have labels of progress."""
     return self.config.startswith("scan:")
 
+  @property
+  def symbols(self) -> bool:
+    """Whether symbols can be numbered by words before them."""
+    return self.config.removeprefix("systematic:") in ("copy", "reverse", "addition")
+
   def experiment(self) -> Experiment:
     """The plain model, whose last parameters are kept and which no clock stops."""
     base = with_model(load_config(self.config), compete=())
@@ -131,6 +136,7 @@ SCALES = {
 SEARCH = "scan_length_search"
 """The scale of the search of settings for SCAN's length splits."""
 _LABELS = 160  # from which random ones are drawn
+_HINTS = 100  # words that number symbols
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
 _MOH = CompetitionConfig(rule="top_k", keep=2, shared_heads=1, balance=0.01)
@@ -264,6 +270,9 @@ def generalisation(scale: str) -> Spec:
     experiments["relative, scratchpad"] = _with_scratchpad(experiments["relative"])
     labelled = with_model(experiments["relative"], target_labels=tuple(PROGRESS.values()))
     experiments["relative, labels of progress"] = _with_task(labelled, label_weight=1.0)
+  if data.symbols and not quick:
+    for name in ("no positions", "relative"):
+      experiments[f"{name}, index hints"] = _with_hints(experiments[name])
   if data.primitives:
     for name in ("plain", "relative"):
       added = _with_data(experiments[name], added_primitives=20)
@@ -332,6 +341,12 @@ def _with_data(experiment: Experiment, **changes: object) -> Experiment:
   """The experiment with changes of its data."""
   data = dataclasses.replace(translation_task(experiment).data, **changes)
   return _with_task(experiment, data=data)
+
+
+def _with_hints(experiment: Experiment) -> Experiment:
+  """The experiment with a number before every symbol of source and target."""
+  batch = dataclasses.replace(translation_task(experiment).batch, ceiling=256)
+  return _with_task(_with_data(experiment, hints=_HINTS), batch=batch)
 
 
 def _with_scratchpad(experiment: Experiment) -> Experiment:

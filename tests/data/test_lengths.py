@@ -41,9 +41,38 @@ def test_answers_are_right_and_lengths_are_those_of_the_part(task):
     seen |= set(pairs.source)
 
 
+@pytest.mark.parametrize("task", ["copy", "reverse", "addition"])
+def test_hints_number_symbols_alike_in_source_and_target(task):
+  data = LengthData(task=task, train=300, scored=300, hints=70)
+  pairs = data.load("longer_3")
+  starts = set()
+  for source, target in zip(pairs.source, pairs.target, strict=True):
+    given = [word for word in source.split() if word[0] != "#"]
+    made = [word for word in target.split() if word[0] != "#"]
+    assert expected(task, given) == (made[::-1] if task == "addition" else made)
+    numbers = [int(word[1:]) for word in source.split() if word[0] == "#"]
+    written = [int(word[1:]) for word in target.split()[::2]]
+    if task == "addition":
+      half = len(numbers) // 2
+      assert numbers[:half] == numbers[half:]
+      assert numbers[:half][::-1] == written[:-1]
+      numbers = numbers[:half][::-1] + written[-1:]
+    assert written == (numbers[::-1] if task == "reverse" else numbers)
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert 0 <= numbers[0] <= numbers[-1] < 70
+    starts.add(numbers[0])
+  assert len(starts) > 10
+
+
 @pytest.mark.parametrize(
   ("fields", "match"),
-  [({"task": "add"}, "'add'"), ({"length": 4}, "length is 4"), ({"times": 1}, "times is 1")],
+  [
+    ({"task": "add"}, "'add'"),
+    ({"length": 4}, "length is 4"),
+    ({"hints": 60}, "hints is 60"),
+    ({"task": "parity", "hints": 70}, "task 'parity'"),
+    ({"times": 1}, "times is 1"),
+  ],
 )
 def test_what_cannot_be_made_is_refused_by_name(fields, match):
   with pytest.raises(UserError, match=match):

@@ -1,7 +1,8 @@
 """Tasks on sequences, trained on short ones and tested on long ones.
 
 Copying, reversing, adding, parity and sorting, as in Kazemnejad et al. 2023 ("The Impact of
-Positional Encoding on Length Generalization in Transformers", section 4) and others.
+Positional Encoding on Length Generalization in Transformers", section 4) and others; index hints as
+in Zhou et al. 2024 ("What Algorithms can Transformers Learn?", section 5).
 """
 
 import dataclasses
@@ -40,6 +41,27 @@ _TASKS = {
   "sorting": _over(_DIGITS, sorted),
 }
 LengthTask = Literal["copy", "reverse", "addition", "parity", "sorting"]
+_HINTED = ("copy", "reverse", "addition")
+
+
+def _hinted(task: str, source: list[str], target: list[str], first: int) -> list[list[str]]:
+  """Sequences with a number before every symbol; those of a sum say the power of ten.
+
+  Symbols have the same numbers in source and target. Sums have their lowest digit first.
+  """
+  if task != "addition":
+    numbers = list(range(first, first + len(source)))
+    order = numbers[::-1] if task == "reverse" else numbers
+    return [_numbered(source, numbers), _numbered(target, order)]
+  length = len(target) - 1
+  powers = list(range(first, first + length + 1))
+  summands = source[:length], source[length + 1 :]
+  one, other = (_numbered(digits, powers[length - 1 :: -1]) for digits in summands)
+  return [[*one, "+", *other], _numbered(target[::-1], powers)]
+
+
+def _numbered(symbols: Sequence[str], numbers: Sequence[int]) -> list[str]:
+  return [word for n, one in zip(numbers, symbols, strict=True) for word in (f"#{n}", one)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +79,10 @@ class LengthData(PartedData):
   """most symbols of a training sequence"""
   times: int = 3
   """how many times as long the longest test sequence is"""
+  hints: int = 0
+  """words that number symbols, before each of which its own stands, in source and target: the
+  numbers of a sequence are successive, from a random one on (index hints), and sums begin with
+  their lowest digit. More than symbols of the longest sequence; 0 for no hints"""
 
   name: ClassVar[str] = "lengths"
   source_language = "sequences"
@@ -66,6 +92,12 @@ class LengthData(PartedData):
     check_choice("task", self.task, _TASKS)
     self._at_least(8, "length")
     check(self.times >= 2, f"times is {self.times}; it must be at least 2.")
+    longest = self.length * self.times
+    check(
+      self.hints == 0 or (self.task in _HINTED and self.hints > longest),
+      f"hints is {self.hints} and task {self.task!r}; hints are for {', '.join(_HINTED)}, and more"
+      f" than the {longest} symbols of the longest sequence. Use so many, or 0.",
+    )
 
   def parts(self) -> Mapping[str, Sequence[Example]]:
     """See `PartedData`."""
@@ -75,6 +107,8 @@ class LengthData(PartedData):
       def draw(chance: random.Random) -> Example:
         length = chance.randint(least, most)
         source, target = make(chance, length)
+        if self.hints:
+          source, target = _hinted(self.task, source, target, chance.randrange(self.hints - length))
         return Example(" ".join(source), " ".join(target), {"length": length})
 
       return draw

@@ -23,6 +23,10 @@ SLOW = {
 }  # the search for a split takes seconds; quick has four rows alone
 
 
+WRITTEN = {"scratchpad": "scratchpad", "index hints": "hints"}
+"""Words in a row's name -> the field of its data that makes targets longer."""
+
+
 @pytest.mark.parametrize("scale", sorted(set(SCALES) - SLOW))
 def test_all_rows_of_a_data_set_are_trained_alike_and_scored_on_parts_that_it_has(scale):
   spec = generalisation(scale)
@@ -34,15 +38,22 @@ def test_all_rows_of_a_data_set_are_trained_alike_and_scored_on_parts_that_it_ha
   assert {column.split for column in spec.columns} <= set(translation_task(plain).data.splits())
   for name, experiment in experiments.items():
     same = dataclasses.replace(experiment, model=plain.model)
-    if "primitives" in name:
-      data = translation_task(experiment).data
-      assert isinstance(data, ScanData)
-      assert data.added_primitives == 20
-      same = dataclasses.replace(same, task=plain.task)
-    if "labels of progress" in name:
-      assert translation_task(experiment).label_weight == 1
+    if "published" in name:
+      same = dataclasses.replace(same, optimizer=plain.optimizer)
+    task = translation_task(experiment)
+    data = {
+      field: getattr(task.data, field, 0) for field in ("added_primitives", *WRITTEN.values())
+    }
+    assert data["added_primitives"] == 20 * ("primitives" in name)
+    assert task.label_weight == float("labels of progress" in name)
+    longer = [words for words, field in WRITTEN.items() if data[field]]
+    assert longer == [words for words in WRITTEN if words in name]
+    if longer or data["added_primitives"] or task.label_weight:
       same = dataclasses.replace(same, task=plain.task)
     assert same == plain
+    if longer:
+      targets = task.data.load(spec.columns[-1].split).target
+      assert task.batch.ceiling > max(len(target.split()) for target in targets)
   assert (plain.model_selection, plain.time_limit_minutes) == ("last", 0)
 
 

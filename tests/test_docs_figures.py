@@ -230,6 +230,20 @@ def transformer_speed():
   return [[None, ratio("transformer-cpu", name)] for name in names]
 
 
+def speed_in_short():
+  step, search = "transformer-training-cpu", "translation, 5 beams: our speed"
+  recoding = "recoding-cpu"
+  return [
+    [None, ratio(step, "recipe, 64 x 32: our time / PyTorch eager's")],
+    [None, ratio(step, "recipe, 64 x 32: all heads compete / plain")],
+    [None, ratio("decoding-cpu", f"{search} / Hugging Face's")],
+    [None, ratio("decoding-cpu", f"{search} / CTranslate2 float32's")],
+    [None, ratio(recoding, "training: ours / PyTorch, plain")],
+    [None, ratio(recoding, "training: surprisal / plain")],
+    [None, ratio("nemot-cpu", "training: our GPT-2's time / Hugging Face eager's")],
+  ]
+
+
 def decoding_speed():
   ratios = (
     "our speed / Hugging Face's",
@@ -1127,11 +1141,7 @@ TABLES = {
   ("README.md", "Results so far", 0): grammar,
   ("README.md", "Results so far", 1): tatoeba,
   ("README.md", "Results so far", 2): scan,
-  ("README.md", "Speed", 0): transformer_speed,
-  ("README.md", "Speed", 1): decoding_speed,
-  ("README.md", "Speed", 2): experts_speed,
-  ("README.md", "Speed", 3): recoding_speed,
-  ("README.md", "Speed", 4): nemot_speed,
+  ("README.md", "Speed", 0): speed_in_short,
   ("README.md", "Data", 0): REFERENCE,
   ("docs/install.md", "What comes with what", 0): REFERENCE,
   ("docs/meta_transfer.md", "Two variables of a few values", 0): discrete_causes,
@@ -1210,6 +1220,11 @@ TABLES = {
   ("docs/speedrun.md", "Records and attempts", 0): speedrun,
   ("docs/speedrun.md", "What was tried", 0): speedrun_screening,
   ("docs/speedrun.md", "What was tried", 1): speedrun_dropout,
+  ("docs/speed.md", "Translation", 0): transformer_speed,
+  ("docs/speed.md", "Beam search", 0): decoding_speed,
+  ("docs/speed.md", "Experts", 0): experts_speed,
+  ("docs/speed.md", "Recoding", 0): recoding_speed,
+  ("docs/speed.md", "Decoders", 0): nemot_speed,
   ("docs/systematic.md", "Options for systematic generalisation", 0): REFERENCE,
   ("docs/systematic.md", "Cost", 0): ingredient_costs,
   ("docs/systematic.md", "Embeddings", 0): REFERENCE,
@@ -1539,7 +1554,7 @@ SENTENCES = [
   ("docs/nemot.md", pretraining_sentences),
   ("docs/speedrun.md", speedrun_sentences),
   ("README.md", speedrun_in_short),
-  ("README.md", step_sentences),
+  ("docs/speed.md", step_sentences),
   ("docs/recoding.md", signal_sentences),
   ("docs/plasticity.md", longer_associations),
   ("docs/rims.md", longer_copying),
@@ -1554,7 +1569,7 @@ SENTENCES = [
   ("docs/recoding.md", ptb_sentences),
   ("docs/recoding.md", later_sentences),
   ("docs/kernels.md", layer_sentences),
-  ("README.md", benchmark_sentences),
+  ("docs/speed.md", benchmark_sentences),
 ]
 
 

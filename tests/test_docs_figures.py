@@ -480,9 +480,9 @@ def ingredients_in_short():
   yield f"{shares[3]} of `composition`, {shares[4]} of `primitive`"
   up = record("systematic/scan_mcd1-scratchpad-counting-up.json")["scores"]["test"]
   yield f"{up['exact_match']:.1f} % of MCD1's test"
-  (hints,) = cells("generalisation/copy-3000-steps")["relative, index hints"].values()
-  shares = [f"{hints['scores'][part]['exact_match']:.1f}" for part in ("longer_2", "longer_3")]
-  yield f"100, {shares[0]} and {shares[1]} % (one run)"
+  hints = record("systematic/copy-successive-hints.json")["scores"]
+  shares = [f"{hints[part]['exact_match']:.1f}" for part in ("longer_2", "longer_3")]
+  yield f"100, {shares[0]} and {shares[1]} % (one run"
 
 
 def copied():

@@ -136,7 +136,7 @@ SCALES = {
 SEARCH = "scan_length_search"
 """The scale of the search of settings for SCAN's length splits."""
 _LABELS = 160  # from which random ones are drawn
-_HINTS = 100  # words that number symbols
+_HINTS, _NEAR = 100, 24  # words that number symbols; distances that biases tell apart there
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
 _MOH = CompetitionConfig(rule="top_k", keep=2, shared_heads=1, balance=0.01)
@@ -271,8 +271,10 @@ def generalisation(scale: str) -> Spec:
     labelled = with_model(experiments["relative"], target_labels=tuple(PROGRESS.values()))
     experiments["relative, labels of progress"] = _with_task(labelled, label_weight=1.0)
   if data.symbols and not quick:
-    for name in ("no positions", "relative"):
-      experiments[f"{name}, index hints"] = _with_hints(experiments[name])
+    # Biases tell distances apart that training has.
+    for name, near in (("relative", {}), ("relative bias", {"relative_distance": _NEAR})):
+      hinted = _with_hints(with_model(experiments[name], **near))
+      experiments[f"{name}, index hints"] = hinted
   if data.primitives:
     for name in ("plain", "relative"):
       added = _with_data(experiments[name], added_primitives=20)

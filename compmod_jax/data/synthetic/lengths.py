@@ -1,8 +1,10 @@
 """Tasks on sequences, trained on short ones and tested on long ones.
 
 Copying, reversing, adding, parity and sorting, as in Kazemnejad et al. 2023 ("The Impact of
-Positional Encoding on Length Generalization in Transformers", section 4) and others; index hints as
-in Zhou et al. 2024 ("What Algorithms can Transformers Learn?", section 5).
+Positional Encoding on Length Generalization in Transformers", section 4) and others; index hints
+after Zhou et al. 2024 ("What Algorithms can Transformers Learn?", section 5), but with numbers that
+are drawn as positions are in Ruoss et al. 2023: of successive ones, far ones never meet in
+training.
 """
 
 import dataclasses
@@ -44,20 +46,20 @@ LengthTask = Literal["copy", "reverse", "addition", "parity", "sorting"]
 _HINTED = ("copy", "reverse", "addition")
 
 
-def _hinted(task: str, source: list[str], target: list[str], first: int) -> list[list[str]]:
-  """Sequences with a number before every symbol; those of a sum say the power of ten.
+def _hinted(task: str, source: list[str], target: list[str], numbers: list[int]) -> list[list[str]]:
+  """Sequences with a number before every symbol; those of a sum say which digits are added.
 
-  Symbols have the same numbers in source and target. Sums have their lowest digit first.
+  Symbols have the same numbers in source and target. Summands begin with 0 and their sum with its
+  lowest digit, so that both have as many.
   """
   if task != "addition":
-    numbers = list(range(first, first + len(source)))
     order = numbers[::-1] if task == "reverse" else numbers
     return [_numbered(source, numbers), _numbered(target, order)]
-  length = len(target) - 1
-  powers = list(range(first, first + length + 1))
-  summands = source[:length], source[length + 1 :]
-  one, other = (_numbered(digits, powers[length - 1 :: -1]) for digits in summands)
-  return [[*one, "+", *other], _numbered(target[::-1], powers)]
+  middle = source.index("+")
+  one, other = (
+    _numbered(["0", *digits], numbers[::-1]) for digits in (source[:middle], source[middle + 1 :])
+  )
+  return [[*one, "+", *other], _numbered(target[::-1], numbers)]
 
 
 def _numbered(symbols: Sequence[str], numbers: Sequence[int]) -> list[str]:
@@ -80,9 +82,10 @@ class LengthData(PartedData):
   times: int = 3
   """how many times as long the longest test sequence is"""
   hints: int = 0
-  """words that number symbols, before each of which its own stands, in source and target: the
-  numbers of a sequence are successive, from a random one on (index hints), and sums begin with
-  their lowest digit. More than symbols of the longest sequence; 0 for no hints"""
+  """words that number symbols, before each of which its own stands, in source and target (index
+  hints): those of a sequence are drawn from so many, and ascend. Sums begin with their lowest
+  digit, and numbers that are added with a 0. More than symbols of the longest sequence; 0 for no
+  hints"""
 
   name: ClassVar[str] = "lengths"
   source_language = "sequences"
@@ -108,7 +111,9 @@ class LengthData(PartedData):
         length = chance.randint(least, most)
         source, target = make(chance, length)
         if self.hints:
-          source, target = _hinted(self.task, source, target, chance.randrange(self.hints - length))
+          count = length + (self.task == "addition")
+          numbers = sorted(chance.sample(range(self.hints), count))
+          source, target = _hinted(self.task, source, target, numbers)
         return Example(" ".join(source), " ".join(target), {"length": length})
 
       return draw

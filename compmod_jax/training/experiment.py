@@ -215,7 +215,8 @@ def load_config(argument: str) -> Experiment:
   """
   path, _, variant = argument.partition(":")
   module = _module(path)
-  with _mistakes_in(find_config(path)):
+  file = find_config(path)
+  with _mistakes_in(file), _importing_from(file.parent):
     experiment = module.get_config(variant)
   errors.check(
     isinstance(experiment, Experiment),

@@ -242,7 +242,7 @@ class Log:
           text = (
             f"{kind} {unit} of {site} is dead: of the last {least_tokens(units)} tokens or more, it"
             f" has the largest weight for none, and its mean weight is {mean:.2g} (an equal share:"
-            f" {1 / units:.2g}). Where it stays so, model.competition.balance = 0.01 evens them out"
+            f" {1 / units:.2g}); where it stays so, competition.balance = 0.01 spreads the tokens"
           )
           self.writer.write("warning", number, {"text": text})
           self.writer.say(f"warning: step {number}: {text}")

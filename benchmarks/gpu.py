@@ -50,6 +50,7 @@ from compmod_jax.kernels.attention import (
 )
 from compmod_jax.kernels.routing import Choice, Readout, Rule
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.positions import distance_penalties
 
 PARTS = ("checks", "attention", "tiles", "layers", "experts", "text")
 TOKENS, HEAD_DIM, HIDDEN = 16_384, 64, 128
@@ -123,6 +124,8 @@ class Check:
       return Visibility(causal=True, query_ids=ids, key_ids=ids)
     if self.visibility == "window":
       return Visibility(causal=True, window=50, prefix=5)
+    if self.visibility == "penalties":
+      return Visibility(causal=True, penalties=distance_penalties(4))
     return Visibility(causal=self.visibility == "causal")
 
   def functions(self) -> tuple[Function, Function, tuple[Any, jax.Array]]:
@@ -201,6 +204,7 @@ CHECKS = (
   Check(64, "bfloat16", "padding", queries=130, keys=333, kind="apart"),
   Check(64, "float32", "causal", key_heads=2, kind="apart"),
   Check(32, "float32", "padding", rate=0.1, kind="packed"),
+  Check(64, "bfloat16", "penalties", kind="packed"),
 )
 
 

@@ -713,7 +713,8 @@ class Attention(nn.Module):
         if self.positions == "rotary":
           query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
         elif self.positions == "relative":
-          query, relative = self.relative(query, ctx.position_ids)
+          causal = ctx.mask.causal and not ctx.mask.prefix
+          query, relative = self.relative(query, ctx.position_ids, causal=causal)
           bias = _sum(bias, relative)
         else:
           bias = _sum(bias, distance_bias(position_ids, self.heads))

@@ -85,7 +85,11 @@ class RelativePositions(nn.Module):
     self.distance = self.param("distance", zeros, shape)
 
   def __call__(
-    self, query: Float[Array, "batch time heads head_dim"], position_ids: PositionIds | None = None
+    self,
+    query: Float[Array, "batch time heads head_dim"],
+    position_ids: PositionIds | None = None,
+    *,
+    causal: bool = False,
   ) -> tuple[Float[Array, "batch time heads head_dim"], Float[Array, "batch heads time keys"]]:
     """The queries q + u, and what is added to the logits for the distances, float32.
 
@@ -93,9 +97,11 @@ class RelativePositions(nn.Module):
       query: q.
       position_ids: where queries and keys stand; none: both at 0, 1, and so on, for which nothing
         is gathered.
+      causal: no later key is read, so that without `position_ids` any number may stand there.
     """
     most = query.shape[1] if position_ids is None else position_ids.length
-    distances = np.arange(1 - most, most)[:, None]
+    least = 0 if causal and position_ids is None else 1 - most
+    distances = np.arange(least, most)[:, None]
     rates = 10000.0 ** (-np.arange(0, self.dim, 2) / self.dim)
     sinusoids = np.concatenate([np.sin(distances * rates), np.cos(distances * rates)], axis=1)
     kernel = self.kernel.astype(self.dtype)
@@ -114,13 +120,16 @@ class RelativePositions(nn.Module):
 
 
 def _shifted(every: Float[Array, "batch heads time distances"]) -> Array:
-  """[batch, heads, time, keys]: of row t the T numbers from column T - 1 - t on, of 2T - 1.
+  """[batch, heads, time, keys]: of row t the T numbers from column T - 1 - t on, of 2T - 1 or of T.
 
   Rows that are one number shorter begin one number earlier each.
   """
   *outer, time, distances = every.shape
   if time == 1:
     return every
+  if distances == time:
+    every = jnp.pad(every, [(0, 0)] * (every.ndim - 1) + [(0, 1)])
+    distances += 1
   flat = every.reshape(*outer, time * distances)
   flat = flat[..., time - 1 : time - 1 + time * (distances - 1)]
   return flat.reshape(*outer, time, distances - 1)[..., :time]

@@ -71,15 +71,18 @@ def test_relative_positions_are_those_of_the_equation():
     np.testing.assert_allclose(found[b, h, t, s], expected / np.sqrt(WIDTH), atol=2e-4)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("time", [1, 2, TIME])
-def test_relative_positions_of_one_after_the_other_need_no_numbers(time):
+def test_relative_positions_of_one_after_the_other_need_no_numbers(time, causal):
   module = RelativePositions(HEADS * WIDTH, HEADS)
   query, key = (jnp.asarray(draw(BATCH, time, HEADS, WIDTH, seed=seed)) for seed in (0, 1))
   params, ids = jax.device_put(drawn(module.init, query)), jnp.arange(time)[None]
+  read = np.tril(np.ones((1, 1, time, time), bool)) if causal else True
 
   def logits(params, query, position_ids):
-    moved, distances = module.apply(params, query, position_ids)
-    return jnp.einsum("bthd,bshd->bhts", moved, key) + distances
+    moved, distances = module.apply(params, query, position_ids, causal=causal)
+    found = jnp.einsum("bthd,bshd->bhts", moved, key) + distances
+    return jnp.where(read, found, 0)
 
   (found, pull), (expected, their_pull) = (
     jax.vjp(lambda params, query, given=given: logits(params, query, given), params, query)

@@ -403,6 +403,8 @@ BEST = (
   ("scan_jump-5000-steps", "relative, added primitives, scratchpad", "test", "98"),
   ("copy-3000-steps", "relative, index hints", "longer_2", ""),
   ("copy-3000-steps", "relative, index hints", "longer_3", ""),
+  ("reverse-3000-steps", "relative, index hints", "longer_2", ""),
+  ("reverse-3000-steps", "relative, index hints", "longer_3", ""),
   ("table_lookup", "neural data router", "deeper", "100"),
 )
 """Folder, row and part of what reached most, and the published figure."""

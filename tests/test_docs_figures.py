@@ -398,6 +398,7 @@ def shown_rows(folder, columns):
 BEST = (
   ("scan_mcd1-3000-steps", "relative, scratchpad", "test", "97.8 (5 % of the data)"),
   ("scan_mcd2-3000-steps", "relative, scratchpad", "test", ""),
+  ("scan_mcd3-3000-steps", "relative, scratchpad", "test", ""),
   ("scan_length_26-3000-steps", "relative, scratchpad", "test", "100"),
   ("scan_around_right-3000-steps", "relative, added primitives, scratchpad", "test", "97.6"),
   ("scan_jump-5000-steps", "relative, added primitives, scratchpad", "test", "98"),

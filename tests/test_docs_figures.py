@@ -400,6 +400,7 @@ BEST = (
   ("scan_mcd2-3000-steps", "relative, scratchpad", "test", ""),
   ("scan_mcd3-3000-steps", "relative, scratchpad", "test", ""),
   ("scan_length_26-3000-steps", "relative, scratchpad", "test", "100"),
+  ("scan_length-3000-steps", "relative, scratchpad", "test", "20"),
   ("scan_around_right-3000-steps", "relative, added primitives, scratchpad", "test", "97.6"),
   ("scan_jump-5000-steps", "relative, added primitives, scratchpad", "test", "98"),
   ("copy-3000-steps", "relative, index hints", "longer_2", ""),

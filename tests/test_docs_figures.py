@@ -230,6 +230,20 @@ def transformer_speed():
   return [[None, ratio("transformer-cpu", name)] for name in names]
 
 
+def bare_products():
+  """A row for each product of the recoding and decoder benchmarks, in GFLOP/s."""
+  rows = []
+  for file in ("recoding-cpu", "nemot-cpu"):
+    timings = record(f"benchmarks/{file}.json")["timings"]
+    for name in (one.removesuffix(": JAX") for one in timings if one.endswith(": JAX")):
+      rates = (timings[f"{name}: {by}"]["rate"]["median"] for by in ("JAX", "PyTorch"))
+      sizes = name.removeprefix("product of ")
+      rows.append(
+        [sizes, *(f"{rate:.0f}" for rate in rates), median(file, f"{name}: JAX's time / PyTorch's")]
+      )
+  return rows
+
+
 def speed_in_short():
   step, search = "transformer-training-cpu", "translation, 5 beams: our speed"
   recoding = "recoding-cpu"
@@ -1268,6 +1282,7 @@ TABLES = {
   ("docs/speed.md", "Experts", 0): experts_speed,
   ("docs/speed.md", "Recoding", 0): recoding_speed,
   ("docs/speed.md", "Decoders", 0): nemot_speed,
+  ("docs/speed.md", "Bare products", 0): bare_products,
   ("docs/systematic.md", "Options for systematic generalisation", 0): REFERENCE,
   ("docs/systematic.md", "Cost", 0): ingredient_costs,
   ("docs/systematic.md", "Embeddings", 0): REFERENCE,

@@ -49,11 +49,16 @@ def test_string_edits_fit(variant):
 
 
 def test_all_commands_fit_and_all_splits_have_the_same_lengths():
-  simple = experiment("configs/scan.py:simple")
+  simple, written = (
+    experiment(f"configs/scan.py:{one}") for one in ("simple", "length_scratchpad")
+  )
   assert_fits(simple)
+  assert_fits(written)
   for variant in variants("configs/scan.py"):
     other = experiment(f"configs/scan.py:{variant}")
-    assert (other.task.batch, other.task.decode) == (simple.task.batch, simple.task.decode)
+    alike = written if variant.endswith("scratchpad") else simple
+    assert other.task.data.scratchpad == (alike is written)
+    assert (other.task.batch, other.task.decode) == (alike.task.batch, alike.task.decode)
     assert dataclasses.replace(other.model, target_labels=()) == simple.model
     assert bool(other.model.target_labels) == bool(other.task.label_weight)
 

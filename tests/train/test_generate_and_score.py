@@ -121,5 +121,7 @@ def test_wrong_options_are_told_before_anything_is_read(program, workdirs):
     assert sys.stdin.buffer.tell() == 0
   with pytest.raises(UserError, match="is no language model"):
     program(generate.main, workdirs["masked"], b"bat\n")
-  with pytest.raises(UserError, match=r"train\.generate, or score them with train\.score"):
+  with pytest.raises(
+    UserError, match=r"train\.generate`, or score them with `python -m train\.score"
+  ):
     program(predict.main, recurrent, b"bat\n")

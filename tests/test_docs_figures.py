@@ -506,6 +506,16 @@ def ingredients_in_short():
   yield f"100, {shares[0]} and {shares[1]} % (one run"
 
 
+def commands_in_short():
+  """README says what the page on systematic generalisation says of SCAN."""
+  shares = {row[0]: row[3] for row in best_of_data() if row[0].startswith("scan_")}
+  assert {shares[f"scan_{data}"] for data in ("length", "length_26", "mcd1", "mcd2", "mcd3")} == {
+    "100.0"
+  }
+  yield "100.0 % of longer commands (cut at 22 or 26 actions) and of compounds that diverge"
+  yield f"{shares['scan_jump']} % of `addprim_jump`, one run each"
+
+
 def copied():
   """A row for each model that copies: exact match by length, over three seeds."""
   lengths = ("test", "longer 2", "longer 3")
@@ -1614,6 +1624,7 @@ SENTENCES = [
   ("docs/speedrun.md", speedrun_sentences),
   ("README.md", speedrun_in_short),
   ("docs/speed.md", step_sentences),
+  ("README.md", commands_in_short),
   ("docs/recoding.md", signal_sentences),
   ("docs/plasticity.md", longer_associations),
   ("docs/rims.md", longer_copying),

@@ -486,7 +486,7 @@ class Attention(nn.Module):
     # A device that has some of the times needs keys and values of others.
     if sharding.parts_of(inputs, "time") > 1:
       return None
-    # Nothing happens between the product and the heads, and to these what one factor says.
+    # Nothing happens between the product and the heads, which are multiplied by one factor at most.
     penalised = self.positions == "alibi" and ctx.position_ids is None
     plain = (self.positions not in IN_ATTENTION or penalised) and ctx.position_bias is None
     plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1

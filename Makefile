@@ -46,7 +46,8 @@ test-wheel: $(VENV)/.test wheel
 	rm -rf $(INSTALLED)
 	$(PYTHON) -m venv $(INSTALLED)
 	set -- dist/*.whl && $(INSTALLED)/bin/pip install $(PIP_FLAGS) "$$1[train]"
-	COMPMOD_INSTALLED=$(INSTALLED) $(VENV)/bin/python -m pytest -m slow tests/test_wheel.py
+	COMPMOD_INSTALLED=$(INSTALLED) $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m slow \
+	  tests/test_wheel.py
 
 # Damaged files and hostile lines for all readers and predict; make fuzz FUZZ_SECONDS=60 FUZZ_SEED=1
 FUZZ_SECONDS ?= 600

@@ -68,7 +68,8 @@ def test_what_is_quick_or_not_wanted_is_not_kept(place, monkeypatch, reason):
 
 def test_the_grammar_gives_kept_texts_with_the_same_annotations(place, monkeypatch):
   """Directions, seeds and splits are told apart; annotations are drawn when they are read."""
-  configs = [GrammarData(seed=1, valid=30), GrammarData(seed=2, valid=30, direction="en-de")]
+  sizes = {"valid": 30, "shifted": 30}
+  configs = [GrammarData(seed=1, **sizes), GrammarData(seed=2, **sizes, direction="en-de")]
   first = [config.load(split) for config in configs for split in ("valid", "attractor")]
   calls = []
   draw = splits._Draw._draw

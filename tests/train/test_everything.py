@@ -120,9 +120,11 @@ def test_every_kind_of_task_trains_with_products_in_bfloat16(kind, monkeypatch, 
   monkeypatch.setenv("COMPMOD_CACHE", str(tmp_path / "cache"))
   given = load_config(f"benchmarks/tiny_runs.py:{kind}")
   given = dataclasses.replace(given, phases=(Phase(steps=4),), evaluate_every=4, log_every=1)
+  if kind == "questions":
+    given = dataclasses.replace(given, task=dataclasses.replace(given.task, buckets=1))
   losses = []
   for products in ("model", "bfloat16"):
-    train(dataclasses.replace(given, products=products), tmp_path / products)
+    train(dataclasses.replace(given, products=products), tmp_path / products, report=False)
     losses.append([line["loss"] for line in metrics_of(tmp_path / products, "train")])
   assert len(losses[0]) == 4
   assert losses[0] != losses[1]

@@ -534,6 +534,37 @@ def copying_effects():
   yield "{:.1f} and {:.1f} %".format(*shares)
 
 
+def competing_or_not():
+  """A row for each comparison: what competing heads or mechanisms score more, on both sides."""
+
+  def bracketed(size, low, high, digits=1):
+    return f"{float(size):+.{digits}f} [{float(low):.{digits}f}, {float(high):.{digits}f}]"
+
+  competing, plain = (
+    [split(f"speedrun/{kind}-seed{n}.json")["bleu"] for n in range(3)] for kind in ("cah", "plain")
+  )
+  less = interval([a - b for a, b in zip(competing, plain, strict=True)], 2, sign="+")
+  rows = [["[Tatoeba]...", "encoder", "BLEU", less, ""]]
+  for data, place, score in (
+    ("[grammar]...", "encoder", "BLEU; of deeper sentences"),
+    ("the same", "decoder", "the same"),
+    ("the same", "cross", "the same"),
+  ):
+    shown = (effect(place, column, 2).split(",")[0] for column in ("BLEU test", "BLEU depth"))
+    rows.append([data, place, score, *shown])
+  copies = record("generalisation/quick/result.json")["effects"]
+  found = {one["column"]: one for one in copies if one["effect"] == "competition"}
+  shown = (
+    bracketed(*(found[column][name] for name in ("size", "low", "high")))
+    for column in ("exact test", "exact longer 2")
+  )
+  rows.append(["[copying]...", "encoder", "right outputs, per cent; of twice the length", *shown])
+  test = paired_test(*(seeds(TIM, row, "test", "loss") for row in ("TIM", "TIM-NoComp")))
+  mean, half = test.difference.mean, test.difference.half
+  rows.append(["[masked...", "all", "loss, nats", bracketed(mean, mean - half, mean + half, 3), ""])
+  return rows
+
+
 def continual():
   """A row for each network and way of use: per cent right after 50, 200 and 600 classes."""
   used = {
@@ -1312,6 +1343,7 @@ TABLES = {
   ("docs/tables.md", "RoBERTa with competing heads", 0): roberta,
   ("docs/tables.md", "Recoding removed, and added at test", 0): ablation,
   ("docs/independent_mechanisms.md", "Does competition help?", 0): mechanisms,
+  ("docs/generalisation.md", "Does competition help?", 0): competing_or_not,
   ("docs/generalisation.md", "Beside published figures", 0): best_of_data,
   ("docs/generalisation.md", "Measured so far", 0): generalised,
   ("docs/generalisation.md", "Measured so far", 1): searched,

@@ -8,12 +8,13 @@ from typing import overload
 
 import numpy as np
 
+from compmod_jax.data import token_cache
 from compmod_jax.data.base import Pairs
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.fingerprint import Fingerprint, fingerprint
 from compmod_jax.data.tokenizers.vocabulary import EOS, PAD, Tokenizer
 
-_CHUNK = 8192
+_CHUNK = 32_768
 
 
 class Column(Sequence[np.ndarray]):
@@ -63,6 +64,14 @@ class Ragged(Column):
     self._flat = np.fromiter(flat, np.int32, total)
 
   @classmethod
+  def encoded(cls, texts: Sequence[str], tokenizer: Tokenizer) -> "Ragged":
+    """The ids of texts, without ends; see `token_cache.encode`."""
+    some = cls()
+    some.lengths, some._flat = token_cache.encode(texts, tokenizer)
+    some._ends = np.cumsum(some.lengths)
+    return some
+
+  @classmethod
   def join(cls, parts: Sequence["Ragged"]) -> "Ragged":
     """The sequences of all parts, in order."""
     whole = cls()
@@ -79,6 +88,24 @@ class Ragged(Column):
     some._ends = np.cumsum(some.lengths)
     parts = [self[int(number)] for number in numbers]
     some._flat = np.concatenate(parts) if parts else some._flat
+    return some
+
+  def ended(self, which: np.ndarray, longest: int) -> "Ragged":
+    """Some of the sequences, EOS behind each.
+
+    Args:
+      which: bool [n], those that are taken.
+      longest: ids of a sequence, EOS included; what is over is cut off.
+    """
+    place = np.arange(len(self._flat)) - np.repeat(self._ends - self.lengths, self.lengths)
+    ids = self._flat[np.repeat(which, self.lengths) & (place < longest - 1)]
+    some = Ragged()
+    some.lengths = np.minimum(self.lengths[which], longest - 1) + 1
+    some._ends = np.cumsum(some.lengths)
+    ends = np.zeros(len(ids) + len(some.lengths), bool)
+    ends[some._ends - 1] = True
+    some._flat = np.full(len(ends), EOS, np.int32)
+    some._flat[~ends] = ids
     return some
 
   def numbers(self) -> tuple[np.ndarray, ...]:
@@ -191,27 +218,24 @@ def tokenise(
   """
   longest = config.longest
   parts: dict[str, list[Ragged]] = {"source": [], "target": []}
-  index, dropped, empty, truncated = [], [], [], []
+  index, dropped, empty, truncated = [np.empty(0, np.int32)], [], [], []
   for start in range(0, len(pairs), _CHUNK):
     stop = min(start + _CHUNK, len(pairs))
-    sources = source_tokenizer.encode_batch(pairs.source[start:stop])
-    targets = target_tokenizer.encode_batch(pairs.target[start:stop])
-    kept: tuple[list[list[int]], list[list[int]]] = ([], [])
-    for i, source, target in zip(range(start, stop), sources, targets, strict=True):
-      long = max(len(source), len(target)) >= longest
-      if not keep_long and (long or not source or not target):
-        (empty if not source or not target else dropped).append(i)
-        continue
-      if long:
-        truncated.append(i)
-      index.append(i)
-      kept[0].append([*source[: longest - 1], EOS])
-      kept[1].append([*target[: longest - 1], EOS])
-    for name, side in zip(parts, kept, strict=True):
-      parts[name].append(Ragged(side))
+    source = Ragged.encoded(pairs.source[start:stop], source_tokenizer)
+    target = Ragged.encoded(pairs.target[start:stop], target_tokenizer)
+    numbers = np.arange(start, stop, dtype=np.int32)
+    blank = (source.lengths == 0) | (target.lengths == 0)
+    long = np.maximum(source.lengths, target.lengths) >= longest
+    kept = np.ones(len(numbers), bool) if keep_long else ~(blank | long)
+    empty += numbers[blank & ~kept].tolist()
+    dropped += numbers[long & ~blank & ~kept].tolist()
+    truncated += numbers[long & kept].tolist()
+    index.append(numbers[kept])
+    for name, side in zip(parts, (source, target), strict=True):
+      parts[name].append(side.ended(kept, longest))
   return Examples(
     columns={name: Ragged.join(part) for name, part in parts.items()},
-    index=np.asarray(index, np.int32),
+    index=np.concatenate(index),
     dropped=dropped,
     empty=empty,
     truncated=truncated,

@@ -24,6 +24,7 @@ from compmod_jax.data.pipeline import (
   train_batches,
 )
 from compmod_jax.data.tokenizers import EOS, PAD, UNK, TokenizerConfig, pair_tokenizers
+from compmod_jax.data.tokenizers.vocabulary import Words
 
 CONFIG = BatchConfig(tokens=96, buckets=(4, 8, 16))
 
@@ -331,14 +332,41 @@ def test_evaluation_keeps_every_pair_and_cuts_long_ones():
   assert "cut to it: train.de:2" in examples.notes(PAIRS)[0]
 
 
+@pytest.mark.parametrize("keep_long", [False, True])
+def test_examples_are_those_of_a_loop_over_pairs(keep_long):
+  chance = np.random.default_rng(3)
+  texts = [" ".join("a" * chance.integers(0, 9)) for _ in range(400)]
+  pairs = Pairs(texts[:200], texts[200:], where=str)
+  tokenizer = Words(["a", "b"])
+  config = BatchConfig(tokens=64, buckets=(3, 6))
+  made = tokenise(pairs, tokenizer, tokenizer, config, keep_long=keep_long)
+  ends = {"source": [], "target": []}
+  found = {"index": [], "empty": [], "dropped": [], "truncated": []}
+  for i, texts in enumerate(zip(pairs.source, pairs.target, strict=True)):
+    sides = [tokenizer.encode(text) for text in texts]
+    long = max(map(len, sides)) >= 6
+    if not keep_long and (long or [] in sides):
+      found["empty" if [] in sides else "dropped"].append(i)
+      continue
+    found["index"].append(i)
+    if long:
+      found["truncated"].append(i)
+    for name, side in zip(ends, sides, strict=True):
+      ends[name].append([*side[:5], EOS])
+  for name, wanted in ends.items():
+    assert [ids.tolist() for ids in made.columns[name]] == wanted
+  assert {name: list(getattr(made, name)) for name in found} == found
+  assert min(map(len, found.values())) == 0 < len(found["index"])
+
+
 def test_pairs_longer_than_a_block_are_tokenised_in_order():
-  count = 20_000
+  count = 40_000
   pairs = Pairs([f"w{i}" for i in range(count)], ["x"] * count, where=str)
-  config = TokenizerConfig(kind="words", vocab_size=30_000)
+  config = TokenizerConfig(kind="words", vocab_size=50_000)
   source, target = pair_tokenizers(pairs.source, pairs.target, config, config)
   examples = tokenise(pairs, source, target, BatchConfig())
   assert len(examples) == count
-  for number in (0, 8191, 8192, count - 1):
+  for number in (0, 32_767, 32_768, count - 1):
     ids = examples.columns["source"][number].tolist()
     assert ids == [*source.encode(f"w{number}"), EOS]
     assert UNK not in ids

@@ -34,6 +34,7 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.n
   Raises:
     UserError: as `disk_cache.limit`.
   """
+  texts = list(texts)  # lazily read ones are read once
   small = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
   cache = DiskCache(cache_folder() / "token_ids", min(limit(), _LIMIT))
   key = _key(texts, tokenizer)

@@ -61,7 +61,7 @@ def test_every_number_of_every_configuration_is_sensible_or_refused(name):
         unclear.append(message)
   assert unclear == []
   assert [(p, v) for p, v in accepted if not (v == -1 and p.endswith(NEGATIVE))] == []
-  assert time.monotonic() - began < 200  # a loop over 10^12 layers would not end at all
+  assert time.monotonic() - began < 20  # a loop over 10^12 layers would not end at all
 
 
 def named(path, message):

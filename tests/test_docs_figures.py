@@ -521,7 +521,7 @@ def ingredients_in_short():
   yield f"100, {shares[0]} and {shares[1]} % (one run"
   (short,) = cells("generalisation/reverse-3000-steps")["relative, index hints"].values()
   shares = [f"{short['scores'][part]['exact_match']:.1f}" for part in ("longer_2", "longer_3")]
-  yield f"after 3,000 it had {shares[0]} and {shares[1]} % (one run)"
+  yield f"after 3,000 steps {shares[0]} and {shares[1]} % (one run)"
   none, published, rescaled = (float(row[3]) for row in trial_of_competition())
   yield f"it is {none - published:.1f} BLEU where weights of heads sum to 1"
   assert rescaled == none

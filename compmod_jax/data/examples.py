@@ -57,38 +57,29 @@ class Ragged(Column):
   """Sequences of ids in one flat int32 array: what millions of small arrays would hold."""
 
   def __init__(self, sequences: Sequence[Sequence[int]] = ()):
-    self.lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-    self._ends = np.cumsum(self.lengths)
-    total = int(self._ends[-1]) if len(sequences) else 0
-    flat = (number for sequence in sequences for number in sequence)
-    self._flat = np.fromiter(flat, np.int32, total)
+    self._hold(*token_cache.flatten(sequences))
+
+  def _hold(self, lengths: np.ndarray, flat: np.ndarray) -> "Ragged":
+    self.lengths, self._ends, self._flat = lengths, np.cumsum(lengths), flat
+    return self
 
   @classmethod
   def encoded(cls, texts: Sequence[str], tokenizer: Tokenizer) -> "Ragged":
     """The ids of texts, without ends; see `token_cache.encode`."""
-    some = cls()
-    some.lengths, some._flat = token_cache.encode(texts, tokenizer)
-    some._ends = np.cumsum(some.lengths)
-    return some
+    return cls()._hold(*token_cache.encode(texts, tokenizer))
 
   @classmethod
   def join(cls, parts: Sequence["Ragged"]) -> "Ragged":
     """The sequences of all parts, in order."""
-    whole = cls()
-    if parts:
-      whole.lengths = np.concatenate([part.lengths for part in parts])
-      whole._ends = np.cumsum(whole.lengths)
-      whole._flat = np.concatenate([part._flat for part in parts])
-    return whole
+    if not parts:
+      return cls()
+    lengths, flat = zip(*(part.numbers() for part in parts), strict=True)
+    return cls()._hold(np.concatenate(lengths), np.concatenate(flat))
 
   def take(self, numbers: np.ndarray) -> "Ragged":
     """The sequences with these numbers, in this order."""
-    some = Ragged()
-    some.lengths = self.lengths[numbers]
-    some._ends = np.cumsum(some.lengths)
     parts = [self[int(number)] for number in numbers]
-    some._flat = np.concatenate(parts) if parts else some._flat
-    return some
+    return Ragged()._hold(self.lengths[numbers], np.concatenate([self._flat[:0], *parts]))
 
   def ended(self, which: np.ndarray, longest: int) -> "Ragged":
     """Some of the sequences, EOS behind each.
@@ -99,14 +90,12 @@ class Ragged(Column):
     """
     place = np.arange(len(self._flat)) - np.repeat(self._ends - self.lengths, self.lengths)
     ids = self._flat[np.repeat(which, self.lengths) & (place < longest - 1)]
-    some = Ragged()
-    some.lengths = np.minimum(self.lengths[which], longest - 1) + 1
-    some._ends = np.cumsum(some.lengths)
-    ends = np.zeros(len(ids) + len(some.lengths), bool)
-    ends[some._ends - 1] = True
-    some._flat = np.full(len(ends), EOS, np.int32)
-    some._flat[~ends] = ids
-    return some
+    lengths = np.minimum(self.lengths[which], longest - 1) + 1
+    ends = np.zeros(len(ids) + len(lengths), bool)
+    ends[np.cumsum(lengths) - 1] = True
+    flat = np.full(len(ends), EOS, np.int32)
+    flat[~ends] = ids
+    return Ragged()._hold(lengths, flat)
 
   def numbers(self) -> tuple[np.ndarray, ...]:
     """The lengths, and the ids of all sequences."""

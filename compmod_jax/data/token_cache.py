@@ -43,13 +43,17 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.n
     ids = np.frombuffer(found, small, offset=lengths.nbytes)
     return lengths.astype(np.int64), ids.astype(np.int32)
   started = time.perf_counter()
-  sequences = tokenizer.encode_batch(texts)
-  lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-  flat = (number for sequence in sequences for number in sequence)
-  ids = np.fromiter(flat, np.int32, int(lengths.sum()))
+  lengths, ids = flatten(tokenizer.encode_batch(texts))
   if time.perf_counter() - started > _WORTH:
     cache.put(key, lengths.astype("<u4").tobytes() + ids.astype(small).tobytes())
   return lengths, ids
+
+
+def flatten(sequences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """The lengths of sequences of ids, int64 [n], and their ids in a line, int32."""
+  lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+  ids = (number for sequence in sequences for number in sequence)
+  return lengths, np.fromiter(ids, np.int32, int(lengths.sum()))
 
 
 def _key(texts: Sequence[str], tokenizer: Tokenizer) -> str:

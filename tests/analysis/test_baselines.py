@@ -88,7 +88,7 @@ def test_a_thousand_sources_against_many_sentences_take_seconds():
   lines = [" ".join(row) for row in words[ranks]]
   start = time.perf_counter()
   found = nearest_training_sentence(lines[:20_000], lines[:20_000], lines[20_000:])
-  assert time.perf_counter() - start < 60  # 1.2 s for 60,000 real sentences on two cores
+  assert time.perf_counter() - start < 10  # 1.2 s for 60,000 real sentences on two cores
   assert len(found) == 1000
 
 

@@ -107,7 +107,7 @@ def test_questions_are_made_when_they_are_looked_at():
   assert len(questions) == len(questions.items) == 10**9
   assert questions.items[-1] == questions.items[10**9 - 1]
   assert questions.items[5:1:-2] == [questions.items[5], questions.items[3]]
-  assert time.process_time() - start < 60  # all of them would take days
+  assert time.process_time() - start < 1
   with pytest.raises(IndexError):
     questions.items[10**9]
 
@@ -116,13 +116,19 @@ def test_questions_say_where_they_stand():
   assert DATA.load("train").where(17) == "worlds:train[17]"
 
 
-def test_five_thousand_questions_take_seconds():
-  def seconds(first: int) -> float:
+def test_a_question_takes_no_longer_than_thousands_of_additions():
+  """About 3,000 of them, so that the bound, twice that, is as tight on every machine."""
+
+  def seconds(work) -> float:
     start = time.process_time()
-    DATA.load("train").items[first : first + 500]
+    work()
     return time.process_time() - start
 
-  assert min(seconds(500 * i) for i in range(4)) * 10 < 20  # about one on an AMD EPYC
+  def draw(first: int) -> float:
+    return seconds(lambda: DATA.load("train").items[first : first + 500])
+
+  added = min(seconds(lambda: sum(i * i for i in range(1_000_000))) for _ in range(4))
+  assert min(draw(500 * i) for i in range(4)) < 3 * added
 
 
 def test_longer_stories_are_longer_than_any_in_training(loaded):

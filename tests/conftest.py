@@ -49,6 +49,12 @@ def pytest_collection_finish() -> None:
   gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+  """pytest looks for garbage five times at its end, among all that JAX keeps; once is enough."""
+  gc.collect()
+  gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   """Tests of real data are skipped where there is none."""
   if "COMPMOD_DATA" in os.environ:

@@ -7,7 +7,8 @@ from compmod_jax import _renamed
 _renamed.install()
 
 if sys.argv[:1] == ["-m"]:  # python -m train.PROGRAM, of which nothing is imported yet
-  from compmod_jax.commands import interrupt
+  from compmod_jax.commands import garbage, interrupt
 
+  garbage.look_rarely()
   interrupt.install(importing=True)
   interrupt.hook()

@@ -1,5 +1,6 @@
 """The heads of a model on a few fixed sentences, measured again and again while it trains."""
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,16 +45,19 @@ class HeadWatch:
     self._routed = {
       site.removesuffix("/router/weights"): site for site in task.model.routing_sites()
     }
-    intermediates = Intermediates()
+    self._sums = jax.jit(self._measure)
+
+  @functools.cached_property
+  def _modules(self) -> list[str]:
+    """Modules of attention. Found by tracing the model, which no step has to wait for."""
+    intermediates, task = Intermediates(), self._task
     jax.eval_shape(
       lambda: task.model.forward(
         _zeros(task.shapes), task.dataset.example(), intermediates=intermediates
       )
     )
-    self._modules = sorted(
-      s.removesuffix("/heads") for s in intermediates.seen if s.endswith("/heads")
-    )
-    self._sums = jax.jit(self._measure)
+    ends = "/heads"
+    return sorted(site.removesuffix(ends) for site in intermediates.seen if site.endswith(ends))
 
   @property
   def empty(self) -> bool:

@@ -7,11 +7,12 @@ import importlib
 import sys
 
 import compmod_jax
-from compmod_jax.commands import interrupt
+from compmod_jax.commands import garbage, interrupt
 
 
 def main() -> None:
   """Runs the program that the first word names; without one, prints the list of programs."""
+  garbage.look_rarely()
   interrupt.install(importing=True)
   interrupt.hook()
   from compmod_jax.commands import cli, programs

@@ -12,12 +12,14 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy import sparse
 
 from compmod_jax.core.errors import UserError, check
+
+if TYPE_CHECKING:
+  from scipy import sparse
 
 ATOM_ALPHA, COMPOUND_ALPHA = 0.5, 0.1
 LARGEST = 5
@@ -85,8 +87,8 @@ class Measure:
     compounds: see `compound_weights`.
   """
 
-  atoms: sparse.csr_array
-  compounds: sparse.csr_array
+  atoms: "sparse.csr_array"
+  compounds: "sparse.csr_array"
 
   @classmethod
   def of(cls, derivations: Sequence[Derivation], *, largest: int = LARGEST) -> "Measure":
@@ -125,19 +127,19 @@ class Measure:
     )
 
 
-def atom_counts(derivations: Sequence[Derivation]) -> sparse.csr_array:
+def atom_counts(derivations: Sequence[Derivation]) -> "sparse.csr_array":
   """How often every derivation applies every rule, [derivations, rules], rules sorted by name."""
   rules = [tuple(one.rules()) for one in derivations]
   numbers = {rule: i for i, rule in enumerate(sorted(set(itertools.chain(*rules))))}
   columns = np.array([numbers[rule] for one in rules for rule in one], np.int64)
   rows = np.repeat(np.arange(len(rules)), [len(one) for one in rules])
   shape = (len(rules), len(numbers))
-  return sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape)
+  return _matrix((np.ones(len(rows)), (rows, columns)), shape)
 
 
 def compound_weights(
   derivations: Sequence[Derivation], *, largest: int = LARGEST
-) -> sparse.csr_array:
+) -> "sparse.csr_array":
   r"""The weight of every compound in every derivation, [derivations, compounds].
 
   .. math:: w(G, x) = \max_{g \in \mathrm{occ}(G, x)}
@@ -169,7 +171,7 @@ def compound_weights(
   cells, cell = np.unique(rows * count + kind, return_inverse=True)
   most = np.zeros(len(cells))
   np.maximum.at(most, cell, weights)
-  matrix = sparse.csr_array((most, np.divmod(cells, count)), (len(derivations), len(kinds)))
+  matrix = _matrix((most, np.divmod(cells, count)), (len(derivations), len(kinds)))
   matrix.eliminate_zeros()
   return matrix
 
@@ -372,7 +374,13 @@ class _Search:
     return self._order[np.argsort(costs[self._order], kind="stable")]
 
 
-def _rows_to_one(matrix: sparse.csr_array) -> sparse.csr_array:
+def _rows_to_one(matrix: "sparse.csr_array") -> "sparse.csr_array":
   """The matrix with rows that sum to 1, where they have a sum."""
   sums = np.repeat(matrix.sum(axis=1), np.diff(matrix.indptr))
-  return sparse.csr_array((matrix.data / sums, matrix.indices, matrix.indptr), matrix.shape)
+  return _matrix((matrix.data / sums, matrix.indices, matrix.indptr), matrix.shape)
+
+
+def _matrix(entries: tuple[Any, ...], shape: tuple[int, int] | None) -> "sparse.csr_array":
+  from scipy import sparse  # takes long to import, and all commands import what makes SCAN's splits
+
+  return sparse.csr_array(entries, shape)

@@ -34,7 +34,6 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors, scopes
-from compmod_jax.kernels import grouped_outer
 
 Grouped = Literal["auto", "blocked", "batched", "ragged", "mosaic", "triton"]
 
@@ -42,6 +41,7 @@ BLOCK = 128
 # Of `batched`: large enough that copies of matrices cost less than their products, small enough
 # that at most an eighth of the rows is filling.
 _MOST, _LEAST, _SHARE = 512, 16, 8
+_IN_KERNELS = (jnp.float32, jnp.bfloat16)
 
 
 def product(
@@ -156,6 +156,8 @@ def _outer(
   block: int,
 ) -> jax.Array:
   """See `outer`. Reverse mode, any order."""
+  from compmod_jax.kernels import grouped_outer  # Pallas takes long to import, and few need it
+
   blocked = functools.partial(_blocked_outer, axis=axis, block=block)
   batched = functools.partial(_batched_outer, axis=axis)
   on_tpu, on_gpu = (
@@ -341,7 +343,7 @@ def _outer_in_kernel(
   sizes: jax.Array,
   *,
   axis: int,
-  kernel: grouped_outer.Outer,
+  kernel: Callable[..., jax.Array],
   platform: str,
   elsewhere: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
@@ -350,7 +352,7 @@ def _outer_in_kernel(
   def run(left: jax.Array, right: jax.Array, sizes: jax.Array, **options: bool) -> jax.Array:
     return jnp.moveaxis(kernel(left, right, sizes, **options), 0, axis)
 
-  if left.dtype != right.dtype or left.dtype not in grouped_outer.TYPES:
+  if left.dtype != right.dtype or left.dtype not in _IN_KERNELS:
     return _batched_outer(left, right, sizes, axis=axis)
   return lax.platform_dependent(
     *(left, right, sizes),

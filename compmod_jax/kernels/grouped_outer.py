@@ -13,7 +13,6 @@ Both say how many operations their products have, each row once, however groups 
 """
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,8 +25,6 @@ from jaxtyping import Array, Float, Int
 from compmod_jax.kernels.routing import triton
 from compmod_jax.kernels.routing.blocks import dot
 
-Outer = Callable[..., Float[Array, "groups inner outer"]]
-TYPES = (jnp.float32, jnp.bfloat16)
 _BLOCK = 512, 512, 1024  # on a TPU: rows, and sides of the result; products outlast their reads
 _MEMORY = 64 * 2**20  # of a TPU's vector memory, twice what blocks of float32 take
 _SIDE, _CHUNK = 128, 32  # of a program's result on a GPU, and the rows that it reads at once

@@ -378,9 +378,14 @@ class Task(Generic[D, N, G]):
   generator: G
 
   @functools.cached_property
+  def init(self) -> jax.stages.Wrapped:
+    """Fresh parameters of a random key, with the names of their axes; traced once, as `shapes`."""
+    return jax.jit(self.model.init)
+
+  @functools.cached_property
   def shapes(self) -> Params:
-    """Shapes and types of the model's parameters, with the names of their axes; traced once."""
-    return jax.eval_shape(self.model.init, jax.random.key(0))
+    """Shapes and types of the model's parameters, with the names of their axes."""
+    return jax.eval_shape(self.init, jax.random.key(0))
 
   @property
   def metric(self) -> str:

@@ -135,7 +135,7 @@ class MaskedLMConfig:
       return task
     within = dataset.documents if self.meta.episodes.within == "document" else None
     meta = self.meta.over(task.objective)
-    meta.check(jax.eval_shape(lambda: nn.unbox(task.model.init(jax.random.key(0)))))
+    meta.check(nn.unbox(task.shapes))
     return dataclasses.replace(
       task,
       dataset=EpisodeDataset(dataset, self.meta.episodes, within),

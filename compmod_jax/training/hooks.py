@@ -121,7 +121,9 @@ class WatchHeads(Hook):
     self.watch = watch
 
   def after_evaluation(self, training: Training, values: Mapping[str, Any], score: float) -> None:
-    """Writes a line."""
+    """Writes a line, where the model has heads or anything that competes."""
+    if self.watch.empty:
+      return
     step = training.history.step
     epoch = round(training.run.epoch(step), 4)
     found = self.watch(training.state.weights)

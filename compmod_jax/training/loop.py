@@ -196,10 +196,8 @@ class Loop:
 
 def standard_hooks(run: Run) -> list[Hook]:
   """The hooks of every run, in the order in which they are called."""
-  count, watching = run.experiment.watch_sentences, list[Hook]()
-  if count:
-    watch = HeadWatch(run.task, count, sharing=run.sharing)
-    watching = [] if watch.empty else [WatchHeads(watch)]
+  count = run.experiment.watch_sentences
+  watching = [WatchHeads(HeadWatch(run.task, count, sharing=run.sharing))] if count else []
   return [
     ReportNonFinite(),
     StopAtTimeLimit(),

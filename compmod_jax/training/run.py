@@ -138,11 +138,15 @@ class Run:
   @functools.cached_property
   def key(self) -> jax.Array:
     """Random key of parameters and steps: an argument, so that all seeds share their programs."""
-    words = np.asarray(jax.random.key_data(jax.random.key(self.experiment.seed)))
-    return jax.jit(jax.random.wrap_key_data, out_shardings=sharding.replicated(self.mesh))(words)
+    replicated = sharding.replicated(self.mesh)
+    return jax.jit(jax.random.wrap_key_data, out_shardings=replicated)(self._key_data())
 
-  def _init(self, key: jax.Array) -> TrainState:
-    return self._start(nn.unbox(self.task.model.init(key)))
+  def _key_data(self) -> np.ndarray:
+    return np.asarray(jax.random.key_data(jax.random.key(self.experiment.seed)))
+
+  def _init(self, key_data: jax.Array) -> TrainState:
+    # Of a key without a mesh, for which `shapes` has traced it.
+    return self._start(nn.unbox(self.task.init(jax.random.wrap_key_data(key_data))))
 
   def _start(self, params: Params) -> TrainState:
     carry = self.task.model.init_carry()
@@ -211,7 +215,8 @@ class Run:
     Args:
       say: is called with what started from a trained model, if anything did.
     """
-    state: TrainState = jax.jit(self._init, out_shardings=self.state_shardings)(self.key)
+    init = jax.jit(self._init, out_shardings=self.state_shardings)
+    state: TrainState = init(self._key_data())
     if not self.experiment.start:
       return state
     start = Start(Path(self.experiment.start))

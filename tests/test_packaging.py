@@ -14,6 +14,7 @@ import pytest
 import tiny_model
 
 import compmod_jax
+from compmod_jax.commands import garbage
 from compmod_jax.core import extras
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +117,21 @@ def test_importing_the_package_is_free_and_opening_models_imports_no_extra_and_n
   assert not {name.partition(".")[0] for name in second} & {*BLOCKED, "scipy.stats", "tyro"}
   ours = {name.split(".")[1] for name in second if name.startswith("compmod_jax.")}
   assert not ours & {"analysis", "commands", "tables", "tools", "training"}
+
+
+def test_a_program_that_trains_looks_for_garbage_rarely_and_imports_no_kernels():
+  """Both take long before the first step."""
+  code = (
+    "import sys, gc\n"
+    "sys.argv = ['-m']\n"
+    "import train\n"
+    "import compmod_jax.commands.train\n"
+    "print(gc.get_threshold(), *sys.modules)"
+  )
+  printed, _ = python(code)
+  assert printed.startswith(f"{garbage.THRESHOLDS} ")
+  late = {"jax.experimental.pallas", "scipy.sparse", "grain", "matplotlib", "orbax"}
+  assert not late & {*printed.split()}
 
 
 def test_mechanisms_import_nothing_but_jax_numpy_flax_and_jaxtyping():

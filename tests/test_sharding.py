@@ -119,7 +119,7 @@ def make_run(
 @functools.cache
 def start() -> TrainState:
   """The first state, on the host."""
-  return jax.device_get(jax.jit(make_run(MeshConfig(data=1), 1)._init)(KEY))
+  return jax.device_get(make_run(MeshConfig(data=1), 1).fresh_state())
 
 
 def one_expert_for_all(state: TrainState) -> TrainState:
@@ -261,6 +261,17 @@ def test_a_fresh_state_is_made_in_place_and_equal_on_every_layout():
   assert jax.tree.map(lambda leaf: leaf.sharding, state.params) == run.state_shardings.params
   for one, two in zip(jax.tree.leaves(state.params), jax.tree.leaves(start().params), strict=True):
     np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+def test_parameters_are_traced_once_for_their_shapes_and_values(monkeypatch):
+  model, traced = type(task().model), []
+  init = model.init
+  monkeypatch.setattr(model, "init", lambda self, key: traced.append(key) or init(self, key))
+  layout = MeshConfig(data=1, fsdp=2, tensor=4)
+  run = dataclasses.replace(make_run(layout), task=task.__wrapped__())
+  state = run.fresh_state()
+  assert len(traced) == 1
+  assert run.state_shardings.params == jax.tree.map(lambda leaf: leaf.sharding, state.params)
 
 
 def test_a_parameter_without_names_is_kept_whole_on_every_device():

@@ -453,18 +453,31 @@ def generalised():
   return rows
 
 
+COMPETING = {"1": "competition/published", "their number": "competition/rescaled"}
+
+
+def less_competing(weights, split):
+  """BLEU of models all of whose heads compete less that of those without, seed by seed."""
+  score = (split, "bleu")
+  plain = seeds("competition/rescaled", "pre-norm, 4 heads, none", *score)
+  competing = seeds(COMPETING[weights], "pre-norm, 4 heads, all", *score)
+  return [a - b for a, b in zip(competing, plain, strict=True)]
+
+
 def trial_of_competition():
-  """A row for each run of the trial so far: BLEU of every split."""
-  rows = []
-  for row, scale, weights in (
-    ("none", "rescaled", ""),
-    ("all", "published", "1"),
-    ("all", "rescaled", "their number"),
+  """A row for each way to compete, and one for its difference from none: BLEU of every split."""
+  splits, rows = ("test", "combination", "attractor", "depth", "length"), []
+  for row, weights, folder in (
+    ("none", "", "competition/rescaled"),
+    *(("all", *one) for one in COMPETING.items()),
   ):
-    for seed, one in sorted(cells(f"competition/{scale}")[f"pre-norm, 4 heads, {row}"].items()):
-      splits = ("test", "combination", "attractor", "depth", "length")
-      shown = (f"{one['scores'][split]['bleu']:.1f}" for split in splits)
-      rows.append([row, weights, str(seed), *shown, f"{one['train_seconds'] / 60:.0f}"])
+    name = f"pre-norm, 4 heads, {row}"
+    shown = (interval(seeds(folder, name, split, "bleu"), 1) for split in splits)
+    minutes = [one["train_seconds"] / 60 for one in cells(folder)[name].values()]
+    rows.append([row, weights, *shown, f"{min(minutes):.0f} to {max(minutes):.0f}"])
+  for weights in COMPETING:
+    shown = (interval(less_competing(weights, split), 1, sign="+") for split in splits)
+    rows.append(["all less none", weights, *shown, ""])
   return rows
 
 
@@ -522,9 +535,11 @@ def ingredients_in_short():
   (short,) = cells("generalisation/reverse-3000-steps")["relative, index hints"].values()
   shares = [f"{short['scores'][part]['exact_match']:.1f}" for part in ("longer_2", "longer_3")]
   yield f"after 3,000 steps {shares[0]} and {shares[1]} % (one run)"
-  none, published, rescaled = (float(row[3]) for row in trial_of_competition())
-  yield f"it is {none - published:.1f} BLEU where weights of heads sum to 1"
-  assert rescaled == none
+  published, rescaled = (less_competing(weights, "test") for weights in COMPETING)
+  yield f"{interval(published, 1, sign='+')} BLEU where the weights of heads sum to 1"
+  yield f"{interval(rescaled, 1, sign='+')} where they sum to the number of heads"
+  apart = [a - b for a, b in zip(published, rescaled, strict=True)]
+  yield f"the two are {interval(apart, 1, sign='+')} apart"
 
 
 def commands_in_short():
@@ -572,6 +587,9 @@ def competing_or_not():
   ):
     shown = (effect(place, column, 2).split(",")[0] for column in ("BLEU test", "BLEU depth"))
     rows.append([data, place, score, *shown])
+  for data, weights in (("[grammar]...", "1"), ("the same...", "their number")):
+    shown = (interval(less_competing(weights, split), 2, sign="+") for split in ("test", "depth"))
+    rows.append([data, "all", "BLEU; of deeper sentences", *shown])
   copies = record("generalisation/quick/result.json")["effects"]
   found = {one["column"]: one for one in copies if one["effect"] == "competition"}
   shown = (

@@ -28,6 +28,7 @@ DIR/TABLE/SCALE-N-steps: a part of a table never overwrites files of the whole o
 """
 
 import dataclasses
+import gc
 import json
 import math
 import re
@@ -222,6 +223,7 @@ def _make(cell: Cell, args: Args, preemption: Preemption, command: str) -> None:
   workdir = args.workdir / folder(args).relative_to(args.results) / cell.file.stem
   train(cell.experiment, workdir, preemption, command=command)
   jax.clear_caches()
+  gc.collect()  # the run's arrays
   results = json.loads((workdir / "results.json").read_text())
 
   def by_split(rows: list[Any]) -> dict[str, dict[str, Any]]:

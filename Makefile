@@ -29,8 +29,7 @@ test-programs: $(VENV)/.test
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "programs and not slow"
 
 # Compares with PyTorch and Hugging Face; their wheels are large, so they get a place of their own,
-# without hashes: which file of PyTorch is right differs between machines. Python compiles what it
-# imports of them, a small part.
+# without hashes: which file of PyTorch is right differs between machines.
 test-peers: $(PEERS)/.peers
 	$(PEERS)/bin/python -m pytest -n 2 --dist worksteal -m peers tests/peers
 
@@ -124,8 +123,8 @@ $(VENV)/.test: $(VENV)/.run requirements/test.txt
 $(PEERS)/.peers: pyproject.toml constraints.txt
 	@echo "installing PyTorch, transformers and CTranslate2 in $(PEERS)"
 	@$(PYTHON) -m venv $(PEERS)
-	@$(PEERS)/bin/pip install $(PIP_FLAGS) --no-compile torch==2.13.0
-	@$(PEERS)/bin/pip install $(PIP_FLAGS) --no-compile --editable '.[test,peers]'
+	@$(PEERS)/bin/pip install $(PIP_FLAGS) torch==2.13.0
+	@$(PEERS)/bin/pip install $(PIP_FLAGS) --editable '.[test,peers]'
 	@touch $@
 
 # The compilers want the JAX of constraints.txt, and would bring in more than they need.

@@ -119,8 +119,8 @@ def test_importing_the_package_is_free_and_opening_models_imports_no_extra_and_n
   assert not ours & {"analysis", "commands", "tables", "tools", "training"}
 
 
-def test_a_program_that_trains_looks_for_garbage_rarely_and_imports_no_kernels():
-  """Both take long before the first step."""
+def test_a_program_that_trains_looks_for_garbage_rarely_and_imports_large_packages_later():
+  """Both would take long before the first step."""
   code = (
     "import sys, gc\n"
     "sys.argv = ['-m']\n"

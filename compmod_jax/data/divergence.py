@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -380,7 +380,7 @@ def _rows_to_one(matrix: "sparse.csr_array") -> "sparse.csr_array":
   return _matrix((matrix.data / sums, matrix.indices, matrix.indptr), matrix.shape)
 
 
-def _matrix(entries: tuple[Any, ...], shape: tuple[int, int] | None) -> "sparse.csr_array":
+def _matrix(entries: tuple[object, ...], shape: tuple[int, int] | None) -> "sparse.csr_array":
   from scipy import sparse  # takes long to import, and all commands import what makes SCAN's splits
 
   return sparse.csr_array(entries, shape)

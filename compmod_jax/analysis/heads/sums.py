@@ -134,8 +134,7 @@ def untrained(subject: Subject) -> Any:
   """Fresh parameters of the subject's model, laid over the devices like its own."""
   import flax.linen as nn
 
-  init = jax.jit(lambda key: nn.unbox(subject.task.model.init(key)))
-  fresh = init(jax.random.key(subject.seed))
+  fresh = nn.unbox(subject.task.init(jax.random.key(subject.seed)))
   return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), fresh, subject.params)
 
 

@@ -54,6 +54,12 @@ class _Data:
     return self.config.startswith("scan:")
 
   @property
+  def scratchpad(self) -> bool:
+    """Whether targets can say the steps to the answer."""
+    nested = ("table_lookup", "table_lookup_forward", "arithmetic", "list_operations")
+    return self.scan or self.config.removeprefix("systematic:") in nested
+
+  @property
   def symbols(self) -> bool:
     """Whether symbols can be numbered by words before them."""
     return self.config.removeprefix("systematic:") in ("copy", "reverse", "addition")
@@ -267,9 +273,10 @@ def generalisation(scale: str) -> Spec:
     optimizer = dataclasses.replace(base.optimizer, learning_rate=1e-3, b2=0.999, clip=5.0)
     published = dataclasses.replace(base, optimizer=optimizer)
     experiments["relative, published settings"] = with_model(published, **PUBLISHED)
-    experiments["relative, scratchpad"] = _with_scratchpad(experiments["relative"])
     labelled = with_model(experiments["relative"], target_labels=tuple(PROGRESS.values()))
     experiments["relative, labels of progress"] = _with_task(labelled, label_weight=1.0)
+  if data.scratchpad:
+    experiments["relative, scratchpad"] = _with_scratchpad(experiments["relative"])
   if data.symbols and not quick:
     # Biases tell distances apart that training has.
     for name, near in (("relative", {}), ("relative bias", {"relative_distance": _NEAR})):
@@ -352,7 +359,7 @@ def _with_hints(experiment: Experiment) -> Experiment:
 
 
 def _with_scratchpad(experiment: Experiment) -> Experiment:
-  """The experiment with targets of SCAN that say before each action what is left of functions."""
+  """The experiment with targets that say the steps to the answer."""
   task = translation_task(experiment)
   batch = dataclasses.replace(task.batch, ceiling=200)
   ratio, extra = 4 * task.decode.max_ratio, 4 * task.decode.max_extra

@@ -1,5 +1,6 @@
 """Expressions: their answers by other means, what each part holds, and that parts share nothing."""
 
+import dataclasses
 import functools
 import re
 import statistics
@@ -7,7 +8,12 @@ import statistics
 import pytest
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.synthetic.expressions import ArithmeticData, ListOpsData, TableLookupData
+from compmod_jax.data.synthetic.expressions import (
+  ArithmeticData,
+  ListOpsData,
+  TableLookupData,
+  steps_of_brackets,
+)
 
 DATA = {
   "tables": TableLookupData(train=3_000, scored=200),
@@ -147,6 +153,54 @@ def test_trees_are_as_deep_and_as_short_as_they_say(name):
     for source, info in zip(pairs.source, pairs.info or (), strict=True):
       assert nesting(source) == info["depth"]
       assert len(source.split()) <= data.symbols
+
+
+def test_steps_say_where_every_symbol_stands_and_what_a_bracket_is_worth():
+  data = ArithmeticData()
+  steps = steps_of_brackets(["(", "4", "*", "7", ")"], [1, 4, 5, 9, 12], data.value)
+  assert " ".join(steps) == "#1 ( outside #4 4 #1 #5 * #1 #9 7 #1 #12 ) 4 * 7 8 outside"
+  words = ["[", "MAX", "4", "[", "SM", "9", "3", "]", "1", "]"]
+  assert " ".join(steps_of_brackets(words, range(10), ListOpsData().value)) == (
+    "#0 [ outside #1 MAX #0 #2 4 #0 #3 [ #0 #4 SM #3 #5 9 #3 #6 3 #3 #7 ] SM 9 3 2 #0 #8 1 #0"
+    " #9 ] MAX 4 2 1 4 outside"
+  )
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_scratchpad_is_about_the_same_expressions_and_ends_with_their_values(name):
+  plain, written = DATA[name], dataclasses.replace(DATA[name], scratchpad=True)
+  seen: set[str] = set()
+  for part in plain.splits():
+    pairs, longer = plain.load(part), written.load(part)
+    for source, target, numbered, steps in zip(
+      pairs.source, pairs.target, longer.source, longer.target, strict=True
+    ):
+      words = numbered.split()
+      assert words[1::2] == source.split()
+      numbers = [int(word.removeprefix("#")) for word in words[::2]]
+      assert numbers == sorted(set(numbers))
+      seen |= set(words[::2])
+      values = [word for word in steps.split() if word[0] not in "#o"]
+      assert values[-1] == target
+      spoken = re.findall(r"(#\d+) ([^#o]\S*)", steps)
+      ours = list(zip(words[::2], words[1::2], strict=True))
+      assert [pair for pair in spoken if pair in ours] == (ours[::-1] if name == "tables" else ours)
+    assert [one["depth"] for one in longer.info or ()] == [one["depth"] for one in pairs.info or ()]
+  assert len(seen) == (22 if "tables" in name else 100)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_what_stands_behind_a_closing_bracket_is_its_value(name):
+  data = dataclasses.replace(DATA[name], scratchpad=True)
+  for steps in data.load("deeper").target[:50]:
+    closed = re.findall(r"[)\]] ((?:[^#o ]+ )+)(\d) (?:#|outside)", steps)
+    assert len(closed) == len(re.findall(r"[)\]]", steps)) >= 7
+    for held, value in closed:
+      words = held.split()
+      if name == "lists":
+        assert answer(["[", *words, "]"]) == int(value)
+      else:
+        assert eval(" ".join(words)) % 10 == int(value)  # digits and a sign alone
 
 
 @pytest.mark.parametrize(

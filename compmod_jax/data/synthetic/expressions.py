@@ -5,6 +5,9 @@ r"""Nested expressions with one symbol for an answer, tested deeper than they ar
 - `ArithmeticData`: `( ( 4 * 7 ) + 2 )`, modulo 10.
 - `ListOpsData`: `[ MAX 4 [ MIN 2 3 ] 1 ]` (Nangia and Bowman 2018).
 
+With a scratchpad (Nye et al. 2021) targets say every step of the way to the answer, and symbols are
+numbered in source and target, by ascending numbers that are drawn; see `LengthData.hints`.
+
 Depths are those of Csordas et al. 2022, "The Neural Data Router", section 4. The part `deeper` has
 expressions deeper than any of training, `deeper_valid` some that are less deep than these, to
 choose by.
@@ -20,14 +23,65 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from compmod_jax.core.errors import check
-from compmod_jax.data.synthetic.parts import Draw, Example, PartedData
+from compmod_jax.data.synthetic.parts import Draw, Example, PartedData, numbered
 
 _LETTERS = "abcdefghijklmnop"
 _BITS = tuple("".join(bits) for bits in itertools.product("01", repeat=3))
 _HELD_OUT = 4  # one in so many
 _MODULUS = 10
+_DEEPER = 5  # tables more than training has, at most
+_OUTSIDE = "outside"
 Tree = tuple[list[str], int]
 """The symbols of an expression, and its value."""
+
+
+# Scratchpads.
+
+
+def steps_of_brackets(
+  words: Sequence[str], numbers: Sequence[int], value: Callable[[Sequence[str]], int]
+) -> list[str]:
+  """The symbols of an expression, each with its number, its value and the bracket it stands in.
+
+  Brackets go by the number of the opening one. A closing one is followed by all that stands
+  between the two, their inner brackets replaced by values, and by the value of this.
+  `#1 ( #4 4 #5 * #9 7 #12 )` becomes `#1 ( outside #4 4 #1 #5 * #1 #9 7 #1 #12 ) 4 * 7 8 outside`.
+  Nothing in it depends on how deep brackets are nested: where an expression goes on after a
+  closing bracket stands behind the opening one.
+
+  Args:
+    words: an expression with brackets around it.
+    numbers: of the words; all different.
+    value: of what stands between two brackets, as digits and operators.
+
+  Returns:
+    The steps; the last but one is the expression's value.
+  """
+  found: list[str] = []
+  inside = _OUTSIDE
+  within: dict[str, list[str]] = {_OUTSIDE: []}
+  around: dict[str, str] = {}
+  for number, word in zip(numbers, words, strict=True):
+    name = f"#{number}"
+    found += [name, word]
+    if word in "([":
+      found.append(inside)
+      around[name], within[name] = inside, []
+      inside = name
+      continue
+    if word in ")]":
+      parts = within[inside]
+      word = str(value(parts))
+      found += [*parts, word]
+      inside = around[inside]
+    within[inside].append(word)
+    found.append(inside)
+  return found
+
+
+def _drawn_numbers(chance: random.Random, count: int, most: int) -> list[int]:
+  """So many numbers in ascending order, from twice as many as the longest source has symbols."""
+  return sorted(chance.sample(range(2 * most), count))
 
 
 # Compositional table lookup.
@@ -56,6 +110,9 @@ class TableLookupData(PartedData):
   """the function that is applied last stands first, and the input last; else the input first"""
   repeated: int = 30
   """how often training has each line of one table"""
+  scratchpad: bool = False
+  """targets have every symbol in the order in which functions are applied, each function with the
+  value that it gives: `#2 c #5 a 010` becomes `#5 010 ...`"""
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -109,14 +166,29 @@ class TableLookupData(PartedData):
       "valid": trained,
       "test": trained,
       "deeper_valid": functools.partial(deeper, least=1, most=3),
-      "deeper": functools.partial(deeper, least=4, most=5),
+      "deeper": functools.partial(deeper, least=4, most=_DEEPER),
       "composition": functools.partial(trained, held_out=True),
     }
     if self.new:
       draws["primitive"] = primitive
     parts = self.draw(**draws)
     alone = [self.example([letter], bits) for letter in old + new for bits in _BITS]
-    return parts | {"train": parts["train"] + alone * self.repeated}
+    parts["train"] += alone * self.repeated
+    return self.rewritten(parts, self.with_steps) if self.scratchpad else parts
+
+  def with_steps(self, chance: random.Random, example: Example) -> Example:
+    """An example with numbers and the steps to its answer."""
+    words = example.source.split()
+    numbers = _drawn_numbers(chance, len(words), self.depth + _DEEPER + 1)
+    source = numbered(words, numbers)
+    if self.backward:
+      words, numbers = words[::-1], numbers[::-1]
+    value, *functions = words
+    target = [f"#{numbers[0]}", value]
+    for number, name in zip(numbers[1:], functions, strict=True):
+      value = self.table(name)[value]
+      target += [f"#{number}", name, value]
+    return example._replace(source=" ".join(source), target=" ".join(target))
 
 
 @functools.cache
@@ -141,6 +213,9 @@ class _TreeData(PartedData):
   """levels of a training expression at most"""
   symbols: int = 50
   """symbols of an expression at most"""
+  scratchpad: bool = False
+  """targets have every symbol with the bracket it stands in, and say what a bracket holds and its
+  value where it closes; see `steps_of_brackets`"""
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -154,6 +229,10 @@ class _TreeData(PartedData):
 
   def node(self, chance: random.Random, most: int) -> tuple[int, Callable[[list[Tree]], Tree]]:
     """How many parts, at least 2 and at most `most`, and how an expression is made of them."""
+    raise NotImplementedError
+
+  def value(self, words: Sequence[str]) -> int:
+    """The value of what stands between two brackets, with digits for all inner ones."""
     raise NotImplementedError
 
   def tree(self, chance: random.Random, depth: int, room: int) -> Tree:
@@ -194,13 +273,21 @@ class _TreeData(PartedData):
       return draw
 
     trained = drawn(1, self.depth)
-    return self.draw(
+    parts = self.draw(
       train=trained,
       valid=trained,
       test=trained,
       deeper_valid=drawn(self.depth + 1, self.depth + 1),
       deeper=drawn(self.depth + 2, self.depth + 3),
     )
+    return self.rewritten(parts, self.with_steps) if self.scratchpad else parts
+
+  def with_steps(self, chance: random.Random, example: Example) -> Example:
+    """An example with numbers and the steps to its answer."""
+    words = example.source.split()
+    numbers = _drawn_numbers(chance, len(words), self.symbols)
+    target = steps_of_brackets(words, numbers, self.value)
+    return example._replace(source=" ".join(numbered(words, numbers)), target=" ".join(target))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,10 +302,15 @@ class ArithmeticData(_TreeData):
 
     def make(parts: list[Tree]) -> Tree:
       (first, left), (second, right) = parts
-      value = (left + right if sign == "+" else left * right) % _MODULUS
-      return ["(", *first, sign, *second, ")"], value
+      return ["(", *first, sign, *second, ")"], self.value([str(left), sign, str(right)])
 
     return 2, make
+
+  def value(self, words: Sequence[str]) -> int:
+    """See `_TreeData`."""
+    left, sign, right = words
+    one, other = int(left), int(right)
+    return (one + other if sign == "+" else one * other) % _MODULUS
 
 
 _OPERATORS: Mapping[str, Callable[[Sequence[int]], int]] = {
@@ -252,6 +344,12 @@ class ListOpsData(_TreeData):
 
     def make(parts: list[Tree]) -> Tree:
       words = [word for part, _ in parts for word in part]
-      return ["[", operator, *words, "]"], _OPERATORS[operator]([value for _, value in parts])
+      values = [str(value) for _, value in parts]
+      return ["[", operator, *words, "]"], self.value([operator, *values])
 
     return count, make
+
+  def value(self, words: Sequence[str]) -> int:
+    """See `_TreeData`."""
+    operator, *members = words
+    return _OPERATORS[operator]([int(one) for one in members])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from compmod_jax.core.errors import check, check_choice
-from compmod_jax.data.synthetic.parts import Draw, Example, PartedData
+from compmod_jax.data.synthetic.parts import Draw, Example, PartedData, numbered
 
 _DIGITS = "0123456789"
 
@@ -54,16 +54,12 @@ def _hinted(task: str, source: list[str], target: list[str], numbers: list[int])
   """
   if task != "addition":
     order = numbers[::-1] if task == "reverse" else numbers
-    return [_numbered(source, numbers), _numbered(target, order)]
+    return [numbered(source, numbers), numbered(target, order)]
   middle = source.index("+")
   one, other = (
-    _numbered(["0", *digits], numbers[::-1]) for digits in (source[:middle], source[middle + 1 :])
+    numbered(["0", *digits], numbers[::-1]) for digits in (source[:middle], source[middle + 1 :])
   )
-  return [[*one, "+", *other], _numbered(target[::-1], numbers)]
-
-
-def _numbered(symbols: Sequence[str], numbers: Sequence[int]) -> list[str]:
-  return [word for n, one in zip(numbers, symbols, strict=True) for word in (f"#{n}", one)]
+  return [[*one, "+", *other], numbered(target[::-1], numbers)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,11 @@ class Example(NamedTuple):
 Draw = Callable[[random.Random], Example]
 
 
+def numbered(symbols: Sequence[str], numbers: Sequence[int]) -> list[str]:
+  """Symbols, and before each its number as a word: `#3 a #7 b`; as many of both."""
+  return [word for n, one in zip(numbers, symbols, strict=True) for word in (f"#{n}", one)]
+
+
 @dataclasses.dataclass(frozen=True)
 class PartedData:
   """Parts of examples, a function of the fields alone, on every machine and version of Python.
@@ -67,6 +72,18 @@ class PartedData:
       field = "train" if part == "train" else "scored"
       found[part] = _distinct(draws[part], chance, getattr(self, field), taken, (part, field))
     return {part: found[part] for part in draws}
+
+  def rewritten(
+    self,
+    parts: Mapping[str, Sequence[Example]],
+    write: Callable[[random.Random, Example], Example],
+  ) -> dict[str, list[Example]]:
+    """Parts of the same examples in another form, which may depend on chance."""
+    found = {}
+    for part, examples in parts.items():
+      chance = random.Random(f"{self.seed} {self.name} {part} rewritten")
+      found[part] = [write(chance, one) for one in examples]
+    return found
 
   def splits(self) -> tuple[str, ...]:
     """Names for `load`."""

@@ -282,6 +282,9 @@ def generalisation(scale: str) -> Spec:
     for name, near in (("relative", {}), ("relative bias", {"relative_distance": _NEAR})):
       hinted = _with_hints(with_model(experiments[name], **near))
       experiments[f"{name}, index hints"] = hinted
+    if data.config == "systematic:addition":
+      both = _with_scratchpad(experiments["relative, index hints"])
+      experiments["relative, index hints, scratchpad"] = both
   if data.primitives:
     for name in ("plain", "relative"):
       added = _with_data(experiments[name], added_primitives=20)
@@ -361,7 +364,7 @@ def _with_hints(experiment: Experiment) -> Experiment:
 def _with_scratchpad(experiment: Experiment) -> Experiment:
   """The experiment with targets that say the steps to the answer."""
   task = translation_task(experiment)
-  batch = dataclasses.replace(task.batch, ceiling=200)
+  batch = dataclasses.replace(task.batch, ceiling=max(200, 5 * task.batch.ceiling // 4))
   ratio, extra = 4 * task.decode.max_ratio, 4 * task.decode.max_extra
   decode = dataclasses.replace(task.decode, max_ratio=ratio, max_extra=extra)
   return _with_task(_with_data(experiment, scratchpad=True), batch=batch, decode=decode)

@@ -67,6 +67,31 @@ def test_hints_number_symbols_alike_in_source_and_target(task):
   assert len(starts) > 100
 
 
+def test_a_scratchpad_adds_digit_by_digit():
+  plain, written = (
+    LengthData(task="addition", train=300, scored=300, hints=70, scratchpad=on)
+    for on in (False, True)
+  )
+  for part in ("train", "longer_3"):
+    pairs = written.load(part)
+    assert pairs.source == plain.load(part).source
+    for steps, digits in zip(pairs.target, plain.load(part).target, strict=True):
+      words = steps.split()
+      assert " ".join(f"{n} {digit}" for n, digit in zip(words[::5], words[4::5], strict=True)) == (
+        digits
+      )
+      carries = [int(word.removeprefix("carry_")) for word in words[3::5]]
+      sums = [sum(map(int, two)) for two in zip(words[1::5], words[2::5], strict=True)]
+      for one, carry, after, digit in zip(
+        sums, carries, [*carries[1:], 0], words[4::5], strict=True
+      ):
+        assert one + carry == 10 * after + int(digit)
+  first = LengthData(task="addition", length=8, hints=70, scratchpad=True).load("train")
+  source, target = first.source[0].split(), first.target[0].split()
+  middle = source.index("+")
+  assert target[:3] == [source[middle - 2], source[middle - 1], source[-1]]
+
+
 @pytest.mark.parametrize(
   ("fields", "match"),
   [
@@ -75,6 +100,8 @@ def test_hints_number_symbols_alike_in_source_and_target(task):
     ({"hints": 60}, "hints is 60"),
     ({"task": "parity", "hints": 70}, "task 'parity'"),
     ({"times": 1}, "times is 1"),
+    ({"task": "addition", "scratchpad": True}, "scratchpad is on with task 'addition' and 0 hints"),
+    ({"hints": 70, "scratchpad": True}, "scratchpad is on with task 'copy'"),
   ],
 )
 def test_what_cannot_be_made_is_refused_by_name(fields, match):

@@ -46,20 +46,29 @@ LengthTask = Literal["copy", "reverse", "addition", "parity", "sorting"]
 _HINTED = ("copy", "reverse", "addition")
 
 
-def _hinted(task: str, source: list[str], target: list[str], numbers: list[int]) -> list[list[str]]:
+def _hinted(
+  task: str, source: list[str], target: list[str], numbers: list[int], *, scratchpad: bool = False
+) -> list[list[str]]:
   """Sequences with a number before every symbol; those of a sum say which digits are added.
 
   Symbols have the same numbers in source and target. Summands begin with 0 and their sum with its
-  lowest digit, so that both have as many.
+  lowest digit, so that both have as many. With a scratchpad the two digits that are added and the
+  carry stand before each digit of a sum.
   """
   if task != "addition":
     order = numbers[::-1] if task == "reverse" else numbers
     return [numbered(source, numbers), numbered(target, order)]
   middle = source.index("+")
-  one, other = (
-    numbered(["0", *digits], numbers[::-1]) for digits in (source[:middle], source[middle + 1 :])
-  )
-  return [[*one, "+", *other], numbered(target[::-1], numbers)]
+  one, other = (["0", *digits] for digits in (source[:middle], source[middle + 1 :]))
+  source = [*numbered(one, numbers[::-1]), "+", *numbered(other, numbers[::-1])]
+  digits = numbered(target[::-1], numbers)
+  if not scratchpad:
+    return [source, digits]
+  carry, steps = 0, []
+  for a, b, number, digit in zip(one[::-1], other[::-1], digits[::2], digits[1::2], strict=True):
+    steps += [number, a, b, f"carry_{carry}", digit]
+    carry = int(int(a) + int(b) + carry > 9)
+  return [source, steps]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +91,9 @@ class LengthData(PartedData):
   hints): those of a sequence are drawn from so many, and ascend. Sums begin with their lowest
   digit, and numbers that are added with a 0. More than symbols of the longest sequence; 0 for no
   hints"""
+  scratchpad: bool = False
+  """before each digit of a sum stand the two digits that are added and what is carried to them
+  (Nye et al. 2021); for additions with hints"""
 
   name: ClassVar[str] = "lengths"
   source_language = "sequences"
@@ -97,6 +109,11 @@ class LengthData(PartedData):
       f"hints is {self.hints} and task {self.task!r}; hints are for {', '.join(_HINTED)}, and more"
       f" than the {longest} symbols of the longest sequence. Use so many, or 0.",
     )
+    check(
+      not self.scratchpad or (self.task == "addition" and self.hints > 0),
+      f"scratchpad is on with task {self.task!r} and {self.hints} hints; it is for additions with"
+      " hints. Give some, or leave it off.",
+    )
 
   def parts(self) -> Mapping[str, Sequence[Example]]:
     """See `PartedData`."""
@@ -109,7 +126,7 @@ class LengthData(PartedData):
         if self.hints:
           count = length + (self.task == "addition")
           numbers = sorted(chance.sample(range(self.hints), count))
-          source, target = _hinted(self.task, source, target, numbers)
+          source, target = _hinted(self.task, source, target, numbers, scratchpad=self.scratchpad)
         return Example(" ".join(source), " ".join(target), {"length": length})
 
       return draw

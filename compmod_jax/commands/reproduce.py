@@ -272,6 +272,7 @@ def _in_use(cell: Cell, workdir: Path, splits: list[str]) -> list[Any]:
 def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
   """Prints the table of the cells that are done; writes it once all are."""
   from compmod_jax.analysis.report import page
+  from compmod_jax.tables import groups
   from compmod_jax.tables import report as tables
   from compmod_jax.tables.grid import summarise
 
@@ -300,8 +301,15 @@ def report(args: Args, spec: Spec, cells: list[Cell], command: str) -> None:
   page.write_text(where / "table.tex", tables.latex(found))
   records = list(done.values())
   description = _description(spec, records)
+  grouped = groups.collect(spec.columns, records)
+  shown = tables.page(
+    found,
+    description=description,
+    data={"cells": [r["row"] for r in records]},
+    more=[groups.section(grouped)] if grouped else [],
+  )
   written = page.write(
-    tables.page(found, description=description, data={"cells": [r["row"] for r in records]}),
+    shown,
     where,
     command=command,
     provenance={"runs": [_where(record) for record in records]},

@@ -310,13 +310,16 @@ def _draw(axes: "Axes", mark: _Mark, height: int) -> None:
     axes.plot(mark.published, height, "D", color=style.PALETTE[1], fillstyle="none", markersize=6)
 
 
-def page(table: Table, *, description: str, data: Mapping[str, Any]) -> Page:
+def page(
+  table: Table, *, description: str, data: Mapping[str, Any], more: Sequence[Section] = ()
+) -> Page:
   """The table as a report: cells, picture, all numbers, notes.
 
   Args:
     table: what was measured.
     description: what was run.
     data: more plain values for `result.json`.
+    more: sections between the picture and the numbers.
   """
   head, *body = cells(table)
   lines = numbers(table)
@@ -332,6 +335,7 @@ def page(table: Table, *, description: str, data: Mapping[str, Any]) -> Page:
     records["effects"] = _records(EFFECTS, found)
   else:
     sections.append(Section("Differences", [Picture("differences", forest(table), caption)]))
+  sections += more
   sections.append(Section("All numbers", [PageTable("numbers", NUMBERS, lines)]))
   if table.settings:
     common, own = split_settings(table)

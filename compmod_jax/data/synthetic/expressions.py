@@ -80,8 +80,11 @@ def steps_of_brackets(
 
 
 def _drawn_numbers(chance: random.Random, count: int, most: int) -> list[int]:
-  """So many numbers in ascending order, from twice as many as the longest source has symbols."""
-  return sorted(chance.sample(range(2 * most), count))
+  """So many numbers in ascending order, from 100, or twice as many as a source has symbols at most.
+
+  Of few numbers, those of deeper expressions would stand closer to each other than any of training.
+  """
+  return sorted(chance.sample(range(max(100, 2 * most)), count))
 
 
 # Compositional table lookup.

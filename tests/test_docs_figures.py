@@ -421,6 +421,9 @@ BEST = (
   ("copy-3000-steps", "relative, index hints", "longer_3", ""),
   ("reverse", "relative, index hints", "longer_2", ""),
   ("reverse", "relative, index hints", "longer_3", ""),
+  ("addition-3000-steps", "relative, index hints, scratchpad", "longer_2", ""),
+  ("addition-3000-steps", "relative, index hints, scratchpad", "longer_3", ""),
+  ("cogs-3000-steps", "relative", "held_out", "81 (of `gen`)"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup_forward", "neural data router", "deeper", "100"),
 )
@@ -556,6 +559,25 @@ def ingredients_in_short():
   (short,) = cells("generalisation/reverse-3000-steps")["relative, index hints"].values()
   shares = [f"{short['scores'][part]['exact_match']:.1f}" for part in ("longer_2", "longer_3")]
   yield f"after 3,000 steps {shares[0]} and {shares[1]} % (one run)"
+  (hinted,) = cells("generalisation/addition")["relative, index hints"].values()
+  share = hinted["scores"]["test"]["exact_match"]
+  yield f"sums even of trained lengths ({share:.1f} % right after 8,000 steps)"
+  row = "relative, index hints, scratchpad"
+  (written,) = cells("generalisation/addition-3000-steps")[row].values()
+  shares = [written["scores"][part]["exact_match"] for part in ("test", "longer_2", "longer_3")]
+  assert shares[0] == 100
+  yield f"{shares[1]:.1f} % at up to twice the length, and {shares[2]:.1f} % at up to three times"
+  (cogs,) = (one["scores"] for one in cells("generalisation/cogs-3000-steps")["relative"].values())
+  yield f"{cogs['test']['exact_match']:.1f} % of the published test, without what is in those"
+  yield f"{cogs['held_out']['exact_match']:.1f} % of what was kept from training"
+  kinds = {
+    name.removeprefix("exact_match/category/"): value
+    for name, value in cogs["held_out"].items()
+    if name.startswith("exact_match/category/")
+  }
+  recursion = {kind: kinds.pop(kind) for kind in ("cp_recursion", "pp_recursion")}
+  assert set(recursion.values()) == {0.0}
+  yield f"right in {min(kinds.values()):.0f} to {max(kinds.values()):.0f} of 100 sentences"
   published, rescaled = (less_competing(weights, "test") for weights in COMPETING)
   yield f"{interval(published, 1, sign='+')} BLEU where the weights of heads sum to 1"
   yield f"{interval(rescaled, 1, sign='+')} where they sum to the number of heads"

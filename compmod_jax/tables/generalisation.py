@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from compmod_jax.core.errors import check_choice
-from compmod_jax.data.synthetic.scan import PROGRESS
+from compmod_jax.data.synthetic.expressions import TableLookupData
+from compmod_jax.data.synthetic.scan import PROGRESS, ScanData
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.mixture_of_depths import DepthRouterConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
@@ -364,7 +365,8 @@ def _with_hints(experiment: Experiment) -> Experiment:
 def _with_scratchpad(experiment: Experiment) -> Experiment:
   """The experiment with targets that say the steps to the answer."""
   task = translation_task(experiment)
-  batch = dataclasses.replace(task.batch, ceiling=max(200, 5 * task.batch.ceiling // 4))
+  longest = 200 if isinstance(task.data, ScanData | TableLookupData) else 320
+  batch = dataclasses.replace(task.batch, ceiling=longest)
   ratio, extra = 4 * task.decode.max_ratio, 4 * task.decode.max_extra
   decode = dataclasses.replace(task.decode, max_ratio=ratio, max_extra=extra)
   return _with_task(_with_data(experiment, scratchpad=True), batch=batch, decode=decode)

@@ -158,11 +158,11 @@ def test_trees_are_as_deep_and_as_short_as_they_say(name):
 def test_steps_say_where_every_symbol_stands_and_what_a_bracket_is_worth():
   data = ArithmeticData()
   steps = steps_of_brackets(["(", "4", "*", "7", ")"], [1, 4, 5, 9, 12], data.value)
-  assert " ".join(steps) == "#1 ( outside #4 4 #1 #5 * #1 #9 7 #1 #12 ) 4 * 7 8 outside"
+  assert " ".join(steps) == ("#1 ( outside #4 4 #1 #5 * #1 #9 7 #1 #12 ) #1 4 * 7 8 #1 outside")
   words = ["[", "MAX", "4", "[", "SM", "9", "3", "]", "1", "]"]
   assert " ".join(steps_of_brackets(words, range(10), ListOpsData().value)) == (
-    "#0 [ outside #1 MAX #0 #2 4 #0 #3 [ #0 #4 SM #3 #5 9 #3 #6 3 #3 #7 ] SM 9 3 2 #0 #8 1 #0"
-    " #9 ] MAX 4 2 1 4 outside"
+    "#0 [ outside #1 MAX #0 #2 4 #0 #3 [ #0 #4 SM #3 #5 9 #3 #6 3 #3 #7 ] #3 SM 9 3 2 #3 #0"
+    " #8 1 #0 #9 ] #0 MAX 4 2 1 4 #0 outside"
   )
 
 
@@ -193,7 +193,7 @@ def test_a_scratchpad_is_about_the_same_expressions_and_ends_with_their_values(n
 def test_what_stands_behind_a_closing_bracket_is_its_value(name):
   data = dataclasses.replace(DATA[name], scratchpad=True)
   for steps in data.load("deeper").target[:50]:
-    closed = re.findall(r"[)\]] ((?:[^#o ]+ )+)(\d) (?:#|outside)", steps)
+    closed = re.findall(r"[)\]] #\d+ ((?:[^#o ]+ )+)(\d) #", steps)
     assert len(closed) == len(re.findall(r"[)\]]", steps)) >= 7
     for held, value in closed:
       words = held.split()

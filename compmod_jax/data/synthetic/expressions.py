@@ -43,11 +43,12 @@ def steps_of_brackets(
 ) -> list[str]:
   """The symbols of an expression, each with its number, its value and the bracket it stands in.
 
-  Brackets go by the number of the opening one. A closing one is followed by all that stands
-  between the two, their inner brackets replaced by values, and by the value of this.
-  `#1 ( #4 4 #5 * #9 7 #12 )` becomes `#1 ( outside #4 4 #1 #5 * #1 #9 7 #1 #12 ) 4 * 7 8 outside`.
-  Nothing in it depends on how deep brackets are nested: where an expression goes on after a
-  closing bracket stands behind the opening one.
+  Brackets go by the number of the opening one. A closing one is followed by that number, by all
+  that stands between the two, their inner brackets replaced by values, by the value of this, and
+  by the number again, behind which the bracket around it is looked up where it opened.
+  `#1 ( #4 4 #5 * #9 7 #12 )` becomes
+  `#1 ( outside #4 4 #1 #5 * #1 #9 7 #1 #12 ) #1 4 * 7 8 #1 outside`.
+  No step depends on how deep brackets are nested.
 
   Args:
     words: an expression with brackets around it.
@@ -72,7 +73,7 @@ def steps_of_brackets(
     if word in ")]":
       parts = within[inside]
       word = str(value(parts))
-      found += [*parts, word]
+      found += [inside, *parts, word, inside]
       inside = around[inside]
     within[inside].append(word)
     found.append(inside)

@@ -567,6 +567,28 @@ def ingredients_in_short():
   shares = [written["scores"][part]["exact_match"] for part in ("test", "longer_2", "longer_3")]
   assert shares[0] == 100
   yield f"{shares[1]:.1f} % at up to twice the length, and {shares[2]:.1f} % at up to three times"
+  longer = cells("generalisation/scan_length_26-3000-steps")
+  rows = ("LSTM", "plain", "relative", "LSTM, recoded by entropy")
+  runs = [longer[row][0] for row in (*rows, "LSTM, recoded by expected loss in use")]
+  assert abs(runs[0]["parameters"] / runs[1]["parameters"] - 1) < 0.01
+  shares = [f"{one['scores']['test']['exact_match']:.1f}" for one in runs]
+  yield f"gets {shares[0]} % of the longer commands right"
+  yield f"without a scratchpad have {shares[1]} and {shares[2]} %"
+  yield f"it gets {shares[3]} and {shares[4]} %: no gain, of one run each"
+  written = [
+    cells(f"generalisation/{name}-3000-steps")["relative, scratchpad"][0]
+    for name in ("table_lookup", "table_lookup_forward")
+  ]
+  shares = [[one["scores"][part]["exact_match"] for part in parts] for one in written]
+  yield "one run for each order, {:.0f} and {:.0f} minutes".format(
+    *(one["train_seconds"] / 60 for one in written)
+  )
+  assert {found for one in shares for found in one[1:3]} == {0.0}
+  tests = f"{shares[0][0]:.1f} and {shares[1][0]:.1f} % of `test`"
+  yield f"{tests}, none of `deeper_valid` and `deeper`"
+  few = record("systematic/table_lookup_forward-scratchpad-22-numbers.json")["scores"]
+  assert few["deeper"]["exact_match"] == 0
+  yield f"{few['deeper_valid']['exact_match']:.1f} % of `deeper_valid` were right"
   (cogs,) = (one["scores"] for one in cells("generalisation/cogs-3000-steps")["relative"].values())
   yield f"{cogs['test']['exact_match']:.1f} % of the published test, without what is in those"
   yield f"{cogs['held_out']['exact_match']:.1f} % of what was kept from training"

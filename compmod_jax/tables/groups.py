@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from compmod_jax.analysis.report import panels
 from compmod_jax.analysis.report.page import Picture, Section
@@ -84,7 +85,7 @@ def section(found: Sequence[Grouped]) -> Section:
   return Section("By length and category", [*items, PageTable("groups", NUMBERS, lines)])
 
 
-def _lines(key: str, found: Sequence[Grouped]) -> Any:
+def _lines(key: str, found: Sequence[Grouped]) -> Figure:
   """A panel for every column, or one for all where each begins at numbers where the last ends."""
   ends = [[_number(group) or 0.0 for group in one.groups] for one in found]
   joined = all(one[-1] <= after[0] for one, after in itertools.pairwise(ends))
@@ -100,7 +101,7 @@ def _lines(key: str, found: Sequence[Grouped]) -> Any:
   return panels.lines(f"By {words}", curves, across=words, up=_unit(found))
 
 
-def _marks(key: str, found: Sequence[Grouped]) -> Any:
+def _marks(key: str, found: Sequence[Grouped]) -> Figure:
   drawn = {}
   for one in found:
     groups = one.groups

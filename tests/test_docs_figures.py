@@ -424,6 +424,7 @@ BEST = (
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_2", ""),
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_3", ""),
   ("cogs-3000-steps", "relative", "held_out", "81 (of `gen`)"),
+  ("arithmetic", "relative, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup_forward", "neural data router", "deeper", "100"),
 )
@@ -567,6 +568,24 @@ def ingredients_in_short():
   shares = [written["scores"][part]["exact_match"] for part in ("test", "longer_2", "longer_3")]
   assert shares[0] == 100
   yield f"{shares[1]:.1f} % at up to twice the length, and {shares[2]:.1f} % at up to three times"
+  near = [
+    record(f"systematic/table_lookup_forward-scratchpad-near-{most}.json")["scores"]
+    for most in (5, 8)
+  ]
+  names = ("deeper_valid", "deeper", "primitive")
+  shares = [[f"{one[part]['exact_match']:.1f}" for part in names] for one in near]
+  yield f"{shares[0][0]} % of `deeper_valid` and {shares[0][1]} of `deeper` after 3,000 steps"
+  yield f"and {shares[0][2]} of `primitive`, tables"
+  yield "{}, {} and {} (first one first, one run each".format(*shares[1])
+  (nested,) = cells("generalisation/arithmetic")["relative, scratchpad"].values()
+  found = [nested["scores"][part]["exact_match"] for part in ("test", "deeper_valid", "deeper")]
+  levels = [nested["scores"]["deeper"][f"exact_match/depth/{n}"] for n in (7, 8)]
+  yield f"one run with a scratchpad, {nested['train_seconds'] / 60:.0f} minutes"
+  yield f"{found[0]:.1f} % of `test`, {found[1]:.1f} of expressions with 6 levels"
+  yield f"{levels[0]:.1f} with 7 and {levels[1]:.1f} with 8, together {found[2]:.1f}"
+  before = record("systematic/arithmetic-scratchpad-without-own-number.json")["scores"]
+  shares = [f"{before[part]['exact_match']:.1f}" for part in ("deeper_valid", "deeper")]
+  yield f"it was {shares[0]} of `deeper_valid` and {shares[1]} of `deeper`"
   longer = cells("generalisation/scan_length_26-3000-steps")
   rows = ("LSTM", "plain", "relative", "LSTM, recoded by entropy")
   runs = [longer[row][0] for row in (*rows, "LSTM, recoded by expected loss in use")]

@@ -116,7 +116,8 @@ class TableLookupData(PartedData):
   """how often training has each line of one table"""
   scratchpad: bool = False
   """targets have every symbol in the order in which functions are applied, each function with the
-  value that it gives: `#2 c #5 a 010` becomes `#5 010 ...`"""
+  value that it gives: `#2 b #5 a #9 010` becomes `#9 010 #5 a 111 #2 b 001` where `a` maps 010 to
+  111 and `b` that to 001"""
 
   def __post_init__(self) -> None:
     super().__post_init__()

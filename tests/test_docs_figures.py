@@ -531,6 +531,31 @@ def composed_tables():
   ]
 
 
+def tables_by_near_words():
+  """A row for each scratchpad of composed tables with T5's bias of near distances."""
+  rows = []
+  for name in (
+    "_forward-scratchpad-near-8",
+    "_forward-scratchpad-near-5",
+    "_forward-scratchpad-near-5-longer",
+    "-scratchpad-near-5",
+  ):
+    found = record(f"systematic/table_lookup{name}.json")
+    experiment, parts = found["experiment"], ("test", "composition", "deeper_valid", "deeper")
+    assert experiment["optimizer"]["learning_rate"] == 0.002
+    model = experiment["model"]
+    rows.append(
+      [
+        "last" if experiment["task"]["data"]["backward"] else "first",
+        *(str(model[field]) for field in ("relative_buckets", "relative_distance")),
+        f"{experiment['phases'][0]['steps']:,}",
+        *(f"{found['scores'][part]['exact_match']:.1f}" for part in (*parts, "primitive")),
+        f"{found['train_seconds'] / 60:.0f}",
+      ]
+    )
+  return rows
+
+
 def context_logic():
   """A row for each form of attention: R2 of every part."""
   found = cells("logic_in_context/small")
@@ -568,15 +593,6 @@ def ingredients_in_short():
   shares = [written["scores"][part]["exact_match"] for part in ("test", "longer_2", "longer_3")]
   assert shares[0] == 100
   yield f"{shares[1]:.1f} % at up to twice the length, and {shares[2]:.1f} % at up to three times"
-  near = [
-    record(f"systematic/table_lookup_forward-scratchpad-near-{most}.json")["scores"]
-    for most in (5, 8)
-  ]
-  names = ("deeper_valid", "deeper", "primitive")
-  shares = [[f"{one[part]['exact_match']:.1f}" for part in names] for one in near]
-  yield f"{shares[0][0]} % of `deeper_valid` and {shares[0][1]} of `deeper` after 3,000 steps"
-  yield f"and {shares[0][2]} of `primitive`, tables"
-  yield "{}, {} and {} (first one first, one run each".format(*shares[1])
   (nested,) = cells("generalisation/arithmetic")["relative, scratchpad"].values()
   found = [nested["scores"][part]["exact_match"] for part in ("test", "deeper_valid", "deeper")]
   levels = [nested["scores"]["deeper"][f"exact_match/depth/{n}"] for n in (7, 8)]
@@ -1474,6 +1490,7 @@ TABLES = {
   ("docs/generalisation.md", "Measured so far", 1): searched,
   ("docs/generalisation.md", "Measured so far", 2): copied,
   ("docs/generalisation.md", "Measured so far", 3): composed_tables,
+  ("docs/generalisation.md", "Measured so far", 4): tables_by_near_words,
   ("docs/generalisation.md", "What is exchanged when words are", 0): exchanged_activations,
   ("docs/generalisation.md", "What is exchanged when words are", 1): homomorphism,
   ("docs/generalisation.md", "Fuzzy logic in context", 0): context_logic,

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compmod_jax.core.errors import check_choice
-from compmod_jax.data.synthetic.expressions import TableLookupData
-from compmod_jax.data.synthetic.scan import PROGRESS, ScanData
+from compmod_jax.data.synthetic.scan import PROGRESS
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.mixture_of_depths import DepthRouterConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
@@ -40,6 +39,7 @@ class _Data:
     changes: fields of its data that differ from the configuration's.
     primitives: whether added primitives are one of the ingredients.
     steps: of training; 0: those of the configuration.
+    scratchpad: words of a target at most that says the steps to the answer; 0: none can.
   """
 
   text: str
@@ -48,17 +48,12 @@ class _Data:
   changes: Mapping[str, object] = dataclasses.field(default_factory=dict)
   primitives: bool = False
   steps: int = 0
+  scratchpad: int = 0
 
   @property
   def scan(self) -> bool:
     """Whether these are SCAN's commands by themselves, whose actions have labels of progress."""
     return self.config.startswith("scan:")
-
-  @property
-  def scratchpad(self) -> bool:
-    """Whether targets can say the steps to the answer."""
-    nested = ("table_lookup", "table_lookup_forward", "arithmetic", "list_operations")
-    return self.scan or self.config.removeprefix("systematic:") in nested
 
   @property
   def symbols(self) -> bool:
@@ -85,26 +80,44 @@ SCALES = {
     "systematic:table_lookup",
     _TABLES,
     steps=10_000,
+    scratchpad=200,
   ),
   "table_lookup_forward": _Data(
     "tables of 3 bits, composed; the first one applied stands first",
     "systematic:table_lookup_forward",
     _TABLES,
     steps=10_000,
+    scratchpad=200,
   ),
-  "arithmetic": _Data("sums and products modulo 10, nested", "systematic:arithmetic", _DEEPER),
-  "list_operations": _Data("operations on nested lists", "systematic:list_operations", _DEEPER),
+  "arithmetic": _Data(
+    "sums and products modulo 10, nested", "systematic:arithmetic", _DEEPER, scratchpad=320
+  ),
+  "list_operations": _Data(
+    "operations on nested lists", "systematic:list_operations", _DEEPER, scratchpad=320
+  ),
   "copy": _Data("copies of up to 20 symbols", "systematic:copy", _LONGER),
   "reverse": _Data("up to 20 symbols, the last one first", "systematic:reverse", _LONGER),
-  "addition": _Data("two numbers of up to 20 digits", "systematic:addition", _LONGER),
+  "addition": _Data(
+    "two numbers of up to 20 digits", "systematic:addition", _LONGER, scratchpad=320
+  ),
   "sorting": _Data("up to 20 digits, the least one first", "systematic:sorting", _LONGER),
   "parity": _Data("whether up to 20 bits have an even sum", "systematic:parity", _LONGER),
-  "scan_length": _Data("SCAN, up to 22 actions in training", "scan:length", steps=_SCAN),
+  "scan_length": _Data(
+    "SCAN, up to 22 actions in training", "scan:length", steps=_SCAN, scratchpad=200
+  ),
   "scan_length_26": _Data(
-    "SCAN, up to 26 actions in training", "scan:length", changes={"cut": 26}, steps=_SCAN
+    "SCAN, up to 26 actions in training",
+    "scan:length",
+    changes={"cut": 26},
+    steps=_SCAN,
+    scratchpad=200,
   ),
   "scan_jump": _Data(
-    "SCAN, jump by itself in training", "scan:addprim_jump", primitives=True, steps=_SCAN
+    "SCAN, jump by itself in training",
+    "scan:addprim_jump",
+    primitives=True,
+    steps=_SCAN,
+    scratchpad=200,
   ),
   "scan_jump_mlc": _Data(
     "SCAN with study pairs, jump composed with other meanings only",
@@ -115,6 +128,7 @@ SCALES = {
     "scan:template_around_right",
     primitives=True,
     steps=_SCAN,
+    scratchpad=200,
   ),
   **{
     f"scan_mcd{n}": _Data(
@@ -122,6 +136,7 @@ SCALES = {
       "scan:simple",
       changes={"split": f"mcd{n}"},
       steps=_SCAN,
+      scratchpad=200,
     )
     for n in (1, 2, 3)
   },
@@ -276,22 +291,21 @@ def generalisation(scale: str) -> Spec:
     experiments["relative, published settings"] = with_model(published, **PUBLISHED)
     labelled = with_model(experiments["relative"], target_labels=tuple(PROGRESS.values()))
     experiments["relative, labels of progress"] = _with_task(labelled, label_weight=1.0)
-  if data.scratchpad:
-    experiments["relative, scratchpad"] = _with_scratchpad(experiments["relative"])
   if data.symbols and not quick:
     # Biases tell distances apart that training has.
     for name, near in (("relative", {}), ("relative bias", {"relative_distance": _NEAR})):
       hinted = _with_hints(with_model(experiments[name], **near))
       experiments[f"{name}, index hints"] = hinted
-    if data.config == "systematic:addition":
-      both = _with_scratchpad(experiments["relative, index hints"])
-      experiments["relative, index hints, scratchpad"] = both
   if data.primitives:
     for name in ("plain", "relative"):
       added = _with_data(experiments[name], added_primitives=20)
       experiments[f"{name}, added primitives"] = added
-    both = _with_scratchpad(experiments["relative, added primitives"])
-    experiments["relative, added primitives, scratchpad"] = both
+  if data.scratchpad:
+    # Symbols of sums are numbered where steps name them.
+    start = "relative, index hints" if data.symbols else "relative"
+    for name in (start, *(["relative, added primitives"] if data.primitives else [])):
+      written = _with_scratchpad(experiments[name], data.scratchpad)
+      experiments[f"{name}, scratchpad"] = written
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )
@@ -362,11 +376,10 @@ def _with_hints(experiment: Experiment) -> Experiment:
   return _with_task(_with_data(experiment, hints=_HINTS), batch=batch)
 
 
-def _with_scratchpad(experiment: Experiment) -> Experiment:
-  """The experiment with targets that say the steps to the answer."""
+def _with_scratchpad(experiment: Experiment, most: int) -> Experiment:
+  """The experiment with targets of so many words at most that say the steps to the answer."""
   task = translation_task(experiment)
-  longest = 200 if isinstance(task.data, ScanData | TableLookupData) else 320
-  batch = dataclasses.replace(task.batch, ceiling=longest)
+  batch = dataclasses.replace(task.batch, ceiling=most)
   ratio, extra = 4 * task.decode.max_ratio, 4 * task.decode.max_extra
   decode = dataclasses.replace(task.decode, max_ratio=ratio, max_extra=extra)
   return _with_task(_with_data(experiment, scratchpad=True), batch=batch, decode=decode)

@@ -56,7 +56,7 @@ def steps_of_brackets(
     value: of what stands between two brackets, as digits and operators.
 
   Returns:
-    The steps; the last but one is the expression's value.
+    The steps, which end with the expression's value, the number of its first bracket and `outside`.
   """
   found: list[str] = []
   inside = _OUTSIDE

@@ -424,7 +424,7 @@ BEST = (
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_2", ""),
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_3", ""),
   ("cogs-3000-steps", "relative", "held_out", "81 (of `gen`)"),
-  ("arithmetic", "relative, scratchpad", "deeper", "98"),
+  ("pcfg_systematicity-3000-steps", "relative", "test", "96"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup_forward", "neural data router", "deeper", "100"),
 )
@@ -593,10 +593,10 @@ def ingredients_in_short():
   shares = [written["scores"][part]["exact_match"] for part in ("test", "longer_2", "longer_3")]
   assert shares[0] == 100
   yield f"{shares[1]:.1f} % at up to twice the length, and {shares[2]:.1f} % at up to three times"
-  (nested,) = cells("generalisation/arithmetic")["relative, scratchpad"].values()
+  nested = record("systematic/arithmetic-scratchpad-parts-when-closed.json")
   found = [nested["scores"][part]["exact_match"] for part in ("test", "deeper_valid", "deeper")]
   levels = [nested["scores"]["deeper"][f"exact_match/depth/{n}"] for n in (7, 8)]
-  yield f"one run with a scratchpad, {nested['train_seconds'] / 60:.0f} minutes"
+  yield f"one run with relative positions, {nested['train_seconds'] / 60:.0f} minutes"
   yield f"{found[0]:.1f} % of `test`, {found[1]:.1f} of expressions with 6 levels"
   yield f"{levels[0]:.1f} with 7 and {levels[1]:.1f} with 8, together {found[2]:.1f}"
   before = record("systematic/arithmetic-scratchpad-without-own-number.json")["scores"]

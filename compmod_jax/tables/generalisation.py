@@ -60,6 +60,11 @@ class _Data:
     """Whether symbols can be numbered by words before them."""
     return self.config.removeprefix("systematic:") in ("copy", "reverse", "addition")
 
+  @property
+  def nested(self) -> bool:
+    """Whether what is tested is deeper than what is trained."""
+    return "deeper" in self.parts
+
   def experiment(self) -> Experiment:
     """The plain model, whose last parameters are kept and which no clock stops."""
     base = with_model(load_config(self.config), compete=())
@@ -93,7 +98,7 @@ SCALES = {
     "sums and products modulo 10, nested", "systematic:arithmetic", _DEEPER, scratchpad=320
   ),
   "list_operations": _Data(
-    "operations on nested lists", "systematic:list_operations", _DEEPER, scratchpad=320
+    "operations on nested lists", "systematic:list_operations", _DEEPER, scratchpad=344
   ),
   "copy": _Data("copies of up to 20 symbols", "systematic:copy", _LONGER),
   "reverse": _Data("up to 20 symbols, the last one first", "systematic:reverse", _LONGER),
@@ -159,6 +164,12 @@ SEARCH = "scan_length_search"
 """The scale of the search of settings for SCAN's length splits."""
 _LABELS = 160  # from which random ones are drawn
 _HINTS, _NEAR = 100, 24  # words that number symbols; distances that biases tell apart there
+# Biases that tell near words apart and no far ones: all else is looked up by what words are.
+_NEAR_WORDS: dict[str, object] = {
+  "positions": "relative_bias",
+  "relative_buckets": 24,
+  "relative_distance": 13,
+}
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
 _MOH = CompetitionConfig(rule="top_k", keep=2, shared_heads=1, balance=0.01)
@@ -303,9 +314,13 @@ def generalisation(scale: str) -> Spec:
   if data.scratchpad:
     # Symbols of sums are numbered where steps name them.
     start = "relative, index hints" if data.symbols else "relative"
-    for name in (start, *(["relative, added primitives"] if data.primitives else [])):
-      written = _with_scratchpad(experiments[name], data.scratchpad)
-      experiments[f"{name}, scratchpad"] = written
+    written = {start: experiments[start]}
+    if data.primitives:
+      written["relative, added primitives"] = experiments["relative, added primitives"]
+    if data.nested:
+      written["near words"] = with_model(base, **_NEAR_WORDS)
+    for name, experiment in written.items():
+      experiments[f"{name}, scratchpad"] = _with_scratchpad(experiment, data.scratchpad)
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )

@@ -155,14 +155,17 @@ def test_trees_are_as_deep_and_as_short_as_they_say(name):
       assert len(source.split()) <= data.symbols
 
 
-def test_steps_say_where_every_symbol_stands_and_what_a_bracket_is_worth():
-  data = ArithmeticData()
-  steps = steps_of_brackets(["(", "4", "*", "7", ")"], [1, 4, 5, 9, 12], data.value)
-  assert " ".join(steps) == ("#1 ( outside #4 4 #1 #5 * #1 #9 7 #1 #12 ) #1 4 * 7 8 #1 outside")
+def test_steps_say_what_brackets_hold_by_then_and_what_they_are_worth():
+  words = ["(", "4", "*", "(", "3", "+", "6", ")", ")"]
+  steps = steps_of_brackets(words, range(2, 11), ArithmeticData().value)
+  assert " ".join(steps) == (
+    "#2 ( @2 outside #2 #3 4 #2 4 #4 * #2 4 * #5 ( @5 #2 4 * #5 #6 3 #5 3 #7 + #5 3 +"
+    " #8 6 #5 3 + 6 #9 ) 9 @5 #2 4 * 9 #10 ) 6 @2 outside 6"
+  )
   words = ["[", "MAX", "4", "[", "SM", "9", "3", "]", "1", "]"]
   assert " ".join(steps_of_brackets(words, range(10), ListOpsData().value)) == (
-    "#0 [ outside #1 MAX #0 #2 4 #0 #3 [ #0 #4 SM #3 #5 9 #3 #6 3 #3 #7 ] #3 SM 9 3 2 #3 #0"
-    " #8 1 #0 #9 ] #0 MAX 4 2 1 4 #0 outside"
+    "#0 [ @0 outside #0 #1 MAX #0 MAX #2 4 #0 MAX 4 #3 [ @3 #0 MAX 4 #3 #4 SM #3 SM #5 9 #3 SM 9"
+    " #6 3 #3 SM 9 3 #7 ] 2 @3 #0 MAX 4 2 #8 1 #0 MAX 4 2 1 #9 ] 4 @0 outside 4"
   )
 
 
@@ -180,9 +183,9 @@ def test_a_scratchpad_is_about_the_same_expressions_and_ends_with_their_values(n
       numbers = [int(word.removeprefix("#")) for word in words[::2]]
       assert numbers == sorted(set(numbers))
       seen |= set(words[::2])
-      values = [word for word in steps.split() if word[0] not in "#o"]
+      values = [word for word in steps.split() if word[0] not in "#@o"]
       assert values[-1] == target
-      spoken = re.findall(r"(#\d+) ([^#o]\S*)", steps)
+      spoken = re.findall(r"(#\d+) ([^#@o]\S*)", steps)
       ours = list(zip(words[::2], words[1::2], strict=True))
       assert [pair for pair in spoken if pair in ours] == (ours[::-1] if name == "tables" else ours)
     assert [one["depth"] for one in longer.info or ()] == [one["depth"] for one in pairs.info or ()]
@@ -190,17 +193,17 @@ def test_a_scratchpad_is_about_the_same_expressions_and_ends_with_their_values(n
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_what_stands_behind_a_closing_bracket_is_its_value(name):
+def test_a_closing_bracket_gives_its_value_to_the_bracket_around_it(name):
   data = dataclasses.replace(DATA[name], scratchpad=True)
   for steps in data.load("deeper").target[:50]:
-    closed = re.findall(r"[)\]] #\d+ ((?:[^#o ]+ )+)(\d) #", steps)
-    assert len(closed) == len(re.findall(r"[)\]]", steps)) >= 7
-    for held, value in closed:
+    around = dict(re.findall(r"#(\d+) [(\[] @\1 (.+?) #\1", steps))
+    closed = re.findall(r"#(\d+) ([^#]+) #\d+ [)\]] (\d) @\1(?= ([^ ]+[^#]*))", steps)
+    assert len(closed) == len(around) == len(re.findall(r"[)\]]", steps)) >= 7
+    for bracket, held, value, after in closed:
       words = held.split()
-      if name == "lists":
-        assert answer(["[", *words, "]"]) == int(value)
-      else:
-        assert eval(" ".join(words)) % 10 == int(value)  # digits and a sign alone
+      right = answer(["[", *words, "]"]) if name == "lists" else eval(held) % 10  # digits, a sign
+      assert int(value) == right
+      assert after.strip() == f"{around[bracket]} {value}"
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,13 @@ Tree = tuple[list[str], int]
 def steps_of_brackets(
   words: Sequence[str], numbers: Sequence[int], value: Callable[[Sequence[str]], int]
 ) -> list[str]:
-  """The symbols of an expression, each with its number, its value and the bracket it stands in.
+  """The symbols of an expression, each with its number and with what its bracket holds by then.
 
-  Brackets go by the number of the opening one. A closing one is followed by that number, by all
-  that stands between the two, their inner brackets replaced by values, by the value of this, and
-  by the number again, behind which the bracket around it is looked up where it opened.
-  `#1 ( #4 4 #5 * #9 7 #12 )` becomes
-  `#1 ( outside #4 4 #1 #5 * #1 #9 7 #1 #12 ) #1 4 * 7 8 #1 outside`.
+  Brackets go by the number of the opening one. The steps of an opening one keep the bracket around
+  it and what this holds behind a word of their own, `@` and the number, which those of its closing
+  one repeat behind its value, so that what followed there is to be copied, and the value added.
+  `#2 ( #3 4 #4 * #5 ( #6 3 #7 + #8 6 #9 ) #10 )` becomes `#2 ( @2 outside #2 #3 4 #2 4 #4 * #2 4 *
+  #5 ( @5 #2 4 * #5 #6 3 #5 3 #7 + #5 3 + #8 6 #5 3 + 6 #9 ) 9 @5 #2 4 * 9 #10 ) 6 @2 outside 6`.
   No step depends on how deep brackets are nested.
 
   Args:
@@ -56,28 +56,30 @@ def steps_of_brackets(
     value: of what stands between two brackets, as digits and operators.
 
   Returns:
-    The steps, which end with the expression's value, the number of its first bracket and `outside`.
+    The steps, which end with the expression's value.
   """
   found: list[str] = []
-  inside = _OUTSIDE
-  within: dict[str, list[str]] = {_OUTSIDE: []}
-  around: dict[str, str] = {}
+  stack: list[list[str]] = [[_OUTSIDE]]
   for number, word in zip(numbers, words, strict=True):
     name = f"#{number}"
     found += [name, word]
     if word in "([":
-      found.append(inside)
-      around[name], within[name] = inside, []
-      inside = name
-      continue
-    if word in ")]":
-      parts = within[inside]
-      word = str(value(parts))
-      found += [inside, *parts, word, inside]
-      inside = around[inside]
-    within[inside].append(word)
-    found.append(inside)
+      found += [_kept(name), *stack[-1]]
+      stack.append([name])
+    elif word in ")]":
+      opened, *parts = stack.pop()
+      result = str(value(parts))
+      found += [result, _kept(opened)]
+      stack[-1].append(result)
+    else:
+      stack[-1].append(word)
+    found += stack[-1]
   return found
+
+
+def _kept(name: str) -> str:
+  """The word behind which is kept what is around a bracket."""
+  return name.replace("#", "@")
 
 
 def _drawn_numbers(chance: random.Random, count: int, most: int) -> list[int]:
@@ -219,8 +221,8 @@ class _TreeData(PartedData):
   symbols: int = 50
   """symbols of an expression at most"""
   scratchpad: bool = False
-  """targets have every symbol with the bracket it stands in, and say what a bracket holds and its
-  value where it closes; see `steps_of_brackets`"""
+  """targets have every symbol with what its bracket holds by then, and values of brackets as they
+  close; see `steps_of_brackets`"""
 
   def __post_init__(self) -> None:
     super().__post_init__()

@@ -425,6 +425,7 @@ BEST = (
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_3", ""),
   ("cogs-3000-steps", "relative", "held_out", "81 (of `gen`)"),
   ("pcfg_systematicity-3000-steps", "relative", "test", "96"),
+  ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup_forward", "neural data router", "deeper", "100"),
 )
@@ -556,6 +557,32 @@ def tables_by_near_words():
   return rows
 
 
+def nested_arithmetic():
+  """A row for each form of the steps of arithmetic: what they reach, and what the run took."""
+  near = [
+    cells(f"generalisation/arithmetic{steps}")["near words, scratchpad"][0]
+    for steps in ("-5000-steps", "")
+  ]
+  before = [
+    record(f"systematic/arithmetic-scratchpad-{name}.json")
+    for name in ("without-own-number", "parts-when-closed")
+  ]
+  forms = (
+    "bracket around each symbol",
+    "the same, closed brackets named",
+    *["what its bracket holds behind each symbol"] * 2,
+  )
+  rows = []
+  for form, one in zip(forms, (*before, *near), strict=True):
+    scores, positions = one["scores"], one["experiment"]["model"]["positions"]
+    levels = [scores["deeper"][f"exact_match/depth/{n}"] for n in (7, 8)]
+    shares = [scores[part]["exact_match"] for part in ("test", "deeper_valid", "deeper")]
+    shown = [f"{share:.1f}" for share in (*shares[:2], *levels, shares[2])]
+    steps = f"{one['experiment']['phases'][0]['steps']:,} steps"
+    rows.append([form, f"`{positions}`", steps, *shown, f"{one['train_seconds'] / 60:.0f}"])
+  return rows
+
+
 def context_logic():
   """A row for each form of attention: R2 of every part."""
   found = cells("logic_in_context/small")
@@ -589,19 +616,13 @@ def ingredients_in_short():
   share = hinted["scores"]["test"]["exact_match"]
   yield f"sums even of trained lengths ({share:.1f} % right after 8,000 steps)"
   row = "relative, index hints, scratchpad"
-  (written,) = cells("generalisation/addition-3000-steps")[row].values()
-  shares = [written["scores"][part]["exact_match"] for part in ("test", "longer_2", "longer_3")]
-  assert shares[0] == 100
-  yield f"{shares[1]:.1f} % at up to twice the length, and {shares[2]:.1f} % at up to three times"
-  nested = record("systematic/arithmetic-scratchpad-parts-when-closed.json")
-  found = [nested["scores"][part]["exact_match"] for part in ("test", "deeper_valid", "deeper")]
-  levels = [nested["scores"]["deeper"][f"exact_match/depth/{n}"] for n in (7, 8)]
-  yield f"one run with relative positions, {nested['train_seconds'] / 60:.0f} minutes"
-  yield f"{found[0]:.1f} % of `test`, {found[1]:.1f} of expressions with 6 levels"
-  yield f"{levels[0]:.1f} with 7 and {levels[1]:.1f} with 8, together {found[2]:.1f}"
-  before = record("systematic/arithmetic-scratchpad-without-own-number.json")["scores"]
-  shares = [f"{before[part]['exact_match']:.1f}" for part in ("deeper_valid", "deeper")]
-  yield f"it was {shares[0]} of `deeper_valid` and {shares[1]} of `deeper`"
+  written = [one["scores"] for one in cells("generalisation/addition-3000-steps")[row].values()]
+  shares = [
+    " and ".join(f"{scores[part]['exact_match']:.1f}" for scores in written)
+    for part in ("test", "longer_2", "longer_3")
+  ]
+  yield f"two runs have {shares[0]} % there, {shares[1]} % at up to twice the length"
+  yield f"and {shares[2]} % at up to three times"
   longer = cells("generalisation/scan_length_26-3000-steps")
   rows = ("LSTM", "plain", "relative", "LSTM, recoded by entropy")
   runs = [longer[row][0] for row in (*rows, "LSTM, recoded by expected loss in use")]
@@ -1491,6 +1512,7 @@ TABLES = {
   ("docs/generalisation.md", "Measured so far", 2): copied,
   ("docs/generalisation.md", "Measured so far", 3): composed_tables,
   ("docs/generalisation.md", "Measured so far", 4): tables_by_near_words,
+  ("docs/generalisation.md", "Measured so far", 5): nested_arithmetic,
   ("docs/generalisation.md", "What is exchanged when words are", 0): exchanged_activations,
   ("docs/generalisation.md", "What is exchanged when words are", 1): homomorphism,
   ("docs/generalisation.md", "Fuzzy logic in context", 0): context_logic,

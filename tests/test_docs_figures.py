@@ -618,10 +618,10 @@ def ingredients_in_short():
   row = "relative, index hints, scratchpad"
   written = [one["scores"] for one in cells("generalisation/addition-3000-steps")[row].values()]
   shares = [
-    " and ".join(f"{scores[part]['exact_match']:.1f}" for scores in written)
+    re.sub(", (?=[^,]*$)", " and ", ", ".join(f"{one[part]['exact_match']:.1f}" for one in written))
     for part in ("test", "longer_2", "longer_3")
   ]
-  yield f"two runs have {shares[0]} % there, {shares[1]} % at up to twice the length"
+  yield f"three runs have {shares[0]} % there, {shares[1]} % at up to twice the length"
   yield f"and {shares[2]} % at up to three times"
   longer = cells("generalisation/scan_length_26-3000-steps")
   rows = ("LSTM", "plain", "relative", "LSTM, recoded by entropy")

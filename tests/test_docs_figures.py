@@ -615,6 +615,12 @@ def ingredients_in_short():
   (hinted,) = cells("generalisation/addition")["relative, index hints"].values()
   share = hinted["scores"]["test"]["exact_match"]
   yield f"sums even of trained lengths ({share:.1f} % right after 8,000 steps)"
+  (edits,) = cells("generalisation/pcfg_systematicity-3000-steps")["relative"].values()
+  alike, unseen = (edits["scores"][part] for part in ("iid", "test"))
+  few = [f"{alike[f'exact_match/functions/{n}']:.0f}" for n in (1, 4)]
+  yield f"{alike['exact_match']:.1f} % are right ({few[0]} of those with a single function"
+  yield f"{few[1]} with four), of those with a pair of functions that training lacks"
+  yield f"training lacks {unseen['exact_match']:.1f} %"
   row = "relative, index hints, scratchpad"
   written = [one["scores"] for one in cells("generalisation/addition-3000-steps")[row].values()]
   shares = [

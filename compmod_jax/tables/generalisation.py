@@ -39,7 +39,9 @@ class _Data:
     changes: fields of its data that differ from the configuration's.
     primitives: whether added primitives are one of the ingredients.
     steps: of training; 0: those of the configuration.
-    scratchpad: words of a target at most that says the steps to the answer; 0: none can.
+    scratchpad: words of a target at most that says the steps to the answer, in training; 0: none
+      can.
+    outputs: words of such an output at most, where those of tests are longer; 0: by the source.
   """
 
   text: str
@@ -49,6 +51,7 @@ class _Data:
   primitives: bool = False
   steps: int = 0
   scratchpad: int = 0
+  outputs: int = 0
 
   @property
   def scan(self) -> bool:
@@ -62,8 +65,13 @@ class _Data:
 
   @property
   def nested(self) -> bool:
-    """Whether what is tested is deeper than what is trained."""
-    return "deeper" in self.parts
+    """Whether what is written stands in brackets or arguments, as deep as one likes."""
+    return "deeper" in self.parts or self.config.startswith("pcfg_set:")
+
+  @property
+  def tables(self) -> bool:
+    """Whether these are tables that are composed."""
+    return self.config.startswith("systematic:table_lookup")
 
   def experiment(self) -> Experiment:
     """The plain model, whose last parameters are kept and which no clock stops."""
@@ -152,10 +160,18 @@ SCALES = {
     steps=_SCAN,
   ),
   "pcfg_systematicity": _Data(
-    "PCFG SET, four pairs of functions in the test alone", "pcfg_set:systematicity", steps=_SCAN
+    "PCFG SET, four pairs of functions in the test alone",
+    "pcfg_set:systematicity",
+    steps=_SCAN,
+    scratchpad=640,
+    outputs=3000,
   ),
   "pcfg_productivity": _Data(
-    "PCFG SET, up to eight functions in training", "pcfg_set:productivity", steps=_SCAN
+    "PCFG SET, up to eight functions in training",
+    "pcfg_set:productivity",
+    steps=_SCAN,
+    scratchpad=640,
+    outputs=3000,
   ),
 }
 """Name of a scale -> its data."""
@@ -170,6 +186,8 @@ _NEAR_WORDS: dict[str, object] = {
   "relative_buckets": 24,
   "relative_distance": 13,
 }
+_NEAR_WORDS_RATE = 2e-3  # of learning
+_BLANKS = 6  # more words than the deepest compositions of tables have more than trained ones
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
 _MOH = CompetitionConfig(rule="top_k", keep=2, shared_heads=1, balance=0.01)
@@ -318,9 +336,13 @@ def generalisation(scale: str) -> Spec:
     if data.primitives:
       written["relative, added primitives"] = experiments["relative, added primitives"]
     if data.nested:
-      written["near words"] = with_model(base, **_NEAR_WORDS)
+      optimizer = dataclasses.replace(base.optimizer, learning_rate=_NEAR_WORDS_RATE)
+      near_words = with_model(dataclasses.replace(base, optimizer=optimizer), **_NEAR_WORDS)
+      written["near words"] = near_words
+      if data.tables:
+        written["near words, blanks"] = _with_data(near_words, blanks=_BLANKS)
     for name, experiment in written.items():
-      experiments[f"{name}, scratchpad"] = _with_scratchpad(experiment, data.scratchpad)
+      experiments[f"{name}, scratchpad"] = _with_scratchpad(experiment, data)
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )
@@ -391,11 +413,14 @@ def _with_hints(experiment: Experiment) -> Experiment:
   return _with_task(_with_data(experiment, hints=_HINTS), batch=batch)
 
 
-def _with_scratchpad(experiment: Experiment, most: int) -> Experiment:
-  """The experiment with targets of so many words at most that say the steps to the answer."""
+def _with_scratchpad(experiment: Experiment, data: _Data) -> Experiment:
+  """The experiment with targets that say the steps to the answer."""
   task = translation_task(experiment)
-  batch = dataclasses.replace(task.batch, ceiling=most)
+  batch = dataclasses.replace(task.batch, ceiling=data.scratchpad)
   ratio, extra = 4 * task.decode.max_ratio, 4 * task.decode.max_extra
+  if data.outputs:
+    ratio, extra = 0.0, data.outputs
+    experiment = with_model(experiment, max_length=data.outputs)
   decode = dataclasses.replace(task.decode, max_ratio=ratio, max_extra=extra)
   return _with_task(_with_data(experiment, scratchpad=True), batch=batch, decode=decode)
 

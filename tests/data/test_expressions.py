@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 import statistics
 
@@ -192,6 +193,32 @@ def test_a_scratchpad_is_about_the_same_expressions_and_ends_with_their_values(n
   assert len(seen) == 100
 
 
+@pytest.mark.parametrize("name", ["tables", "tables, forward"])
+@pytest.mark.parametrize("scratchpad", [False, True])
+def test_blanks_make_training_examples_longer_and_change_nothing_else(name, scratchpad):
+  plain = dataclasses.replace(DATA[name], scratchpad=scratchpad)
+  data = dataclasses.replace(plain, blanks=6)
+  pairs, without = data.load("train"), DATA[name].load("train")
+  lengths = set()
+  for source, target, sentence, value in zip(
+    pairs.source, pairs.target, without.source, without.target, strict=True
+  ):
+    words = source.split()[1::2] if scratchpad else source.split()
+    assert words[-1 if data.backward else 0] in data.table("a")  # the input
+    assert [word for word in words if word != "_"] == sentence.split()
+    assert target.split()[-1] == value
+    lengths.add(len(words))
+    if scratchpad:
+      told = [word for word in target.split() if word[0] != "#"]
+      values = [told[0], *told[2::2]]
+      steps = zip(told[1::2], itertools.pairwise(values), strict=True)
+      for letter, (before, after) in steps:
+        assert after == (before if letter == "_" else data.table(letter)[before])
+  assert lengths == set(range(2, data.depth + 6 + 2))
+  for part in data.splits()[1:]:
+    assert data.load(part).target == plain.load(part).target
+
+
 @pytest.mark.parametrize("name", TREES)
 def test_a_closing_bracket_gives_its_value_to_the_bracket_around_it(name):
   data = dataclasses.replace(DATA[name], scratchpad=True)
@@ -215,6 +242,7 @@ def test_a_closing_bracket_gives_its_value_to_the_bracket_around_it(name):
     (lambda: TableLookupData(tables=40), "tables is 40; it must be 2 to 16"),
     (lambda: TableLookupData(new=7), "new is 7 of 8 tables"),
     (lambda: TableLookupData(depth=1), "depth is 1"),
+    (lambda: TableLookupData(blanks=-1), "blanks is -1; it must be at least 0"),
     (functools.partial(ArithmeticData().load, "deep"), "'deep'"),
     (lambda: ArithmeticData(depth=1, scored=150).splits(), "scored is 150, and only 50 different"),
   ],

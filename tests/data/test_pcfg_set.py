@@ -1,11 +1,14 @@
 """PCFG SET: against an interpreter of its sentences, and what each split keeps from training."""
 
+import dataclasses
 import functools
+import itertools
 
 import pytest
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.base import DataError
+from compmod_jax.data.synthetic import pcfg_set_steps
 from compmod_jax.data.synthetic.pcfg_set import (
   PAIRS,
   SYMBOLS,
@@ -177,3 +180,86 @@ def test_published_files_are_read(folder):
 def test_mistakes_are_told(make, match):
   with pytest.raises(UserError, match=match):
     make()
+
+
+STEPS = {
+  split: dataclasses.replace(DATA[split], scratchpad=True) for split in ("iid", "productivity")
+}
+
+
+@pytest.mark.parametrize("split", STEPS)
+def test_steps_end_with_the_string_of_the_same_sentence(split):
+  data, plain = STEPS[split], DATA[split]
+  for part in data.splits():
+    pairs, others = data.load(part), plain.load(part)
+    assert pairs.info == others.info
+    for source, target, sentence, string in zip(
+      pairs.source, pairs.target, others.source, others.target, strict=True
+    ):
+      assert source.split()[3:-2:2] == sentence.split()
+      assert pcfg_set_steps.answer(target.split()) == string.split()
+
+
+def strings_of(words: list[str]) -> list[tuple[str, list[str]]]:
+  """The strings that steps write: the number of a word of the sentence, and symbols."""
+  found = []
+  for at, (last, word) in enumerate(itertools.pairwise(words), 1):
+    if word[0] != "#":
+      continue
+    if last == "start":
+      found.append((words[at + 3], []))
+    elif last != "end":
+      found[-1][1].append(last)
+  return found
+
+
+def test_each_string_of_the_steps_is_that_of_a_part_of_the_sentence():
+  pairs = STEPS["productivity"].load("test")
+  for source, target in zip(pairs.source, pairs.target, strict=True):
+    numbers, sentence = source.split()[::2], source.split()[1::2]
+    found = strings_of(target.split())
+    # One for each function, and one for each string of the sentence, given by its last symbol.
+    assert len(found) == count_functions(source) + source.count(",") + 1
+    for number, symbols in found:
+      at = numbers.index(number)
+      while sentence[at] in SYMBOLS and sentence[at - 1] in SYMBOLS:
+        at -= 1
+      assert interpret(sentence[at:-1]) == symbols[::-1]
+
+
+def test_each_word_that_steps_take_stands_where_its_number_says():
+  pairs = STEPS["productivity"].load("test")
+  firsts, checked = set(), 0
+  for source, target in zip(pairs.source, pairs.target, strict=True):
+    words = target.split()
+    given = [int(word[1:]) for word in words if word[0] == "#"]
+    firsts.add(given[0])
+    assert given == [(given[0] + n) % pcfg_set_steps.NUMBERS for n in range(len(given))]
+    if len(given) > pcfg_set_steps.NUMBERS:  # then some stand twice
+      continue
+    told = source.split()
+    before = dict(zip(told[::2], told[1::2], strict=True))
+    for last, word, after in zip(words, words[1:], words[2:], strict=False):
+      if word[0] == "#":
+        before["@" + word[1:]] = last
+      elif word[0] in "@$" and (after in told[1::2] or after in ("start", "end")):
+        assert before[word] == after
+        checked += 1
+  assert len(firsts) > 100
+  assert checked > 10_000
+
+
+@pytest.mark.parametrize(
+  ("sentence", "steps"),
+  [
+    (
+      "reverse B7 C2",
+      "$11 </s> start #40 none none $10 none leaf @40 $10 C2 #41 leaf @40 $9 B7 #42"
+      " leaf @40 $8 reverse end #43 @40 $9 $8 reverse start #44 @40 none $8 none"
+      " reverse1 @44 @43 end reverse1 @44 @42 B7 #45 reverse1 @44 @41 C2 #46 reverse1 @44 @40 start"
+      " end #47 @44 $8 $7 <s> answer @47 end answer @46 C2 answer @45 B7 answer @44 start",
+    ),
+  ],
+)
+def test_steps_are_these(sentence, steps):
+  assert " ".join(pcfg_set_steps.steps(sentence.split(), 7, 40)) == steps

@@ -31,6 +31,7 @@ _HELD_OUT = 4  # one in so many
 _MODULUS = 10
 _DEEPER = 5  # tables more than training has, at most
 _OUTSIDE = "outside"
+_BLANK = "_"
 Tree = tuple[list[str], int]
 """The symbols of an expression, and its value."""
 
@@ -120,11 +121,15 @@ class TableLookupData(PartedData):
   """targets have every symbol in the order in which functions are applied, each function with the
   value that it gives: `#2 b #5 a #9 010` becomes `#9 010 #5 a 111 #2 b 001` where `a` maps 010 to
   111 and `b` that to 001"""
+  blanks: int = 0
+  """most blank words of a training example, among its functions, which change nothing: they make it
+  as long as deeper ones are, so that these have nothing new but their depth"""
 
   def __post_init__(self) -> None:
     super().__post_init__()
     self._at_least(2, "depth")
     self._at_least(1, "repeated")
+    self._at_least(0, "blanks")
     most = len(_LETTERS)
     check(2 <= self.tables <= most, f"tables is {self.tables}; it must be 2 to {most}.")
     check(
@@ -133,8 +138,11 @@ class TableLookupData(PartedData):
     )
 
   def table(self, letter: str) -> dict[str, str]:
-    """The bijection of the eight inputs that a letter stands for, drawn by the seed."""
-    return _table(self.seed, letter)
+    """The bijection of the eight inputs that a letter stands for, drawn by the seed.
+
+    A blank word leaves them as they are.
+    """
+    return dict(zip(_BITS, _BITS, strict=True)) if letter == _BLANK else _table(self.seed, letter)
 
   def example(self, functions: Sequence[str], bits: str) -> Example:
     """An input to which functions are applied, the first of them first."""
@@ -181,12 +189,23 @@ class TableLookupData(PartedData):
     parts = self.draw(**draws)
     alone = [self.example([letter], bits) for letter in old + new for bits in _BITS]
     parts["train"] += alone * self.repeated
+    if self.blanks:
+      parts |= self.rewritten({"train": parts["train"]}, self.with_blanks)
     return self.rewritten(parts, self.with_steps) if self.scratchpad else parts
+
+  def with_blanks(self, chance: random.Random, example: Example) -> Example:
+    """An example with blank words."""
+    words = example.source.split()
+    for _ in range(chance.randint(0, self.blanks)):
+      # The input keeps its end.
+      words.insert(chance.randint(0, len(words) - 1) + (not self.backward), _BLANK)
+    return example._replace(source=" ".join(words))
 
   def with_steps(self, chance: random.Random, example: Example) -> Example:
     """An example with numbers and the steps to its answer."""
     words = example.source.split()
-    numbers = _drawn_numbers(chance, len(words), self.depth + _DEEPER + 1)
+    most = self.depth + max(self.blanks, _DEEPER) + 1
+    numbers = _drawn_numbers(chance, len(words), most)
     source = numbered(words, numbers)
     if self.backward:
       words, numbers = words[::-1], numbers[::-1]

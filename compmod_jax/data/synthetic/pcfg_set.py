@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.base import Pairs
 from compmod_jax.data.sources.text import TextData, expand_folder
+from compmod_jax.data.synthetic import pcfg_set_steps
 from compmod_jax.data.synthetic.parts import Draw, Example, PartedData
 
 Symbols = list[str]
@@ -96,6 +97,8 @@ class PcfgSetData(PartedData):
   """productivity: most functions of a training sentence"""
   longest: int = 128
   """most words of a sentence, and symbols of its string"""
+  scratchpad: bool = False
+  """targets say every step to the string, for which words are numbered; see `pcfg_set_steps`"""
   folder: str = ""
   """where the published folders pcfgset, systematicity and productivity are, with train, dev and
   test as .src and .tgt, plain or gzipped; may start with an environment variable. All splits have
@@ -141,7 +144,8 @@ class PcfgSetData(PartedData):
 
     others = {} if self.split == "iid" else {"iid": drawn(False)}
     test = drawn(self.split != "iid")
-    return self.draw(train=drawn(False), valid=drawn(False), test=test, **others)
+    parts = self.draw(train=drawn(False), valid=drawn(False), test=test, **others)
+    return self.rewritten(parts, _with_steps) if self.scratchpad else parts
 
   def splits(self) -> tuple[str, ...]:
     """Names for `load`."""
@@ -163,6 +167,15 @@ class PcfgSetData(PartedData):
     folder = expand_folder(self.folder) / _FOLDERS.get(name, name)
     pairs = _files(folder).load(split)
     return dataclasses.replace(pairs, info=[self._info(source) for source in pairs.source])
+
+
+def _with_steps(chance: random.Random, example: Example) -> Example:
+  """A sentence with numbers, of which the first are drawn, and the steps to its string."""
+  words = example.source.split()
+  source_number, number = (chance.randrange(pcfg_set_steps.NUMBERS) for _ in range(2))
+  source = pcfg_set_steps.numbered_source(words, source_number)
+  target = pcfg_set_steps.steps(words, source_number, number)
+  return example._replace(source=" ".join(source), target=" ".join(target))
 
 
 def _files(folder: Path) -> TextData:

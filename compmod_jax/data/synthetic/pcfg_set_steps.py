@@ -1,0 +1,186 @@
+r"""The steps from a sentence of PCFG SET to its string, as words that a model writes.
+
+Scratchpads (Nye et al. 2021) for strings of any length: a stack machine whose every step is written
+out. The sentence is read from its last word to its first; each string is put on a stack, reversed,
+and a function takes one or two of them and puts its own. Each word depends on some that stand near
+and on one that is found by its number, however many functions there are and however long strings
+become. `$` numbers words of the source, `#` symbols of strings in the order in which they are
+written; `@` and `$` point to them:
+
+    $7 <s> $8 reverse $9 B7 $10 C2 $11 </s>
+
+    $11 </s> start #40 none none $10 none
+      leaf @40 $10 C2 #41   leaf @40 $9 B7 #42   leaf @40 $8 reverse
+    end #43 @40 $9 $8 reverse start #44 @40 none $8 none
+      reverse1 @44 @43 end      reverse1 @44 @42 B7 #45
+      reverse1 @44 @41 C2 #46   reverse1 @44 @40 start
+    end #47 @44 $8 $7 <s>
+      answer @47 end   answer @46 C2   answer @45 B7   answer @44 start
+
+A string is opened by the starts of the one or two strings that it is made of, the word of the
+source, and the start of the string under it on the stack. Each symbol of it has four words before
+its number: what makes it, to which string it belongs, the number of the symbol that is taken, and
+that symbol.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+NUMBERS = 500
+"""Different numbers; longer sentences have some of them twice."""
+FIRST, LAST = "<s>", "</s>"
+"""The words around a sentence."""
+_AROUND = "start", "end"  # of a string
+_NONE = "none"  # where no string is told
+_BINARY = "append", "prepend", "remove_first", "remove_second"
+
+_Part = Literal["forward", "backward", "first", "last", "all but last", "inner"]
+_PARTS: Mapping[str, tuple[tuple[int, _Part], ...]] = {
+  "copy": ((0, "forward"),),
+  "reverse": ((0, "backward"),),
+  "shift": ((0, "last"), (0, "all but last")),
+  "echo": ((0, "first"), (0, "forward")),
+  "swap_first_last": ((0, "last"), (0, "inner"), (0, "first")),
+  "repeat": ((0, "forward"), (0, "forward")),
+  "append": ((1, "forward"), (0, "forward")),
+  "prepend": ((0, "forward"), (1, "forward")),
+  "remove_first": ((1, "forward"),),
+  "remove_second": ((0, "forward"),),
+}
+"""Function -> of which argument its string has which symbols; strings are reversed."""
+
+
+def steps(sentence: Sequence[str], source_number: int, number: int) -> list[str]:
+  """What a model writes for a sentence.
+
+  Args:
+    sentence: its words.
+    source_number: of the word before it; the others follow.
+    number: of the first word that has a number of its own.
+
+  Returns:
+    The words, which end with the sentence's string; see `answer`.
+  """
+  return _Machine([FIRST, *sentence, LAST], source_number, number).run()
+
+
+def numbered_source(sentence: Sequence[str], source_number: int) -> list[str]:
+  """A sentence with a word on either side, and a number before each word."""
+  words = enumerate([FIRST, *sentence, LAST], source_number)
+  return [one for number, word in words for one in (_name("$", number), word)]
+
+
+def answer(written: Sequence[str]) -> list[str]:
+  """The string at the end of steps; empty if there is none."""
+  after = zip(written, written[2:], strict=False)
+  return [word for told, word in after if told == "answer" and word not in _AROUND]
+
+
+def _name(kind: str, number: int) -> str:
+  return f"{kind}{number % NUMBERS}"
+
+
+class _String(NamedTuple):
+  """The numbers of the words around a string's symbols."""
+
+  start: int
+  end: int
+
+
+def _records(string: _String, part: _Part) -> list[tuple[int, ...]]:
+  """Which symbols are told one after the other; of those in pairs, the second one is taken."""
+  start, end = string
+  match part:
+    case "forward":
+      return [(at,) for at in range(start, end + 1)]
+    case "backward":
+      return [(at,) for at in range(end, start - 1, -1)]
+    case "first":
+      return [(start,), (start + 1,)]
+    case "last":
+      return [(end,), (end - 1,)]
+    case _:
+      least = start if part == "all but last" else start + 1
+      return [*((at + 1, at) for at in range(least, end - 1)), (end,)]
+
+
+class _Machine:
+  """Reads the words of a sentence, from the last to the first, and writes the steps."""
+
+  def __init__(self, words: Sequence[str], source_number: int, number: int) -> None:
+    self._words, self._source_number, self._number = words, source_number, number
+    self._stack: list[_String] = []
+    self._before: dict[int, str] = {}  # number -> the word before it
+    self._written: list[str] = []
+
+  def run(self) -> list[str]:
+    """The steps."""
+    at = len(self._words) - 1
+    self._written += self._source(at)
+    while self._words[at] != FIRST:
+      at = self._function(at) if self._words[at] in _PARTS else self._symbols(at)
+      self._written += [self._source(at)[0], *self._source(at - 1)]
+      at -= 1
+    for (taken,) in _records(self._stack.pop(), "backward"):
+      self._written += ["answer", *self._taken(taken)]
+    return self._written
+
+  def _symbols(self, at: int) -> int:
+    """Writes the string of the symbols before a word; returns where the first of them is."""
+    start = self._start((), at - 1)
+    while True:
+      at -= 1
+      self._written += ["leaf", _name("@", start), *self._source(at)]
+      if self._words[at] in (FIRST, ",", *_PARTS):
+        break
+      self._give_number()
+    self._end(start)
+    return at + 1
+
+  def _function(self, at: int) -> int:
+    """Writes the string that a function gives; returns where the function is."""
+    name = self._words[at]
+    arguments = [self._stack.pop() for _ in range(2 if name in _BINARY else 1)]
+    start = self._start(arguments, at)
+    for n, (argument, part) in enumerate(_PARTS[name], 1):
+      for place, record in enumerate(_records(arguments[argument], part)):
+        self._written += [f"{name}{n}", _name("@", start)]
+        for taken in record:
+          self._written += self._taken(taken)
+        # The first one says where the part starts.
+        if place and self._before[record[0]] not in _AROUND:
+          self._give_number()
+    self._end(start)
+    return at
+
+  def _start(self, arguments: Sequence[_String], at: int) -> int:
+    """Opens a string that is made of others; returns the number of its start."""
+    under = self._stack[-1:]
+    starts = [_name("@", string.start) for string in arguments] + [_NONE] * (2 - len(arguments))
+    self._written.append("start")
+    number = self._give_number()
+    self._written += [*starts, self._source(at)[0]]
+    self._written.append(_name("@", under[0].start) if under else _NONE)
+    return number
+
+  def _end(self, start: int) -> None:
+    """Closes a string, and puts it on the stack."""
+    self._written.append("end")
+    self._stack.append(_String(start, self._give_number()))
+    self._written.append(_name("@", start))
+
+  def _taken(self, number: int) -> list[str]:
+    """A symbol behind its number."""
+    return [_name("@", number), self._before[number]]
+
+  def _source(self, at: int) -> list[str]:
+    """A word of the sentence behind its number."""
+    return [_name("$", self._source_number + at), self._words[at]]
+
+  def _give_number(self) -> int:
+    """Numbers the last word."""
+    number = self._number
+    self._before[number] = self._written[-1]
+    self._written.append(_name("#", number))
+    self._number += 1
+    return number

@@ -427,7 +427,7 @@ BEST = (
   ("pcfg_systematicity-3000-steps", "relative", "test", "96"),
   ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
-  ("table_lookup_forward", "neural data router", "deeper", "100"),
+  ("table_lookup_forward-3000-steps", "near words, blanks, scratchpad", "deeper", "100"),
 )
 """Folder, row and part of what reached most, and the published figure."""
 
@@ -534,24 +534,25 @@ def composed_tables():
 
 def tables_by_near_words():
   """A row for each scratchpad of composed tables with T5's bias of near distances."""
-  rows = []
-  for name in (
-    "_forward-scratchpad-near-8",
-    "_forward-scratchpad-near-5",
-    "_forward-scratchpad-near-5-longer",
-    "-scratchpad-near-5",
-  ):
-    found = record(f"systematic/table_lookup{name}.json")
-    experiment, parts = found["experiment"], ("test", "composition", "deeper_valid", "deeper")
+  tried = ("_forward-scratchpad-near-8", "_forward-scratchpad-near-5")
+  tried += ("_forward-scratchpad-near-5-longer", "-scratchpad-near-5")
+  found = [record(f"systematic/table_lookup{name}.json") for name in tried]
+  blanks = cells("generalisation/table_lookup_forward-3000-steps")["near words, blanks, scratchpad"]
+  found += [one for _, one in sorted(blanks.items())]
+  rows, parts = [], ("test", "composition", "deeper_valid", "deeper")
+  for one in found:
+    experiment = one["experiment"]
     assert experiment["optimizer"]["learning_rate"] == 0.002
-    model = experiment["model"]
+    model, data = experiment["model"], experiment["task"]["data"]
     rows.append(
       [
-        "last" if experiment["task"]["data"]["backward"] else "first",
+        "last" if data["backward"] else "first",
+        str(data.get("blanks", 0)),
         *(str(model[field]) for field in ("relative_buckets", "relative_distance")),
         f"{experiment['phases'][0]['steps']:,}",
-        *(f"{found['scores'][part]['exact_match']:.1f}" for part in (*parts, "primitive")),
-        f"{found['train_seconds'] / 60:.0f}",
+        str(experiment["seed"]),
+        *(f"{one['scores'][part]['exact_match']:.1f}" for part in (*parts, "primitive")),
+        f"{one['train_seconds'] / 60:.0f}",
       ]
     )
   return rows

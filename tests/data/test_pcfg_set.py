@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 
 import pytest
 
@@ -247,6 +248,24 @@ def test_each_word_that_steps_take_stands_where_its_number_says():
         checked += 1
   assert len(firsts) > 100
   assert checked > 10_000
+
+
+def test_published_files_get_steps_and_are_read_in_full(folder):
+  data = PcfgSetData(folder=str(folder), split="systematicity", scratchpad=True)
+  pairs, plain = data.load("test"), PcfgSetData(folder=str(folder), split="systematicity")
+  assert pairs.info == plain.load("test").info
+  assert pairs.source[0].split()[3:-2:2] == ["swap_first_last", "repeat", "A1", "B2"]
+  assert pcfg_set_steps.answer(pairs.target[0].split()) == ["B2", "B2", "A1", "A1"]
+  file = folder / "systematicity" / "test.src"
+  for sentence, mistake in (
+    ("append A1 B2", "1 arguments are missing"),
+    ("copy A1 B2 , B2 A1", "2 strings have no function that joins them"),
+    ("repeat", "no symbols stand behind 'repeat'"),
+    ("repeat A1 B2", "is 'A1 B2 A1 B2', not 'B2 B2 A1 A1'"),
+  ):
+    file.write_text(f"{sentence}\n")
+    with pytest.raises(DataError, match=rf"test\.src:1: .*{re.escape(mistake)}"):
+      data.load("test")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from compmod_jax.core.errors import check, check_choice
-from compmod_jax.data.base import Pairs
+from compmod_jax.data.base import DataError, Pairs
 from compmod_jax.data.sources.text import TextData, expand_folder
 from compmod_jax.data.synthetic import pcfg_set_steps
 from compmod_jax.data.synthetic.parts import Draw, Example, PartedData
@@ -166,7 +166,25 @@ class PcfgSetData(PartedData):
     name = "iid" if split == "valid" else self.split
     folder = expand_folder(self.folder) / _FOLDERS.get(name, name)
     pairs = _files(folder).load(split)
-    return dataclasses.replace(pairs, info=[self._info(source) for source in pairs.source])
+    pairs = dataclasses.replace(pairs, info=[self._info(source) for source in pairs.source])
+    return self._told(split, pairs) if self.scratchpad else pairs
+
+  def _told(self, split: str, pairs: Pairs) -> Pairs:
+    """Pairs of files, with numbers and steps."""
+    chance = random.Random(f"{self.seed} {self.name} {split} rewritten")
+    found = []
+    for number, (source, target) in enumerate(zip(pairs.source, pairs.target, strict=True)):
+      where = pairs.where(number)
+      try:
+        found.append(_with_steps(chance, Example(source, target, {})))
+      except ValueError as error:
+        raise DataError(f"{where}: {source!r} is no sentence of PCFG SET: {error}.") from None
+      string = " ".join(pcfg_set_steps.answer(found[-1].target.split()))
+      if string != " ".join(target.split()):
+        raise DataError(f"{where}: the string of {source!r} is {string!r}, not {target!r}.")
+    return dataclasses.replace(
+      pairs, source=[one.source for one in found], target=[one.target for one in found]
+    )
 
 
 def _with_steps(chance: random.Random, example: Example) -> Example:

@@ -60,6 +60,9 @@ def steps(sentence: Sequence[str], source_number: int, number: int) -> list[str]
 
   Returns:
     The words, which end with the sentence's string; see `answer`.
+
+  Raises:
+    ValueError: arguments are missing, or left over.
   """
   return _Machine([FIRST, *sentence, LAST], source_number, number).run()
 
@@ -121,7 +124,10 @@ class _Machine:
       at = self._function(at) if self._words[at] in _PARTS else self._symbols(at)
       self._written += [self._source(at)[0], *self._source(at - 1)]
       at -= 1
-    for (taken,) in _records(self._stack.pop(), "backward"):
+    (string,) = self._take(1)
+    if self._stack:
+      raise ValueError(f"{1 + len(self._stack)} strings have no function that joins them")
+    for (taken,) in _records(string, "backward"):
       self._written += ["answer", *self._taken(taken)]
     return self._written
 
@@ -134,13 +140,15 @@ class _Machine:
       if self._words[at] in (FIRST, ",", *_PARTS):
         break
       self._give_number()
+    if self._number == start + 1:
+      raise ValueError(f"no symbols stand behind {self._words[at]!r}")
     self._end(start)
     return at + 1
 
   def _function(self, at: int) -> int:
     """Writes the string that a function gives; returns where the function is."""
     name = self._words[at]
-    arguments = [self._stack.pop() for _ in range(2 if name in _BINARY else 1)]
+    arguments = self._take(2 if name in _BINARY else 1)
     start = self._start(arguments, at)
     for n, (argument, part) in enumerate(_PARTS[name], 1):
       for place, record in enumerate(_records(arguments[argument], part)):
@@ -152,6 +160,12 @@ class _Machine:
           self._give_number()
     self._end(start)
     return at
+
+  def _take(self, count: int) -> list[_String]:
+    """So many strings from the stack, the first argument first."""
+    if len(self._stack) < count:
+      raise ValueError(f"{count - len(self._stack)} arguments are missing")
+    return [self._stack.pop() for _ in range(count)]
 
   def _start(self, arguments: Sequence[_String], at: int) -> int:
     """Opens a string that is made of others; returns the number of its start."""

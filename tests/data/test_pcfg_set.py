@@ -197,7 +197,7 @@ def test_steps_end_with_the_string_of_the_same_sentence(split):
     for source, target, sentence, string in zip(
       pairs.source, pairs.target, others.source, others.target, strict=True
     ):
-      assert source.split()[3:-2:2] == sentence.split()
+      assert source.split()[2:-2:2] == sentence.split()
       assert pcfg_set_steps.answer(target.split()) == string.split()
 
 
@@ -208,8 +208,8 @@ def strings_of(words: list[str]) -> list[tuple[str, list[str]]]:
     if word[0] != "#":
       continue
     if last == "start":
-      found.append((words[at + 3], []))
-    elif last != "end":
+      found.append((words[at + 3].replace("@", "#"), []))
+    elif last not in ("end", "</s>"):
       found[-1][1].append(last)
   return found
 
@@ -217,7 +217,7 @@ def strings_of(words: list[str]) -> list[tuple[str, list[str]]]:
 def test_each_string_of_the_steps_is_that_of_a_part_of_the_sentence():
   pairs = STEPS["productivity"].load("test")
   for source, target in zip(pairs.source, pairs.target, strict=True):
-    numbers, sentence = source.split()[::2], source.split()[1::2]
+    sentence, numbers = source.split()[::2], source.split()[1::2]
     found = strings_of(target.split())
     # One for each function, and one for each string of the sentence, given by its last symbol.
     assert len(found) == count_functions(source) + source.count(",") + 1
@@ -233,17 +233,18 @@ def test_each_word_that_steps_take_stands_where_its_number_says():
   firsts, checked = set(), 0
   for source, target in zip(pairs.source, pairs.target, strict=True):
     words = target.split()
-    given = [int(word[1:]) for word in words if word[0] == "#"]
+    told = source.split()
+    given = [int(word[1:]) for word in (*told, *words[2:]) if word[0] == "#"]
+    assert words[:2] == told[-2:]
     firsts.add(given[0])
     assert given == [(given[0] + n) % pcfg_set_steps.NUMBERS for n in range(len(given))]
     if len(given) > pcfg_set_steps.NUMBERS:  # then some stand twice
       continue
-    told = source.split()
-    before = dict(zip(told[::2], told[1::2], strict=True))
+    before = dict(zip((n.replace("#", "@") for n in told[1::2]), told[::2], strict=True))
     for last, word, after in zip(words, words[1:], words[2:], strict=False):
       if word[0] == "#":
         before["@" + word[1:]] = last
-      elif word[0] in "@$" and (after in told[1::2] or after in ("start", "end")):
+      elif word[0] == "@" and (after in told[::2] or after in ("start", "end")):
         assert before[word] == after
         checked += 1
   assert len(firsts) > 100
@@ -254,7 +255,7 @@ def test_published_files_get_steps_and_are_read_in_full(folder):
   data = PcfgSetData(folder=str(folder), split="systematicity", scratchpad=True)
   pairs, plain = data.load("test"), PcfgSetData(folder=str(folder), split="systematicity")
   assert pairs.info == plain.load("test").info
-  assert pairs.source[0].split()[3:-2:2] == ["swap_first_last", "repeat", "A1", "B2"]
+  assert pairs.source[0].split()[2:-2:2] == ["swap_first_last", "repeat", "A1", "B2"]
   assert pcfg_set_steps.answer(pairs.target[0].split()) == ["B2", "B2", "A1", "A1"]
   file = folder / "systematicity" / "test.src"
   for sentence, mistake in (
@@ -273,12 +274,12 @@ def test_published_files_get_steps_and_are_read_in_full(folder):
   [
     (
       "reverse B7 C2",
-      "$11 </s> start #40 none none $10 none leaf @40 $10 C2 #41 leaf @40 $9 B7 #42"
-      " leaf @40 $8 reverse end #43 @40 $9 $8 reverse start #44 @40 none $8 none"
-      " reverse1 @44 @43 end reverse1 @44 @42 B7 #45 reverse1 @44 @41 C2 #46 reverse1 @44 @40 start"
-      " end #47 @44 $8 $7 <s> answer @47 end answer @46 C2 answer @45 B7 answer @44 start",
+      "</s> #11 start #12 none none @10 none leaf @12 @10 C2 #13 leaf @12 @9 B7 #14"
+      " leaf @12 @8 reverse end #15 @12 @9 @8 reverse start #16 @12 none @8 none"
+      " reverse1 @16 @15 end reverse1 @16 @14 B7 #17 reverse1 @16 @13 C2 #18 reverse1 @16 @12 start"
+      " end #19 @16 @8 @7 <s> answer @19 end answer @18 C2 answer @17 B7 answer @16 start",
     ),
   ],
 )
 def test_steps_are_these(sentence, steps):
-  assert " ".join(pcfg_set_steps.steps(sentence.split(), 7, 40)) == steps
+  assert " ".join(pcfg_set_steps.steps(sentence.split(), 7)) == steps

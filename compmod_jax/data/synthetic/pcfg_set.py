@@ -188,11 +188,11 @@ class PcfgSetData(PartedData):
 
 
 def _with_steps(chance: random.Random, example: Example) -> Example:
-  """A sentence with numbers, of which the first are drawn, and the steps to its string."""
+  """A sentence with numbers, of which the first is drawn, and the steps to its string."""
   words = example.source.split()
-  source_number, number = (chance.randrange(pcfg_set_steps.NUMBERS) for _ in range(2))
-  source = pcfg_set_steps.numbered_source(words, source_number)
-  target = pcfg_set_steps.steps(words, source_number, number)
+  number = chance.randrange(pcfg_set_steps.NUMBERS)
+  source = pcfg_set_steps.numbered_source(words, number)
+  target = pcfg_set_steps.steps(words, number)
   return example._replace(source=" ".join(source), target=" ".join(target))
 
 

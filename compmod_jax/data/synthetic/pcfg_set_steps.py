@@ -4,18 +4,18 @@ Scratchpads (Nye et al. 2021) for strings of any length: a stack machine whose e
 out. The sentence is read from its last word to its first; each string is put on a stack, reversed,
 and a function takes one or two of them and puts its own. Each word depends on some that stand near
 and on one that is found by its number, however many functions there are and however long strings
-become. `$` numbers words of the source, `#` symbols of strings in the order in which they are
-written; `@` and `$` point to them:
+become. Behind each word of the source, and each symbol that is written, stands its number, `#` and
+one more than the last one; `@` and a number point to it:
 
-    $7 <s> $8 reverse $9 B7 $10 C2 $11 </s>
+    <s> #7 reverse #8 B7 #9 C2 #10 </s> #11
 
-    $11 </s> start #40 none none $10 none
-      leaf @40 $10 C2 #41   leaf @40 $9 B7 #42   leaf @40 $8 reverse
-    end #43 @40 $9 $8 reverse start #44 @40 none $8 none
-      reverse1 @44 @43 end      reverse1 @44 @42 B7 #45
-      reverse1 @44 @41 C2 #46   reverse1 @44 @40 start
-    end #47 @44 $8 $7 <s>
-      answer @47 end   answer @46 C2   answer @45 B7   answer @44 start
+    </s> #11 start #12 none none @10 none
+      leaf @12 @10 C2 #13   leaf @12 @9 B7 #14   leaf @12 @8 reverse
+    end #15 @12 @9 @8 reverse start #16 @12 none @8 none
+      reverse1 @16 @15 end      reverse1 @16 @14 B7 #17
+      reverse1 @16 @13 C2 #18   reverse1 @16 @12 start
+    end #19 @16 @8 @7 <s>
+      answer @19 end   answer @18 C2   answer @17 B7   answer @16 start
 
 A string is opened by the starts of the one or two strings that it is made of, the word of the
 source, and the start of the string under it on the stack. Each symbol of it has four words before
@@ -26,7 +26,7 @@ that symbol.
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-NUMBERS = 500
+NUMBERS = 600
 """Different numbers; longer sentences have some of them twice."""
 FIRST, LAST = "<s>", "</s>"
 """The words around a sentence."""
@@ -50,13 +50,12 @@ _PARTS: Mapping[str, tuple[tuple[int, _Part], ...]] = {
 """Function -> of which argument its string has which symbols; strings are reversed."""
 
 
-def steps(sentence: Sequence[str], source_number: int, number: int) -> list[str]:
+def steps(sentence: Sequence[str], number: int) -> list[str]:
   """What a model writes for a sentence.
 
   Args:
     sentence: its words.
-    source_number: of the word before it; the others follow.
-    number: of the first word that has a number of its own.
+    number: of the word before it; all others follow.
 
   Returns:
     The words, which end with the sentence's string; see `answer`.
@@ -64,13 +63,13 @@ def steps(sentence: Sequence[str], source_number: int, number: int) -> list[str]
   Raises:
     ValueError: arguments are missing, or left over.
   """
-  return _Machine([FIRST, *sentence, LAST], source_number, number).run()
+  return _Machine([FIRST, *sentence, LAST], number).run()
 
 
-def numbered_source(sentence: Sequence[str], source_number: int) -> list[str]:
-  """A sentence with a word on either side, and a number before each word."""
-  words = enumerate([FIRST, *sentence, LAST], source_number)
-  return [one for number, word in words for one in (_name("$", number), word)]
+def numbered_source(sentence: Sequence[str], number: int) -> list[str]:
+  """A sentence with a word on either side, and a number behind each word; see `steps`."""
+  words = enumerate([FIRST, *sentence, LAST], number)
+  return [one for n, word in words for one in (word, _name("#", n))]
 
 
 def answer(written: Sequence[str]) -> list[str]:
@@ -110,8 +109,9 @@ def _records(string: _String, part: _Part) -> list[tuple[int, ...]]:
 class _Machine:
   """Reads the words of a sentence, from the last to the first, and writes the steps."""
 
-  def __init__(self, words: Sequence[str], source_number: int, number: int) -> None:
-    self._words, self._source_number, self._number = words, source_number, number
+  def __init__(self, words: Sequence[str], number: int) -> None:
+    self._words, self._first = words, number
+    self._number = number + len(words) - 1  # the next one
     self._stack: list[_String] = []
     self._before: dict[int, str] = {}  # number -> the word before it
     self._written: list[str] = []
@@ -119,7 +119,8 @@ class _Machine:
   def run(self) -> list[str]:
     """The steps."""
     at = len(self._words) - 1
-    self._written += self._source(at)
+    self._written.append(LAST)
+    self._give_number()
     while self._words[at] != FIRST:
       at = self._function(at) if self._words[at] in _PARTS else self._symbols(at)
       self._written += [self._source(at)[0], *self._source(at - 1)]
@@ -189,7 +190,7 @@ class _Machine:
 
   def _source(self, at: int) -> list[str]:
     """A word of the sentence behind its number."""
-    return [_name("$", self._source_number + at), self._words[at]]
+    return [_name("@", self._first + at), self._words[at]]
 
   def _give_number(self) -> int:
     """Numbers the last word."""

@@ -561,8 +561,11 @@ def tables_by_near_words():
 def nested_arithmetic():
   """A row for each form of the steps of arithmetic: what they reach, and what the run took."""
   near = [
-    cells(f"generalisation/arithmetic{steps}")["near words, scratchpad"][0]
+    one
     for steps in ("-5000-steps", "")
+    for _, one in sorted(
+      cells(f"generalisation/arithmetic{steps}")["near words, scratchpad"].items()
+    )
   ]
   before = [
     record(f"systematic/arithmetic-scratchpad-{name}.json")
@@ -571,7 +574,7 @@ def nested_arithmetic():
   forms = (
     "bracket around each symbol",
     "the same, closed brackets named",
-    *["what its bracket holds behind each symbol"] * 2,
+    *["what its bracket holds behind each symbol"] * len(near),
   )
   rows = []
   for form, one in zip(forms, (*before, *near), strict=True):
@@ -580,7 +583,8 @@ def nested_arithmetic():
     shares = [scores[part]["exact_match"] for part in ("test", "deeper_valid", "deeper")]
     shown = [f"{share:.1f}" for share in (*shares[:2], *levels, shares[2])]
     steps = f"{one['experiment']['phases'][0]['steps']:,} steps"
-    rows.append([form, f"`{positions}`", steps, *shown, f"{one['train_seconds'] / 60:.0f}"])
+    seed, minutes = str(one["experiment"]["seed"]), f"{one['train_seconds'] / 60:.0f}"
+    rows.append([form, f"`{positions}`", steps, seed, *shown, minutes])
   return rows
 
 

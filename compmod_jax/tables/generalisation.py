@@ -339,8 +339,7 @@ def generalisation(scale: str) -> Spec:
       optimizer = dataclasses.replace(base.optimizer, learning_rate=_NEAR_WORDS_RATE)
       near_words = with_model(dataclasses.replace(base, optimizer=optimizer), **_NEAR_WORDS)
       written["near words"] = near_words
-      if data.outputs:
-        written["near words, Muon"] = dataclasses.replace(near_words, optimizer=MUON)
+      written["near words, Muon"] = dataclasses.replace(near_words, optimizer=MUON)
       if data.tables:
         written["near words, blanks"] = _with_data(near_words, blanks=_BLANKS)
     for name, experiment in written.items():

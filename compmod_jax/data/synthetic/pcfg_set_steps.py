@@ -31,7 +31,7 @@ NUMBERS = 600
 FIRST, LAST = "<s>", "</s>"
 """The words around a sentence."""
 _AROUND = "start", "end"  # of a string
-_NONE = "none"  # where no string is told
+_NONE = "none"  # where there is no string
 _BINARY = "append", "prepend", "remove_first", "remove_second"
 
 _Part = Literal["forward", "backward", "first", "last", "all but last", "inner"]
@@ -90,7 +90,7 @@ class _String(NamedTuple):
 
 
 def _records(string: _String, part: _Part) -> list[tuple[int, ...]]:
-  """Which symbols are told one after the other; of those in pairs, the second one is taken."""
+  """Which symbols are named one after the other; of those in pairs, the second one is taken."""
   start, end = string
   match part:
     case "forward":

@@ -537,8 +537,9 @@ def tables_by_near_words():
   tried = ("_forward-scratchpad-near-8", "_forward-scratchpad-near-5")
   tried += ("_forward-scratchpad-near-5-longer", "-scratchpad-near-5")
   found = [record(f"systematic/table_lookup{name}.json") for name in tried]
-  blanks = cells("generalisation/table_lookup_forward-3000-steps")["near words, blanks, scratchpad"]
-  found += [one for _, one in sorted(blanks.items())]
+  for data in ("table_lookup_forward-3000-steps", "table_lookup-3000-steps"):
+    of_seed = cells(f"generalisation/{data}")["near words, blanks, scratchpad"]
+    found += [one for _, one in sorted(of_seed.items())]
   rows, parts = [], ("test", "composition", "deeper_valid", "deeper")
   for one in found:
     experiment = one["experiment"]

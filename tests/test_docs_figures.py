@@ -428,6 +428,7 @@ BEST = (
   ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup_forward-3000-steps", "near words, blanks, scratchpad", "deeper", "100"),
+  ("table_lookup_forward", "near words, blanks, scratchpad", "deeper", "100"),
 )
 """Folder, row and part of what reached most, and the published figure."""
 
@@ -537,8 +538,8 @@ def tables_by_near_words():
   tried = ("_forward-scratchpad-near-8", "_forward-scratchpad-near-5")
   tried += ("_forward-scratchpad-near-5-longer", "-scratchpad-near-5")
   found = [record(f"systematic/table_lookup{name}.json") for name in tried]
-  for data in ("table_lookup_forward-3000-steps", "table_lookup-3000-steps"):
-    of_seed = cells(f"generalisation/{data}")["near words, blanks, scratchpad"]
+  for data in ("_forward-3000-steps", "_forward", "-3000-steps"):
+    of_seed = cells(f"generalisation/table_lookup{data}")["near words, blanks, scratchpad"]
     found += [one for _, one in sorted(of_seed.items())]
   rows, parts = [], ("test", "composition", "deeper_valid", "deeper")
   for one in found:

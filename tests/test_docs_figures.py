@@ -425,6 +425,7 @@ BEST = (
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_3", ""),
   ("cogs-3000-steps", "relative", "held_out", "81 (of `gen`)"),
   ("pcfg_systematicity-3000-steps", "relative", "test", "96"),
+  ("pcfg_productivity-3000-steps", "near words, Muon, scratchpad", "test", "85"),
   ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup_forward-3000-steps", "near words, blanks, scratchpad", "deeper", "100"),
@@ -628,6 +629,13 @@ def ingredients_in_short():
   yield f"{alike['exact_match']:.1f} % are right ({few[0]} of those with a single function"
   yield f"{few[1]} with four), of those with a pair of functions that training lacks"
   yield f"training lacks {unseen['exact_match']:.1f} %"
+  (steps,) = cells("generalisation/pcfg_productivity-3000-steps")[
+    "near words, Muon, scratchpad"
+  ].values()
+  few = [f"{steps['scores']['iid'][f'exact_match/functions/{n}']:.0f}" for n in (1, 2, 4)]
+  share = f"{steps['scores']['iid']['exact_match']:.1f} % of sentences like those of training"
+  yield f"{share} ({few[0]} of those with one function, {few[1]} with two, {few[2]} with four)"
+  assert steps["scores"]["test"]["exact_match"] == 0
   row = "relative, index hints, scratchpad"
   written = [one["scores"] for one in cells("generalisation/addition-3000-steps")[row].values()]
   shares = [

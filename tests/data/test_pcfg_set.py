@@ -259,7 +259,7 @@ def test_published_files_get_steps_and_are_read_in_full(folder):
   assert pcfg_set_steps.answer(pairs.target[0].split()) == ["B2", "B2", "A1", "A1"]
   file = folder / "systematicity" / "test.src"
   for sentence, mistake in (
-    ("append A1 B2", "1 arguments are missing"),
+    ("append A1 B2", "'append' needs 2 strings and finds 1"),
     ("copy A1 B2 , B2 A1", "2 strings have no function that joins them"),
     ("repeat", "no symbols stand behind 'repeat'"),
     ("repeat A1 B2", "is 'A1 B2 A1 B2', not 'B2 B2 A1 A1'"),

@@ -125,7 +125,7 @@ class _Machine:
       at = self._function(at) if self._words[at] in _PARTS else self._symbols(at)
       self._written += [self._source(at)[0], *self._source(at - 1)]
       at -= 1
-    (string,) = self._take(1)
+    (string,) = self._take(1, FIRST)
     if self._stack:
       raise ValueError(f"{1 + len(self._stack)} strings have no function that joins them")
     for (taken,) in _records(string, "backward"):
@@ -149,7 +149,7 @@ class _Machine:
   def _function(self, at: int) -> int:
     """Writes the string that a function gives; returns where the function is."""
     name = self._words[at]
-    arguments = self._take(2 if name in _BINARY else 1)
+    arguments = self._take(2 if name in _BINARY else 1, name)
     start = self._start(arguments, at)
     for n, (argument, part) in enumerate(_PARTS[name], 1):
       for place, record in enumerate(_records(arguments[argument], part)):
@@ -162,10 +162,10 @@ class _Machine:
     self._end(start)
     return at
 
-  def _take(self, count: int) -> list[_String]:
-    """So many strings from the stack, the first argument first."""
+  def _take(self, count: int, name: str) -> list[_String]:
+    """So many strings from the stack for a word, the first argument first."""
     if len(self._stack) < count:
-      raise ValueError(f"{count - len(self._stack)} arguments are missing")
+      raise ValueError(f"{name!r} needs {count} strings and finds {len(self._stack)}")
     return [self._stack.pop() for _ in range(count)]
 
   def _start(self, arguments: Sequence[_String], at: int) -> int:

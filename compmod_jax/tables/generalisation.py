@@ -65,7 +65,7 @@ class _Data:
 
   @property
   def nested(self) -> bool:
-    """Whether what is written stands in brackets or arguments, as deep as one likes."""
+    """Whether expressions have others inside, deeper in tests than in training."""
     return "deeper" in self.parts or self.config.startswith("pcfg_set:")
 
   @property
@@ -187,7 +187,7 @@ _NEAR_WORDS: dict[str, object] = {
   "relative_distance": 13,
 }
 _NEAR_WORDS_RATE = 2e-3  # of learning
-_BLANKS = 6  # more words than the deepest compositions of tables have more than trained ones
+_BLANKS = 6  # one more than the functions that the deepest compositions have beyond trained ones
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
 _MOH = CompetitionConfig(rule="top_k", keep=2, shared_heads=1, balance=0.01)

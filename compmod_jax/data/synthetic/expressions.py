@@ -123,7 +123,7 @@ class TableLookupData(PartedData):
   111 and `b` that to 001"""
   blanks: int = 0
   """most blank words of a training example, among its functions, which change nothing: they make it
-  as long as deeper ones are, so that these have nothing new but their depth"""
+  as long as deeper ones are, in all of whose words functions change the value"""
 
   def __post_init__(self) -> None:
     super().__post_init__()

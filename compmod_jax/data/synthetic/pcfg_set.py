@@ -167,10 +167,10 @@ class PcfgSetData(PartedData):
     folder = expand_folder(self.folder) / _FOLDERS.get(name, name)
     pairs = _files(folder).load(split)
     pairs = dataclasses.replace(pairs, info=[self._info(source) for source in pairs.source])
-    return self._told(split, pairs) if self.scratchpad else pairs
+    return self._files_with_steps(split, pairs) if self.scratchpad else pairs
 
-  def _told(self, split: str, pairs: Pairs) -> Pairs:
-    """Pairs of files, with numbers and steps."""
+  def _files_with_steps(self, split: str, pairs: Pairs) -> Pairs:
+    """Pairs of files with numbers and steps, which must end with the strings of the files."""
     chance = random.Random(f"{self.seed} {self.name} {split} rewritten")
     found = []
     for number, (source, target) in enumerate(zip(pairs.source, pairs.target, strict=True)):

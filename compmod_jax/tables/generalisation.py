@@ -340,6 +340,8 @@ def generalisation(scale: str) -> Spec:
       near_words = with_model(dataclasses.replace(base, optimizer=optimizer), **_NEAR_WORDS)
       written["near words"] = near_words
       written["near words, Muon"] = dataclasses.replace(near_words, optimizer=MUON)
+      shared = with_model(written["near words, Muon"], share_embeddings="all")
+      written["near words, Muon, one vocabulary"] = _with_task(shared, target_tokenizer=None)
       if data.tables:
         written["near words, blanks"] = _with_data(near_words, blanks=_BLANKS)
     for name, experiment in written.items():

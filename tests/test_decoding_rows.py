@@ -13,8 +13,9 @@ import pytest
 
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.tokenizers import BOS, EOS, PAD
-from compmod_jax.decoding import DecodeConfig, beam_search
-from compmod_jax.models.base import Seq2Seq
+from compmod_jax.decoding import DecodeConfig, beam_search, greedy, narrowing
+from compmod_jax.models.base import ModelConfig, Seq2Seq
+from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.base import TaskModel
 from compmod_jax.tasks.translation import TranslationConfig
@@ -47,13 +48,22 @@ def sources(count=14):
   return [" ".join(map(str, random.integers(4, VOCAB, n))) for n in lengths]
 
 
+MODELS = {
+  "absolute": MODEL,
+  "relative": dataclasses.replace(MODEL, positions="relative"),
+  "relative bias": dataclasses.replace(MODEL, positions="relative_bias"),
+  "geometric": dataclasses.replace(MODEL, positions="none", attention_form="geometric"),
+  "LSTM": Seq2SeqLstmConfig(dim=16, embedding_dim=16, attention_dim=16, max_length=32),
+}
+
+
 @functools.cache
-def trained() -> tuple[TaskModel[Seq2Seq], dict]:
+def trained(model: ModelConfig = MODEL) -> tuple[TaskModel[Seq2Seq], dict]:
   """A model whose translations end after few or many tokens."""
   numbers: Any = Numbers()
   nothing: Any = None
   config = TranslationConfig(batch=BatchConfig(buckets=(8,)))
-  task = config.build_with(MODEL, nothing, numbers, numbers)
+  task = config.build_with(model, nothing, numbers, numbers)
   params = nn.unbox(jax.jit(task.model.init)(jax.random.key(0)))
   params = jax.tree.map(lambda leaf: 1.5 * leaf, params)
   return task.model, params
@@ -67,8 +77,8 @@ def translator(rows: int) -> Translator:
   return Translator(data, BEAM)
 
 
-def translations(texts, rows, config):
-  return translator(rows)(*trained(), texts, config)
+def translations(texts, rows, config, model=MODEL):
+  return translator(rows)(*trained(model), texts, config)
 
 
 @functools.cache
@@ -106,6 +116,57 @@ def test_a_search_that_narrows_runs_fewer_rows():
   found = jax.jit(run)(np.arange(32) % 7)
   assert {shape[0] for shape in seen} == {32, 16, 4}
   np.testing.assert_array_equal(found.lengths[:, 0], np.arange(32) % 7)
+
+
+@pytest.mark.parametrize(
+  ("model", "config"),
+  [(MODELS["relative bias"], BEAM), *((model, GREEDY) for model in MODELS.values())],
+  ids=["beam", *MODELS],
+)
+def test_translations_are_the_same_where_the_cache_grows_with_them(model, config, monkeypatch):
+  config = dataclasses.replace(config, max_ratio=0.0, max_extra=32)
+  expected = translations(sources(), 16, config, model)
+  monkeypatch.setattr(narrowing, "_SHORT", 10)
+  assert narrowing.lengths_of_growth(32) == (16, 32)
+  # A configuration of its own: what was compiled before is not used.
+  found = translations(sources(), 16, dataclasses.replace(config, max_ratio=0.01), model)
+  assert 32 in {len(best[0].tokens) for best in found}
+  for one, other in zip(expected, found, strict=True):
+    assert [each.text for each in one] == [each.text for each in other]
+    np.testing.assert_allclose(
+      [each.score for each in one], [each.score for each in other], rtol=1e-5
+    )
+
+
+def test_steps_of_short_outputs_have_short_caches():
+  seen = []
+
+  def step(cache, tokens):
+    seen.append(cache.shape[2])
+    logits = jnp.zeros((*tokens.shape, VOCAB)).at[..., 5].set(1.0)
+    return logits, cache
+
+  def run(limit):
+    growth = narrowing.Growth((25, 50, 100), lambda cache, length: room(length))
+    return greedy(
+      step, room(25), batch=2, max_length=100, limit=limit, bos=BOS, eos=EOS, growth=growth
+    )
+
+  def room(length):
+    return jnp.zeros((2, 1, length))
+
+  with jax.disable_jit():
+    run(jnp.array([10, 4]))
+    assert set(seen) == {25}
+    seen.clear()
+    run(jnp.array([26, 30]))
+  assert (seen.count(25), seen.count(50), seen.count(100)) == (25, 5, 0)
+
+
+def test_caches_grow_by_halves_of_the_longest_output():
+  assert narrowing.lengths_of_growth(3000) == (375, 750, 1500, 3000)
+  assert narrowing.lengths_of_growth(510) == (510,)
+  assert narrowing.lengths_of_growth(511) == (256, 511)
 
 
 def test_few_sentences_make_a_small_batch():

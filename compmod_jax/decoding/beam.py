@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.decoding.candidates import top_candidates, top_k
-from compmod_jax.decoding.narrowing import until_done
+from compmod_jax.decoding.narrowing import Growth, until_done
 from compmod_jax.decoding.types import (
   Cache,
   Decoded,
@@ -78,6 +78,7 @@ def beam_search(
   cut: bool = False,
   record: Record | None = None,
   narrow: bool = False,
+  growth: Growth | None = None,
 ) -> Decoded:
   r"""Searches for the hypotheses with the best length-normalised log probability.
 
@@ -117,6 +118,7 @@ def beam_search(
     record: picks what is returned with each hypothesis; None costs nothing.
     narrow: go on with fewer rows as examples get done, for which `step` must be able to run; see
       `compmod_jax.decoding.narrowing`.
+    growth: of a cache that is shorter than the search at first; None: it has its whole length.
 
   Returns:
     `Decoded`, best hypothesis first. `records` are those of the cache after the step that read the
@@ -153,7 +155,7 @@ def beam_search(
     ),
     cache=cache,
   )
-  state = until_done(lambda s: _advance(s, settings), state, narrow=narrow)
+  state = until_done(lambda s: _advance(s, settings), state, narrow=narrow, growth=growth)
   found = jax.tree.map(lambda leaf: leaf[:, :n_best], state.finished)
   return Decoded(*found[:3], records=None if record is None else found.records)
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Int
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.core.rounding import Products, rounded
 from compmod_jax.decoding.beam import beam_search
+from compmod_jax.decoding.narrowing import Growth
 from compmod_jax.decoding.sampling import greedy, sample
 from compmod_jax.decoding.types import Cache, Decoded, Record, Step
 
@@ -208,6 +209,7 @@ def decode(
   rng: Array | None = None,
   record: Record | None = None,
   narrow: bool = False,
+  growth: Growth | None = None,
 ) -> Decoded:
   """Decodes by `config.method`; the cache has `config.width` beams.
 
@@ -225,6 +227,7 @@ def decode(
     "forbidden": forbidden,
     "cut": cut,
     "record": record,
+    "growth": growth,
   }
   if config.method == "greedy":
     return greedy(step, cache, narrow=narrow, **shared)

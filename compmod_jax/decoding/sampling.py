@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from compmod_jax.core.errors import check
 from compmod_jax.decoding import candidates
-from compmod_jax.decoding.narrowing import until_done
+from compmod_jax.decoding.narrowing import Growth, until_done
 from compmod_jax.decoding.types import (
   Cache,
   Decoded,
@@ -54,6 +54,7 @@ def greedy(
   cut: bool = False,
   record: Record | None = None,
   narrow: bool = False,
+  growth: Growth | None = None,
 ) -> Decoded:
   """Takes the most probable token at every step; at an example's limit, the end token.
 
@@ -79,6 +80,7 @@ def greedy(
     cut=cut,
     record=record,
     narrow=narrow,
+    growth=growth,
   )
 
 
@@ -105,6 +107,7 @@ def sample(
   forbidden: tuple[int, ...] = (),
   cut: bool = False,
   record: Record | None = None,
+  growth: Growth | None = None,
 ) -> Decoded:
   r"""Draws `n_best` independent hypotheses of every example, token by token.
 
@@ -159,6 +162,7 @@ def sample(
     cut=cut,
     record=record,
     narrow=False,
+    growth=growth,
   )
   order = jnp.argsort(-found.scores, axis=1, stable=True)
   return jax.tree.map(lambda leaf: take_beams(leaf, order), found)
@@ -234,6 +238,7 @@ def _walk(
   cut: bool,
   record: Record | None,
   narrow: bool,
+  growth: Growth | None,
 ) -> Decoded:
   check_search(
     batch=batch, max_length=max_length, eos=eos, forbidden=forbidden, length_penalty=length_penalty
@@ -278,7 +283,7 @@ def _walk(
       cache=cache,
     )
 
-  state = until_done(advance, state, narrow=narrow)
+  state = until_done(advance, state, narrow=narrow, growth=growth)
   lengths = jnp.maximum(state.lengths, 1).astype(jnp.float32)
   return Decoded(
     state.tokens,

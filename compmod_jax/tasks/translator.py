@@ -17,6 +17,7 @@ from compmod_jax.data.examples import Examples
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig, decode, recoding, with_products
+from compmod_jax.decoding.narrowing import Growth, lengths_of_growth, room_for
 from compmod_jax.decoding.types import Cache, Decoded
 from compmod_jax.models.base import Seq2Seq
 from compmod_jax.tasks.base import Batch, Sharing, Status, TaskModel, silent
@@ -129,6 +130,7 @@ class Translator:
         longest=min(longest, model.config.max_length),
         routing=routing,
         narrow=plain and sharing.multiple == 1,
+        grow=plain,
       )
       key = jax.random.fold_in(rng, number)
       changes = edits if edits is None or isinstance(edits, Mapping) else edits(batch)
@@ -177,18 +179,27 @@ def _search(
   longest: int,
   routing: bool,
   narrow: bool,
+  grow: bool,
 ) -> Decoded:
   """The best translations of a batch, of at most `longest` tokens; see `decode`."""
   source, apply = batch["source"], functools.partial(model.module.apply, {"params": params})
   intermediates, real = OFF.editing(model.edits).editing(edits), source != PAD
-  cache: Cache = apply(
-    source,
-    beams=config.width,
-    length=longest,
-    routing=routing,
-    intermediates=intermediates.knowing(lambda site: real).apart(),
-    method="prefill",
-  )
+
+  def prefill(length: int) -> Cache:
+    return apply(
+      source,
+      beams=config.width,
+      length=length,
+      routing=routing,
+      intermediates=intermediates.knowing(lambda site: real).apart(),
+      method="prefill",
+    )
+
+  def grown(cache: Cache, length: int) -> Cache:
+    return room_for(cache, jax.eval_shape(lambda: prefill(length)))
+
+  lengths = lengths_of_growth(longest) if grow else (longest,)
+  cache = prefill(lengths[0])
 
   def step(
     cache: Cache, tokens: jax.Array, intermediates: Intermediates
@@ -212,6 +223,7 @@ def _search(
     rng=rng,
     record=one.recorded("routing") if routing else one.recorded(),
     narrow=narrow,
+    growth=Growth(lengths, grown),
   )
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from compmod_jax.metrics.significance import detectable, holm, mean_interval, paired_test
+from compmod_jax.tables import overview
+from compmod_jax.tables.registry import table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -444,6 +446,17 @@ def best_of_data():
     data = re.sub(r"-\d+-steps$", "", folder)
     rows.append([data, part, published, shown, row, steps, minutes])
   return rows
+
+
+def rows_side_by_side():
+  """A row for each model on data whose only part is the test."""
+
+  def spec(scale):
+    return table("generalisation", scale, 4)
+
+  parts = overview.parts(overview.collect(RESULTS / "generalisation", spec), spec)
+  (part,) = [one for one in parts if "scan_jump" in one.scales]
+  return overview.lines(part)[1:]
 
 
 def generalised():
@@ -1528,12 +1541,13 @@ TABLES = {
   ("docs/tables.md", "Whether competition helps, at equal parameters", 0): trial_of_competition,
   ("docs/generalisation.md", "Does competition help?", 0): competing_or_not,
   ("docs/generalisation.md", "Beside published figures", 0): best_of_data,
-  ("docs/generalisation.md", "Measured so far", 0): generalised,
-  ("docs/generalisation.md", "Measured so far", 1): searched,
-  ("docs/generalisation.md", "Measured so far", 2): copied,
-  ("docs/generalisation.md", "Measured so far", 3): composed_tables,
-  ("docs/generalisation.md", "Measured so far", 4): tables_by_near_words,
-  ("docs/generalisation.md", "Measured so far", 5): nested_arithmetic,
+  ("docs/generalisation.md", "Rows side by side", 0): rows_side_by_side,
+  ("docs/generalisation.md", "SCAN", 0): generalised,
+  ("docs/generalisation.md", "SCAN", 1): searched,
+  ("docs/generalisation.md", "Copying, reversing and adding", 0): copied,
+  ("docs/generalisation.md", "Composed tables", 0): composed_tables,
+  ("docs/generalisation.md", "Composed tables", 1): tables_by_near_words,
+  ("docs/generalisation.md", "Arithmetic", 0): nested_arithmetic,
   ("docs/generalisation.md", "What is exchanged when words are", 0): exchanged_activations,
   ("docs/generalisation.md", "What is exchanged when words are", 1): homomorphism,
   ("docs/generalisation.md", "Fuzzy logic in context", 0): context_logic,

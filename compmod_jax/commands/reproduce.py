@@ -2,6 +2,7 @@
 
     python -m train.reproduce 5.1 --scale tiny --heads 4 --seeds 3
     python -m train.reproduce 5.1 --scale tiny --show              # only the table of what is done
+    python -m train.reproduce generalisation --overview            # runs of all scales, one table
 
 Tables: 5.1 (where heads compete), 5.2 (widths of the router), 5.3 (the weakest head silent), 5.4
 (training regimes), meta_routers (a fourth regime), seq2seq (LSTMs beside a Transformer), drophead,
@@ -76,12 +77,17 @@ class Args:
   """Where runs are made; a finished run is not needed any more."""
   show: bool = False
   """Train nothing; make the table from the cells that are there."""
+  overview: bool = False
+  """Train nothing; show the runs of all scales that are there in one table, and draw them."""
 
 
 def main(argv: list[str]) -> int:
   """Makes the missing cells, then the table; 1 if a run failed."""
   with Preemption() as preemption:
     args = cli.options(Args, argv)
+    if args.overview:
+      report_all(args, cli.command("reproduce", argv))
+      return 0
     spec, cells = grid(args)
     first, step = _shard(args.shard)
     missing = [cell for cell in cells[first::step] if read(cell) is None]
@@ -264,6 +270,24 @@ def _in_use(cell: Cell, workdir: Path, splits: list[str]) -> list[Any]:
     ["--workdir", str(workdir), "--splits", *splits, "--model_fields", *fields, "--json", str(file)]
   )
   return json.loads(file.read_text())["splits"]
+
+
+def report_all(args: Args, command: str) -> None:
+  """Prints what all scales have, and writes it to DIR/TABLE: report.html, pictures and CSV."""
+  from compmod_jax.analysis.report import page
+  from compmod_jax.tables import overview
+  from compmod_jax.tables import report as tables
+
+  def spec(scale: str) -> Spec:
+    return table(args.table, scale, args.heads)
+
+  where = folder(args).parent
+  runs = overview.collect(where, spec)
+  for part in overview.parts(runs, spec):
+    print("\n" + "\n".join(tables.aligned(overview.lines(part))))
+  title = f"All runs of the table {args.table}"
+  written = page.write(overview.page(title, runs, spec), where, command=command)
+  print(f"\nreport: {written.html}")
 
 
 # The table.

@@ -152,14 +152,15 @@ def _effect_cell(effect: Effect | None, digits: int) -> str:
 
 def text(table: Table) -> str:
   """For a terminal; (+) marks columns in which more is better, (-) those in which less is."""
-  parts = [_aligned(lines) for lines in (cells(table), effect_cells(table)) if lines]
+  parts = [aligned(lines) for lines in (cells(table), effect_cells(table)) if lines]
   found = configurations(table)
   end = ["", "Configurations", "", *found] if found else []
   body = [line for part in parts for line in ("", *part)]
   return "\n".join([table.title, *body, "", *notes(table), *end])
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+  """Lines of a table, the heading first, with columns as wide as their longest text."""
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   drawn = [
     "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -47,6 +47,7 @@ def heat_maps(
   orange: Literal["high", "low"] = "high",
   numbers: bool = False,
   most: int = 3,
+  slanted: bool = False,
 ) -> Figure:
   """Heat maps with one scale of colours for all.
 
@@ -60,6 +61,7 @@ def heat_maps(
     orange: which side of the centre is orange; the other one is purple.
     numbers: write the values into the cells.
     most: panels of a row, at most 3.
+    slanted: names of columns slant, and the picture is as wide as the page: for long names.
   """
   if not maps:
     return style.message(title, "There is nothing to show.")
@@ -67,7 +69,10 @@ def heat_maps(
   scale = _colours(values, centre, orange)
   tallest = max(len(heat.rows) for heat in maps.values())
   # Lower ones have no room for the name of the colours.
-  figure, panels = style.small_multiples(list(maps), max(1.7, 0.75 + _ROW * tallest), most)
+  height = 1.5 + 1.3 * _ROW * tallest if slanted else max(1.7, 0.75 + _ROW * tallest)
+  figure, panels = style.small_multiples(list(maps), height, most)
+  if slanted:
+    figure.set_figwidth(style.WIDTH)
   largest = float(np.abs(values).max(initial=0.0))
   decimals = min(3, max(0, 1 - math.floor(math.log10(largest)))) if largest > 0 else 2
   meshes = []
@@ -76,6 +81,10 @@ def heat_maps(
     mesh = axes.pcolormesh(np.ma.masked_invalid(heat.values), linewidth=0, **scale)
     meshes.append(mesh)
     _name_cells(axes, heat, across, down, style.site_title(site))
+    if slanted:
+      axes.tick_params(axis="x", labelrotation=30)
+      for name in axes.get_xticklabels():
+        name.set_horizontalalignment("right")
     if numbers:
       _write_numbers(axes, heat, decimals, np.asarray(mesh.to_rgba(heat.values)))
   bar = figure.colorbar(meshes[-1], ax=list(panels.values()), fraction=0.03, pad=0.02, aspect=25)

@@ -1,7 +1,8 @@
 """Continues texts with a language model: batching, jitted search after a prompt, stop strings."""
 
+import functools
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from compmod_jax.core.errors import check
+from compmod_jax.core.intermediates import Edit
 from compmod_jax.core.sharding import fetch
 from compmod_jax.core.types import Params
 from compmod_jax.data.tokenizers import Tokenizer
@@ -21,8 +23,9 @@ from compmod_jax.decoding import (
   stopping,
   with_products,
 )
+from compmod_jax.decoding.narrowing import Growth, lengths_of_growth, room_for
 from compmod_jax.decoding.recoding import Searched
-from compmod_jax.decoding.types import Decoded
+from compmod_jax.decoding.types import Cache, Decoded
 from compmod_jax.models.base import ModelConfig
 from compmod_jax.tasks.base import Batch, NoSearch, Sharing, Status, silent
 from compmod_jax.tasks.scorer import Scorer
@@ -84,6 +87,11 @@ class ContinuesTexts(Protocol):
   @property
   def config(self) -> ModelConfig:
     """The configuration of the module."""
+    ...
+
+  @property
+  def edits(self) -> Mapping[str, Edit]:
+    """Site -> change of that activation, wherever the model runs."""
     ...
 
   def prepare(
@@ -273,7 +281,16 @@ def _search(
 ) -> Decoded:
   """The best continuations of a batch; see `decode`."""
   prompts = Prompts(batch["tokens"], batch["lengths"], batch["last"])
-  one, rows = model.prepare(params, prompts, config, length), len(batch["index"])
+  prepare = functools.partial(model.prepare, params, prompts, config)
+  lengths = (length,) if model.edits else lengths_of_growth(length)
+  one, rows = prepare(lengths[0]), len(batch["index"])
+
+  def grown(cache: Cache, length: int) -> Cache:
+    return {
+      **cache,
+      "model": room_for(cache["model"], jax.eval_shape(lambda: prepare(length).cache)),
+    }
+
   step, cache = stopping(
     one.step, one.cache, tables, batch=rows, beams=config.width, eos=tokenizer.eos
   )
@@ -293,6 +310,7 @@ def _search(
     cut=True,
     rng=keys,
     record=(lambda c: {name: c["model"][name] for name in one.kept}) if one.kept else None,
+    growth=Growth(lengths, grown),
   )
 
 

@@ -14,7 +14,14 @@ from compmod_jax.api import CausalModel, RecurrentModel
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.data.tokenizers.gpt2 import Gpt2Tokenizer
-from compmod_jax.decoding import DecodeConfig, for_generation, restricted, sample, stop_table
+from compmod_jax.decoding import (
+  DecodeConfig,
+  for_generation,
+  narrowing,
+  restricted,
+  sample,
+  stop_table,
+)
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot import NemotConfig
@@ -129,6 +136,27 @@ def test_greedy_generation_with_a_cache_is_the_argmax_of_whole_passes(models, na
     assert found[0].tokens.tolist() == tokens
     assert found[0].score == pytest.approx(score, abs=1e-4)
     assert not set(tokens) & set(model.tokenizer.never_produced)
+
+
+@pytest.mark.parametrize("name", ["decoder", "nemot", "surprisal"])
+def test_draws_are_the_same_where_the_cache_grows_with_them(models, name, monkeypatch):
+  draw = functools.partial(models(name).generations, SHORT, length=LENGTH, temperature=3.0)
+  # Scores of their own, so that neither search is that of another.
+  expected = [one[0].tokens.tolist() for one in draw(length_penalty=0.25)]
+  monkeypatch.setattr(narrowing, "_SHORT", 3)
+  assert narrowing.lengths_of_growth(LENGTH) == (3, 6)
+  assert [one[0].tokens.tolist() for one in draw(length_penalty=0.5)] == expected
+  assert max(map(len, expected)) > 3
+
+
+def test_decoders_with_growing_caches_write_what_whole_passes_give(models, monkeypatch):
+  monkeypatch.setattr(narrowing, "_SHORT", 3)
+  model = models("decoder")
+  for options in ({"length_penalty": 0.5}, {"recode_layer": -1, "recode_size": 0.0}):
+    found = model.generations(SHORT, length=LENGTH, **options)
+    tokens = [one[0].tokens.tolist() for one in found]
+    assert tokens == [greedy_by_hand(model, prompt)[0] for prompt in SHORT]
+    assert max(map(len, tokens)) > 3
 
 
 def test_a_prompt_goes_on_alone_as_it_does_among_others(models):

@@ -13,7 +13,7 @@ import pytest
 
 from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.tokenizers import BOS, EOS, PAD
-from compmod_jax.decoding import DecodeConfig, beam_search, greedy, narrowing
+from compmod_jax.decoding import DecodeConfig, beam_search, greedy, loops
 from compmod_jax.models.base import ModelConfig, Seq2Seq
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
@@ -126,8 +126,8 @@ def test_a_search_that_narrows_runs_fewer_rows():
 def test_translations_are_the_same_where_the_cache_grows_with_them(model, config, monkeypatch):
   config = dataclasses.replace(config, max_ratio=0.0, max_extra=32)
   expected = translations(sources(), 16, config, model)
-  monkeypatch.setattr(narrowing, "_SHORT", 10)
-  assert narrowing.lengths_of_growth(32) == (16, 32)
+  monkeypatch.setattr(loops, "_SHORT", 10)
+  assert loops.lengths_of_growth(32) == (16, 32)
   # A configuration of its own: what was compiled before is not used.
   found = translations(sources(), 16, dataclasses.replace(config, max_ratio=0.01), model)
   assert 32 in {len(best[0].tokens) for best in found}
@@ -147,7 +147,7 @@ def test_steps_of_short_outputs_have_short_caches():
     return logits, cache
 
   def run(limit):
-    growth = narrowing.Growth((25, 50, 100), lambda cache, length: room(length))
+    growth = loops.Growth((25, 50, 100), lambda cache, length: room(length))
     return greedy(
       step, room(25), batch=2, max_length=100, limit=limit, bos=BOS, eos=EOS, growth=growth
     )
@@ -164,9 +164,9 @@ def test_steps_of_short_outputs_have_short_caches():
 
 
 def test_caches_grow_by_halves_of_the_longest_output():
-  assert narrowing.lengths_of_growth(3000) == (375, 750, 1500, 3000)
-  assert narrowing.lengths_of_growth(510) == (510,)
-  assert narrowing.lengths_of_growth(511) == (256, 511)
+  assert loops.lengths_of_growth(3000) == (375, 750, 1500, 3000)
+  assert loops.lengths_of_growth(510) == (510,)
+  assert loops.lengths_of_growth(511) == (256, 511)
 
 
 def test_few_sentences_make_a_small_batch():

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.decoding.candidates import top_candidates, top_k
-from compmod_jax.decoding.narrowing import Growth, until_done
+from compmod_jax.decoding.loops import Growth, until_done
 from compmod_jax.decoding.types import (
   Cache,
   Decoded,
@@ -117,7 +117,7 @@ def beam_search(
     cut: at an example's limit, hypotheses stop as they stand instead of ending with the end token.
     record: picks what is returned with each hypothesis; None costs nothing.
     narrow: go on with fewer rows as examples get done, for which `step` must be able to run; see
-      `compmod_jax.decoding.narrowing`.
+      `compmod_jax.decoding.loops`.
     growth: of a cache that is shorter than the search at first; None: it has its whole length.
 
   Returns:

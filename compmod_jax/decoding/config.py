@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.core.rounding import Products, rounded
 from compmod_jax.decoding.beam import beam_search
-from compmod_jax.decoding.narrowing import Growth
+from compmod_jax.decoding.loops import Growth
 from compmod_jax.decoding.sampling import greedy, sample
 from compmod_jax.decoding.types import Cache, Decoded, Record, Step
 

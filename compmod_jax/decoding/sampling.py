@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from compmod_jax.core.errors import check
 from compmod_jax.decoding import candidates
-from compmod_jax.decoding.narrowing import Growth, until_done
+from compmod_jax.decoding.loops import Growth, until_done
 from compmod_jax.decoding.types import (
   Cache,
   Decoded,

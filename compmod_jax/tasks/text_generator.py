@@ -23,7 +23,7 @@ from compmod_jax.decoding import (
   stopping,
   with_products,
 )
-from compmod_jax.decoding.narrowing import Growth, lengths_of_growth, room_for
+from compmod_jax.decoding.loops import Growth, lengths_of_growth, room_for
 from compmod_jax.decoding.recoding import Searched
 from compmod_jax.decoding.types import Cache, Decoded
 from compmod_jax.models.base import ModelConfig

@@ -17,7 +17,7 @@ from compmod_jax.data.examples import Examples
 from compmod_jax.data.pipeline import eval_batches
 from compmod_jax.data.tokenizers import BOS, EOS, PAD, Tokenizer
 from compmod_jax.decoding import DecodeConfig, decode, recoding, with_products
-from compmod_jax.decoding.narrowing import Growth, lengths_of_growth, room_for
+from compmod_jax.decoding.loops import Growth, lengths_of_growth, room_for
 from compmod_jax.decoding.types import Cache, Decoded
 from compmod_jax.models.base import Seq2Seq
 from compmod_jax.tasks.base import Batch, Sharing, Status, TaskModel, silent

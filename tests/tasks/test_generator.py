@@ -17,7 +17,7 @@ from compmod_jax.data.tokenizers.gpt2 import Gpt2Tokenizer
 from compmod_jax.decoding import (
   DecodeConfig,
   for_generation,
-  narrowing,
+  loops,
   restricted,
   sample,
   stop_table,
@@ -143,14 +143,14 @@ def test_draws_are_the_same_where_the_cache_grows_with_them(models, name, monkey
   draw = functools.partial(models(name).generations, SHORT, length=LENGTH, temperature=3.0)
   # Scores of their own, so that neither search is that of another.
   expected = [one[0].tokens.tolist() for one in draw(length_penalty=0.25)]
-  monkeypatch.setattr(narrowing, "_SHORT", 3)
-  assert narrowing.lengths_of_growth(LENGTH) == (3, 6)
+  monkeypatch.setattr(loops, "_SHORT", 3)
+  assert loops.lengths_of_growth(LENGTH) == (3, 6)
   assert [one[0].tokens.tolist() for one in draw(length_penalty=0.5)] == expected
   assert max(map(len, expected)) > 3
 
 
 def test_decoders_with_growing_caches_write_what_whole_passes_give(models, monkeypatch):
-  monkeypatch.setattr(narrowing, "_SHORT", 3)
+  monkeypatch.setattr(loops, "_SHORT", 3)
   model = models("decoder")
   for options in ({"length_penalty": 0.5}, {"recode_layer": -1, "recode_size": 0.0}):
     found = model.generations(SHORT, length=LENGTH, **options)

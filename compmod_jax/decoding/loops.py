@@ -3,7 +3,7 @@
 A step costs as much for an example that is done as for one that is not, and as much for positions
 of a cache that are not written yet as for others. Shapes of compiled programs are fixed, so a
 search of 32 examples is three loops: over all of them, over the last 16, and over the last 4; and a
-search of up to 1,000 tokens has them three times: for 250, for 500 and for all. Each loop is
+search of up to 1,200 tokens has them three times: for 300, for 600 and for all. Each loop is
 compiled by itself, so only the searches that are asked to have several.
 """
 

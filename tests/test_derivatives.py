@@ -20,7 +20,7 @@ from compmod_jax.core import linear as rows
 from compmod_jax.core import sharding
 from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.kernels import grouped
-from compmod_jax.kernels.attention import routed_attention
+from compmod_jax.kernels.attention import blocks, routed_attention
 from compmod_jax.kernels.cross_entropy import label_statistics
 from compmod_jax.kernels.routing import (
   Choice,
@@ -249,6 +249,20 @@ def attention(platform: str, dim: int) -> Rule:
   return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
 
 
+def attention_in_blocks() -> Rule:
+  mask = jnp.tril(jnp.ones((5, 5), bool))[None, None]
+
+  def ours(query: Any, key: Any, value: Any, bias: Any) -> Any:
+    return blocks.attention_in_blocks(query, key, value, bias, mask)
+
+  def plain(query: Any, key: Any, value: Any, bias: Any) -> Any:
+    return jax.nn.dot_product_attention(query, key, value, bias, mask)
+
+  shapes = *[(2, 5, 2, 3)] * 3, (1, 2, 5, 5)
+  args = tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes))
+  return Rule(ours, plain, args)
+
+
 def attention_on_a_gpu() -> Rule:
   return attention("gpu", 3)
 
@@ -338,6 +352,7 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.core.linear.narrow_product": narrow_product,
   "compmod_jax.core.linear._split_product": split_product,
   "compmod_jax.core.linear._rounded_affine": affine,
+  "compmod_jax.kernels.attention.blocks.attention_in_blocks.run": attention_in_blocks,
   "compmod_jax.kernels.attention.dispatch._rule.run": attention_on_a_gpu,
   "compmod_jax.kernels.attention.dispatch._standing_for.run": attention_on_a_tpu,
   "compmod_jax.kernels.cross_entropy.dispatch._statistics": statistics_of_labels,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import OFF, Intermediates
@@ -26,6 +26,8 @@ from compmod_jax.kernels.attention import (
   packed_attention,
   routed_attention,
 )
+from compmod_jax.kernels.attention.blocks import attention_in_blocks
+from compmod_jax.kernels.attention.blocks import pays as pays_in_blocks
 from compmod_jax.kernels.routing import Choice, Readout, scaled_projection
 from compmod_jax.layers.attention_forms import FORMS, AttentionForm, Keys
 from compmod_jax.layers.basic import Dropout
@@ -96,8 +98,8 @@ def attend(
   r"""Attention, :math:`\mathrm{softmax}(Q K^T / \sqrt{D_h}) V`, in each head.
 
   The intermediate `attention` [batch, heads, time, keys] holds the probabilities; when it is asked
-  for, or when some are dropped without a kernel, they are formed explicitly, else the fused
-  operation runs.
+  for, or when some are dropped without a kernel or blocks, they are formed explicitly, else the
+  fused operation runs.
 
   Args:
     query: one row a query position.
@@ -116,6 +118,9 @@ def attend(
       return _in_kernel(
         query, key, value, visibility, _dropped(dropout, len(query), query.shape[2])
       )
+  sizes = len(query), query.shape[2], query.shape[1], key.shape[1]
+  if not explicit and platform_of(query) == "cpu" and pays_in_blocks(*sizes):
+    return _in_blocks(query, key, value, mask, bias, _dropped(dropout, len(query), query.shape[2]))
   explicit = explicit or dropout is not None
   if not explicit and mask.only_causal:
     return jax.nn.dot_product_attention(query, key, value, bias, is_causal=True)
@@ -150,10 +155,8 @@ def _in_kernel(
     seen: Visibility, dropout: ProbabilityDropout | None, key: Any, value: Any, query: Any
   ) -> jax.Array:
     if query.shape[1] < time:
-      first = (sharding.part_number("time") * query.shape[1]).astype(jnp.int32)[None]
-      seen = dataclasses.replace(seen, first_query=first)
-      if dropout is not None:
-        dropout = dataclasses.replace(dropout, first_query=first, all_queries=time)
+      seen = dataclasses.replace(seen, first_query=_first_query(query))
+      dropout = _dropped_of_part(dropout, query, time)
     return flash_attention(query, key, value, visibility=seen, dropout=dropout)
 
   names: Any = _names_of(visibility, len(query))
@@ -165,6 +168,50 @@ def _in_kernel(
     [visibility, dropout, key, value, query],
     [names, _names_of_dropout(dropout), others, others, mine],
   )
+
+
+def _in_blocks(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  mask: AttentionMask,
+  bias: jax.Array | None,
+  dropout: ProbabilityDropout | None,
+) -> jax.Array:
+  """Attention in blocks, on every device for the examples, heads and queries that it has."""
+  batch, time, heads, _ = query.shape
+  allowed, names_of_allowed, names_of_bias = mask.dense(time, key.shape[1]), None, None
+  if allowed is not None:
+    own = "batch" if len(allowed) == batch else None
+    names_of_allowed = (own, None, "time" if allowed.shape[2] == time else None, None)
+  if bias is not None:
+    bias = jnp.broadcast_to(bias, (len(bias), heads, time, key.shape[1]))
+    names_of_bias = ("batch" if len(bias) == batch else None, "heads", "time", None)
+
+  def read(allowed: Any, bias: Any, dropout: Any, key: Any, value: Any, query: Any) -> jax.Array:
+    dropout = _dropped_of_part(dropout, query, time)
+    return attention_in_blocks(query, key, value, bias, allowed, dropout)
+
+  others, mine = ("batch", None, "heads", None), ("batch", "time", "heads", None)
+  return sharding.on_parts(
+    read,
+    [allowed, bias, dropout, key, value, query],
+    [names_of_allowed, names_of_bias, _names_of_dropout(dropout), others, others, mine],
+  )
+
+
+def _first_query(query: jax.Array) -> Int[Array, " 1"]:
+  """Inside `sharding.on_parts`, the number of a device's first query."""
+  return (sharding.part_number("time") * query.shape[1]).astype(jnp.int32)[None]
+
+
+def _dropped_of_part(
+  dropout: ProbabilityDropout | None, query: jax.Array, time: int
+) -> ProbabilityDropout | None:
+  """The same of the queries that a device has, of `time` in all."""
+  if dropout is None or query.shape[1] == time:
+    return dropout
+  return dataclasses.replace(dropout, first_query=_first_query(query), all_queries=time)
 
 
 def _dropped(dropout: Dropout | None, batch: int, heads: int) -> ProbabilityDropout | None:

@@ -1,0 +1,245 @@
+r"""Attention on CPUs: a few heads of one example at a time, whose logits stay in a core's cache.
+
+As one operation for all, attention and its derivative write and read arrays of all pairs of
+positions of all heads and examples several times; beyond some MB they wait for memory. Here two
+loops, over groups of heads and over examples, hold the logits of one group at a time. The reverse
+pass forms probabilities again, from queries, keys, and the largest logit and the sum of each row:
+
+.. math::
+   P_{ij} = e^{S_{ij} - m_i} / l_i, \qquad dS = P \odot (dO\, V^T - \delta), \qquad
+   \delta_i = \sum_d dO_{id} O_{id}
+
+and sums the gradient of a bias that examples share as it goes.
+
+Source: Dao et al. 2022 (FlashAttention), algorithms 1 and 4, without their blocks of keys.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, PyTree
+
+from compmod_jax.kernels.attention.dropout import ProbabilityDropout
+
+_BLOCK = 2**18  # logits of a block at most, if one head of an example has no more
+_FEW = 2**14  # logits of an example that are too few for a turn of a loop
+_ALL = 2**18  # logits of all examples that stay in the cache as they are
+_HIDDEN = float(jnp.finfo(jnp.float32).min)  # logit of a key that is not read
+
+
+class _Pairs(NamedTuple):
+  """What pairs of positions have beside queries and keys; each may be none.
+
+  Attributes:
+    bias: [1 or batch, heads, queries, keys].
+    allowed: [1 or batch, 1 or heads, 1 or queries, keys].
+    dropout: of probabilities.
+  """
+
+  bias: jax.Array | None
+  allowed: jax.Array | None
+  dropout: ProbabilityDropout | None
+
+
+def pays(batch: int, heads: int, queries: int, keys: int) -> bool:
+  """Whether attention of these sizes is faster in blocks than as one operation."""
+  of_example = heads * queries * keys
+  return of_example >= _FEW and batch * of_example >= _ALL
+
+
+def attention_in_blocks(
+  query: Float[Array, "batch queries heads head_dim"],
+  key: Float[Array, "batch keys heads head_dim"],
+  value: Float[Array, "batch keys heads head_dim"],
+  bias: Float[Array, "#batch heads queries keys"] | None = None,
+  allowed: Bool[Array, "#batch #heads #queries keys"] | None = None,
+  dropout: ProbabilityDropout | None = None,
+) -> Float[Array, "batch queries heads head_dim"]:
+  r"""Attention, :math:`\mathrm{softmax}(Q K^T / \sqrt{D} + B) V`, in each head.
+
+  A query that may read no key reads all alike, as `jax.nn.dot_product_attention` has it. Reverse
+  mode, any order.
+
+  Args:
+    query: Q.
+    key: K.
+    value: V.
+    bias: B, added to the logits.
+    allowed: which keys a query may read; none for all.
+    dropout: which probabilities become 0; none for no dropout.
+  """
+  heads, pairs = query.shape[2], query.shape[1] * key.shape[1]
+  group = max(n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or n * pairs <= _BLOCK))
+  run = jax.custom_vjp(lambda *args: _forward(*args, group)[0])
+  run.defvjp(
+    lambda *args: _forward(*args, group),
+    lambda kept, slope: (*_backward(*kept, slope, group), None, None),
+  )
+  return run(query, key, value, bias, allowed, dropout)
+
+
+def _forward(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  bias: jax.Array | None,
+  allowed: jax.Array | None,
+  dropout: ProbabilityDropout | None,
+  group: int,
+) -> tuple[jax.Array, PyTree]:
+  """The heads, and what the reverse pass reads."""
+  pairs = _Pairs(bias, allowed, dropout)
+
+  def block(rows: PyTree, lines: PyTree, own: _Pairs, keep: jax.Array | None) -> PyTree:
+    query, key, value = rows
+    logits = _logits(query, key, own)
+    largest = jnp.max(logits, axis=-1)
+    weights = jnp.exp(logits - largest[..., None])
+    total = jnp.sum(weights, axis=-1)
+    weights = _dropped(weights, keep, dropout).astype(value.dtype)
+    heads = jnp.einsum("hts,hsd->htd", weights, value, preferred_element_type=jnp.float32)
+    return ((heads / total[..., None]).astype(value.dtype), (largest, 1 / total)), None
+
+  (heads, lines), _ = _in_turn(block, (query, key, value), (), pairs, group, summed=False)
+  heads = _rows_together(heads)
+  return heads, ((query, key, value), pairs, heads, tuple(map(_lines_together, lines)))
+
+
+def _backward(
+  rows: tuple[jax.Array, jax.Array, jax.Array],
+  pairs: _Pairs,
+  heads: jax.Array,
+  lines: tuple[jax.Array, jax.Array],
+  slope: jax.Array,
+  group: int,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+  """Gradients of queries, keys, values and bias."""
+  scale = 1 / jnp.sqrt(jnp.float32(rows[0].shape[-1]))
+  delta = jnp.einsum("bthd,bthd->bht", slope, heads, preferred_element_type=jnp.float32)
+
+  def block(rows: PyTree, lines: PyTree, own: _Pairs, keep: jax.Array | None) -> PyTree:
+    (query, key, value, slope), (largest, over_total, delta) = rows, lines
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    weights = jnp.exp(_logits(query, key, own) - largest[..., None]) * over_total[..., None]
+    read = _dropped(weights, keep, pairs.dropout).astype(value.dtype)
+    d_value = product("hts,htd->hsd", read, slope)
+    d_weights = _dropped(product("htd,hsd->hts", slope, value), keep, pairs.dropout)
+    d_logits = weights * (d_weights - delta[..., None])
+    if own.allowed is not None:  # those of a query that may read no key, too
+      d_logits = jnp.where(own.allowed, d_logits, 0.0)
+    d_scores = (d_logits * scale).astype(query.dtype)
+    d_query = product("hts,hsd->htd", d_scores, key)
+    d_key = product("hts,htd->hsd", d_scores, query)
+    made = tuple(one.astype(query.dtype) for one in (d_query, d_key, d_value))
+    return made, None if own.bias is None else d_logits
+
+  summed = pairs.bias is not None and len(pairs.bias) < len(slope)
+  given = ((*rows, slope), (*lines, delta), pairs)
+  made, d_bias = _in_turn(block, *given, group, summed=summed)
+  if pairs.bias is not None:
+    d_bias = jnp.swapaxes(d_bias, 0, 1).reshape(pairs.bias.shape).astype(pairs.bias.dtype)
+  d_query, d_key, d_value = map(_rows_together, made)
+  return d_query, d_key, d_value, d_bias
+
+
+def _logits(query: jax.Array, key: jax.Array, own: _Pairs) -> jax.Array:
+  """Those of one block, [heads, queries, keys]."""
+  logits = jnp.einsum("htd,hsd->hts", query, key, preferred_element_type=jnp.float32)
+  logits = logits / jnp.sqrt(jnp.float32(query.shape[-1]))
+  logits = logits if own.bias is None else logits + own.bias
+  return logits if own.allowed is None else jnp.where(own.allowed, logits, _HIDDEN)
+
+
+def _dropped(
+  weights: jax.Array, keep: jax.Array | None, dropout: ProbabilityDropout | None
+) -> jax.Array:
+  if keep is None or dropout is None:
+    return weights
+  return jnp.where(keep, weights * dropout.scale, 0.0)
+
+
+def _in_turn(
+  block: Callable[..., tuple[PyTree, jax.Array | None]],
+  rows: tuple[jax.Array, ...],
+  lines: tuple[jax.Array, ...],
+  pairs: _Pairs,
+  group: int,
+  *,
+  summed: bool,
+) -> tuple[PyTree, Any]:
+  """Runs a block for every group of heads and, within it, every example.
+
+  Args:
+    block: of rows [group, time, head_dim], lines [group, time], the pairs of its own and the mask
+      of dropout; returns a tree of arrays, and what its logits' gradient is, or none.
+    rows: [batch, time, heads, head_dim] each.
+    lines: [batch, heads, time] each.
+    pairs: of all.
+    group: heads of a block.
+    summed: add the gradients of logits over examples.
+
+  Returns:
+    The trees [groups, batch, group, ...], and the gradients [groups, 1 or batch, group, ...].
+  """
+  examples, (queries, keys) = len(rows[0]), (rows[0].shape[1], rows[1].shape[1])
+  bias, allowed, dropout = pairs
+  alike = allowed is None or allowed.shape[1] == 1  # in all heads
+
+  def of_heads(_: None, mine: PyTree) -> tuple[None, PyTree]:
+    *mine, bias, of_these, numbers = mine
+    given = _Pairs(bias, allowed if alike else of_these, None)
+    each = _Pairs(*(one if one is not None and len(one) == examples else None for one in given))
+
+    def of_example(total: jax.Array | None, mine: PyTree) -> tuple[jax.Array | None, PyTree]:
+      rows, lines, each, number = mine
+      own = [
+        one if one is not None else None if all_ is None else all_[0]
+        for one, all_ in zip(each, given, strict=True)
+      ]
+      keep = None
+      if dropout is not None:
+        here = dataclasses.replace(dropout, examples=number[None], heads=numbers)
+        keep = here.keep(queries, keys)[0]
+      made, slope = block(rows, lines, _Pairs(*own), keep)
+      return (None, (made, slope)) if total is None else (total + slope, (made, None))
+
+    total = jnp.zeros((group, queries, keys), jnp.float32) if summed else None
+    numbers_of_examples = None if dropout is None else dropout.examples
+    total, (made, slopes) = lax.scan(of_example, total, (*mine, each, numbers_of_examples))
+    return None, (made, slopes if total is None else total[None])
+
+  by_group = (
+    tuple(_rows_apart(one, group) for one in rows),
+    tuple(_lines_apart(one, group) for one in lines),
+    None if bias is None else _lines_apart(bias, group),
+    None if alike else _lines_apart(allowed, group),
+    None if dropout is None else dropout.heads.reshape(-1, group),
+  )
+  return lax.scan(of_heads, None, by_group)[1]
+
+
+def _rows_apart(rows: jax.Array, group: int) -> jax.Array:
+  """[batch, time, heads, head_dim] -> [groups, batch, group, time, head_dim]."""
+  batch, time, _, width = rows.shape
+  return rows.reshape(batch, time, -1, group, width).transpose(2, 0, 3, 1, 4)
+
+
+def _rows_together(rows: jax.Array) -> jax.Array:
+  """The way back."""
+  _, batch, _, time, width = rows.shape
+  return rows.transpose(1, 3, 0, 2, 4).reshape(batch, time, -1, width)
+
+
+def _lines_apart(lines: jax.Array, group: int) -> jax.Array:
+  """[batch, heads, ...] -> [groups, batch, group, ...]."""
+  return jnp.swapaxes(lines.reshape(len(lines), -1, group, *lines.shape[2:]), 0, 1)
+
+
+def _lines_together(lines: jax.Array) -> jax.Array:
+  """The way back, [batch, heads, time]."""
+  return jnp.swapaxes(lines, 0, 1).reshape(lines.shape[1], -1, lines.shape[-1])

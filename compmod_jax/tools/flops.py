@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from compmod_jax.core import errors, losses
 from compmod_jax.core.types import Params
+from compmod_jax.kernels.attention import blocks as attention_blocks
 from compmod_jax.layers.block import StackConfig
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.mechanisms import dispatch
@@ -43,8 +44,8 @@ def count(task: Task, params: Params) -> Flops:
 
   Every operation on an element counts one, comparisons and random bits too, and a multiplication of
   matrices [n, k] and [k, m] counts 2 n k m; exponentials and the like count nothing. One turn of
-  each loop counts: recurrent models are given rows of one token, and experts that are chosen run as
-  on GPUs, without a loop.
+  each loop counts: recurrent models are given rows of one token, experts that are chosen run as on
+  GPUs, and attention as one operation, without a loop.
 
   Args:
     task: the task.
@@ -97,7 +98,8 @@ def meaning(found: Flops, task: Task) -> str:
 
 
 def _counted(function: Callable[..., PyTree], *args: PyTree) -> float:
-  cost = jax.jit(function).lower(*args).cost_analysis() or {}
+  with attention_blocks.as_one():
+    cost = jax.jit(function).lower(*args).cost_analysis() or {}
   errors.check("flops" in cost, "this backend does not count them")
   return cost["flops"]
 

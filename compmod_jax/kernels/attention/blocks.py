@@ -14,9 +14,11 @@ and sums the gradient of a bias that examples share as it goes.
 Source: Dao et al. 2022 (FlashAttention), algorithms 1 and 4, without their blocks of keys.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -46,10 +48,23 @@ class _Pairs(NamedTuple):
   dropout: ProbabilityDropout | None
 
 
+_as_one = contextvars.ContextVar("as_one", default=False)
+
+
+@contextlib.contextmanager
+def as_one() -> Iterator[None]:
+  """A context in which blocks never pay, for programs whose operations are counted."""
+  token = _as_one.set(True)
+  try:
+    yield
+  finally:
+    _as_one.reset(token)
+
+
 def pays(batch: int, heads: int, queries: int, keys: int) -> bool:
   """Whether attention of these sizes is faster in blocks than as one operation."""
   of_example = heads * queries * keys
-  return of_example >= _FEW and batch * of_example >= _ALL
+  return not _as_one.get() and of_example >= _FEW and batch * of_example >= _ALL
 
 
 def attention_in_blocks(

@@ -6,8 +6,8 @@
   the competition of the heads inside.
 
 Each has a definition (`definition`), a kernel for NVIDIA GPUs (`gpu`) and one for TPUs (`tpu`);
-`dispatch` chooses. On CPUs attention runs in `blocks`, outside of these functions: it takes any bias
-and mask, and no weights of heads.
+`dispatch` chooses. On CPUs attention runs in `blocks`, outside of these functions: with any bias
+and mask, and without weights of heads.
 """
 
 from compmod_jax.kernels.attention.dispatch import (

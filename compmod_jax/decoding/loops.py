@@ -93,9 +93,10 @@ def until_done(
   """
   rows = len(state.done)
   sizes = [rows // part for part in _PARTS] if narrow and rows > _MOST_IN_ONE else []
-  for length, next_length in itertools.pairwise(growth.lengths if growth else ()):
-    state = _until(advance, state, sizes, length)
-    state = state._replace(cache=growth.grown(state.cache, next_length))
+  if growth is not None:
+    for length, next_length in itertools.pairwise(growth.lengths):
+      state = _until(advance, state, sizes, length)
+      state = state._replace(cache=growth.grown(state.cache, next_length))
   return _until(advance, state, sizes, None)
 
 

@@ -188,7 +188,14 @@ def _in_blocks(
     bias = jnp.broadcast_to(bias, (len(bias), heads, time, key.shape[1]))
     names_of_bias = ("batch" if len(bias) == batch else None, "heads", "time", None)
 
-  def read(allowed: Any, bias: Any, dropout: Any, key: Any, value: Any, query: Any) -> jax.Array:
+  def read(
+    allowed: jax.Array | None,
+    bias: jax.Array | None,
+    dropout: ProbabilityDropout | None,
+    key: jax.Array,
+    value: jax.Array,
+    query: jax.Array,
+  ) -> jax.Array:
     dropout = _dropped_of_part(dropout, query, time)
     return attention_in_blocks(query, key, value, bias, allowed, dropout)
 

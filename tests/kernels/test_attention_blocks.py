@@ -107,7 +107,7 @@ def test_bfloat16_rows_give_bfloat16_heads_and_gradients():
 
 
 def test_products_of_a_program_in_bfloat16_leave_attention_as_it_is():
-  found = jax.jit(rounded(lambda *given: blocks.attention_in_blocks(*given)))(*rows())
+  found = jax.jit(rounded(blocks.attention_in_blocks))(*rows())
   agree(found, blocks.attention_in_blocks(*rows()), tolerance=1e-6)
 
 

@@ -21,7 +21,7 @@ ROWS = ("plain", "relative", "heads compete")
 
 def spec(scale):
   columns = tuple(Column(f"exact {split}", split, "exact_match", 1) for split in SPLITS[scale])
-  rows = dict.fromkeys(ROWS, Row(load_config("systematic:copy")))
+  rows = {row: Row(load_config("systematic:copy")) for row in ROWS}
   return Spec("A table", scale, rows, "plain", columns)
 
 

@@ -19,7 +19,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ _BLOCK = 2**18  # logits of a block at most, if one head of an example has no mo
 _FEW = 2**14  # logits of an example that are too few for a turn of a loop
 _ALL = 2**18  # logits of all examples that stay in the cache as they are
 _HIDDEN = float(jnp.finfo(jnp.float32).min)  # logit of a key that is not read
+
+_Arrays = tuple[jax.Array, ...]
 
 
 class _Pairs(NamedTuple):
@@ -46,6 +48,29 @@ class _Pairs(NamedTuple):
   bias: jax.Array | None
   allowed: jax.Array | None
   dropout: ProbabilityDropout | None
+
+
+class _Kept(NamedTuple):
+  """What the reverse pass reads: `lines` are the largest logit and one over the sum of each row."""
+
+  rows: _Arrays
+  pairs: _Pairs
+  heads: jax.Array
+  lines: _Arrays
+
+
+class _Own(NamedTuple):
+  """The same of one block.
+
+  Attributes:
+    bias: [group, queries, keys].
+    allowed: [1 or group, 1 or queries, keys].
+    keep: which probabilities remain, [group, queries, keys].
+  """
+
+  bias: jax.Array | None
+  allowed: jax.Array | None
+  keep: jax.Array | None
 
 
 _as_one = contextvars.ContextVar("as_one", default=False)
@@ -90,60 +115,45 @@ def attention_in_blocks(
   """
   heads, pairs = query.shape[2], query.shape[1] * key.shape[1]
   group = max(n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or n * pairs <= _BLOCK))
-  run = jax.custom_vjp(lambda *args: _forward(*args, group)[0])
+  run = jax.custom_vjp(lambda rows, pairs: _forward(rows, pairs, group)[0])
   run.defvjp(
-    lambda *args: _forward(*args, group),
-    lambda kept, slope: (*_backward(*kept, slope, group), None, None),
+    lambda rows, pairs: _forward(rows, pairs, group),
+    lambda kept, slope: _backward(kept, slope, group),
   )
-  return run(query, key, value, bias, allowed, dropout)
+  return run((query, key, value), _Pairs(bias, allowed, dropout))
 
 
-def _forward(
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
-  bias: jax.Array | None,
-  allowed: jax.Array | None,
-  dropout: ProbabilityDropout | None,
-  group: int,
-) -> tuple[jax.Array, PyTree]:
+def _forward(rows: _Arrays, pairs: _Pairs, group: int) -> tuple[jax.Array, _Kept]:
   """The heads, and what the reverse pass reads."""
-  pairs = _Pairs(bias, allowed, dropout)
 
-  def block(rows: PyTree, lines: PyTree, own: _Pairs, keep: jax.Array | None) -> PyTree:
+  def block(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[PyTree, None]:
     query, key, value = rows
     logits = _logits(query, key, own)
     largest = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - largest[..., None])
     total = jnp.sum(weights, axis=-1)
-    weights = _dropped(weights, keep, dropout).astype(value.dtype)
+    weights = _dropped(weights, own.keep, pairs.dropout).astype(value.dtype)
     heads = jnp.einsum("hts,hsd->htd", weights, value, preferred_element_type=jnp.float32)
     return ((heads / total[..., None]).astype(value.dtype), (largest, 1 / total)), None
 
-  (heads, lines), _ = _in_turn(block, (query, key, value), (), pairs, group, summed=False)
+  (heads, lines), _ = _in_turn(block, rows, (), pairs, group, summed=False)
   heads = _rows_together(heads)
-  return heads, ((query, key, value), pairs, heads, tuple(map(_lines_together, lines)))
+  return heads, _Kept(rows, pairs, heads, tuple(map(_lines_together, lines)))
 
 
-def _backward(
-  rows: tuple[jax.Array, jax.Array, jax.Array],
-  pairs: _Pairs,
-  heads: jax.Array,
-  lines: tuple[jax.Array, jax.Array],
-  slope: jax.Array,
-  group: int,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+def _backward(kept: _Kept, slope: jax.Array, group: int) -> tuple[_Arrays, _Pairs]:
   """Gradients of queries, keys, values and bias."""
+  rows, pairs, heads, lines = kept
   scale = 1 / jnp.sqrt(jnp.float32(rows[0].shape[-1]))
   delta = jnp.einsum("bthd,bthd->bht", slope, heads, preferred_element_type=jnp.float32)
 
-  def block(rows: PyTree, lines: PyTree, own: _Pairs, keep: jax.Array | None) -> PyTree:
+  def block(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[PyTree, jax.Array | None]:
     (query, key, value, slope), (largest, over_total, delta) = rows, lines
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     weights = jnp.exp(_logits(query, key, own) - largest[..., None]) * over_total[..., None]
-    read = _dropped(weights, keep, pairs.dropout).astype(value.dtype)
+    read = _dropped(weights, own.keep, pairs.dropout).astype(value.dtype)
     d_value = product("hts,htd->hsd", read, slope)
-    d_weights = _dropped(product("htd,hsd->hts", slope, value), keep, pairs.dropout)
+    d_weights = _dropped(product("htd,hsd->hts", slope, value), own.keep, pairs.dropout)
     d_logits = weights * (d_weights - delta[..., None])
     if own.allowed is not None:  # those of a query that may read no key, too
       d_logits = jnp.where(own.allowed, d_logits, 0.0)
@@ -158,11 +168,10 @@ def _backward(
   made, d_bias = _in_turn(block, *given, group, summed=summed)
   if pairs.bias is not None:
     d_bias = jnp.swapaxes(d_bias, 0, 1).reshape(pairs.bias.shape).astype(pairs.bias.dtype)
-  d_query, d_key, d_value = map(_rows_together, made)
-  return d_query, d_key, d_value, d_bias
+  return tuple(map(_rows_together, made)), _Pairs(d_bias, None, None)
 
 
-def _logits(query: jax.Array, key: jax.Array, own: _Pairs) -> jax.Array:
+def _logits(query: jax.Array, key: jax.Array, own: _Own) -> jax.Array:
   """Those of one block, [heads, queries, keys]."""
   logits = jnp.einsum("htd,hsd->hts", query, key, preferred_element_type=jnp.float32)
   logits = logits / jnp.sqrt(jnp.float32(query.shape[-1]))
@@ -179,19 +188,19 @@ def _dropped(
 
 
 def _in_turn(
-  block: Callable[..., tuple[PyTree, jax.Array | None]],
-  rows: tuple[jax.Array, ...],
-  lines: tuple[jax.Array, ...],
+  block: Callable[[_Arrays, _Arrays, _Own], tuple[PyTree, jax.Array | None]],
+  rows: _Arrays,
+  lines: _Arrays,
   pairs: _Pairs,
   group: int,
   *,
   summed: bool,
-) -> tuple[PyTree, Any]:
+) -> tuple[PyTree, PyTree]:
   """Runs a block for every group of heads and, within it, every example.
 
   Args:
-    block: of rows [group, time, head_dim], lines [group, time], the pairs of its own and the mask
-      of dropout; returns a tree of arrays, and what its logits' gradient is, or none.
+    block: of rows [group, time, head_dim], lines [group, time] and what its pairs have; returns a
+      tree of arrays, and the gradient of its logits, or none.
     rows: [batch, time, heads, head_dim] each.
     lines: [batch, heads, time] each.
     pairs: of all.
@@ -206,33 +215,34 @@ def _in_turn(
   alike = allowed is None or allowed.shape[1] == 1  # in all heads
 
   def of_heads(_: None, mine: PyTree) -> tuple[None, PyTree]:
-    *mine, bias, of_these, numbers = mine
-    given = _Pairs(bias, allowed if alike else of_these, None)
-    each = _Pairs(*(one if one is not None and len(one) == examples else None for one in given))
+    rows, lines, bias, of_these, numbers = mine
+    masked = allowed if alike else of_these
+    each = [None if one is None or len(one) < examples else one for one in (bias, masked)]
+
+    def own(all_: jax.Array | None, of_example: jax.Array | None) -> jax.Array | None:
+      return all_[0] if of_example is None and all_ is not None else of_example
 
     def of_example(total: jax.Array | None, mine: PyTree) -> tuple[jax.Array | None, PyTree]:
       rows, lines, each, number = mine
-      own = [
-        one if one is not None else None if all_ is None else all_[0]
-        for one, all_ in zip(each, given, strict=True)
-      ]
       keep = None
       if dropout is not None:
         here = dataclasses.replace(dropout, examples=number[None], heads=numbers)
         keep = here.keep(queries, keys)[0]
-      made, slope = block(rows, lines, _Pairs(*own), keep)
-      return (None, (made, slope)) if total is None else (total + slope, (made, None))
+      made, slope = block(rows, lines, _Own(own(bias, each[0]), own(masked, each[1]), keep))
+      if total is None or slope is None:
+        return total, (made, slope)
+      return total + slope, (made, None)
 
     total = jnp.zeros((group, queries, keys), jnp.float32) if summed else None
     numbers_of_examples = None if dropout is None else dropout.examples
-    total, (made, slopes) = lax.scan(of_example, total, (*mine, each, numbers_of_examples))
+    total, (made, slopes) = lax.scan(of_example, total, (rows, lines, each, numbers_of_examples))
     return None, (made, slopes if total is None else total[None])
 
   by_group = (
     tuple(_rows_apart(one, group) for one in rows),
     tuple(_lines_apart(one, group) for one in lines),
     None if bias is None else _lines_apart(bias, group),
-    None if alike else _lines_apart(allowed, group),
+    None if allowed is None or alike else _lines_apart(allowed, group),
     None if dropout is None else dropout.heads.reshape(-1, group),
   )
   return lax.scan(of_heads, None, by_group)[1]

@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-  "sentences, 64 x 64": Case(64, 64, 4, 32, False),
+  "steps of SCAN, 20 x 200, bias": Case(20, 200, 4, 32, True),
   "steps of PCFG SET, 6 x 640, bias": Case(6, 640, 4, 32, True),
   "text, 8 x 512": Case(8, 512, 8, 64, False),
   "text, 4 x 1,024": Case(4, 1024, 12, 64, False),

@@ -221,6 +221,22 @@ def ingredient_costs():
   ]
 
 
+def cpu_attention():
+  """A row for each size: times over those of one operation, and of PyTorch's."""
+  claims = record("benchmarks/cpu-attention.json")["claims"]
+  return [
+    [
+      case,
+      *(
+        ratio("cpu-attention", f"{case}, {what}: blocks / {other}")
+        for other in ("as one", "PyTorch")
+        for what in ("forward", "training")
+      ),
+    ]
+    for case in dict.fromkeys(claim["name"].rsplit(", ", 1)[0] for claim in claims)
+  ]
+
+
 def transformer_speed():
   names = (
     "small model, 128 x 16: our time / PyTorch eager's",
@@ -1459,6 +1475,7 @@ TABLES = {
   ("docs/kernels.md", "Attention on GPUs and TPUs", 2): long_texts,
   ("docs/kernels.md", "Measured on an H100", 0): attention_on_a_gpu,
   ("docs/kernels.md", "What is different on TPUs", 0): lambda: attention_layers("v5e"),
+  ("docs/kernels.md", "Attention on CPUs", 0): cpu_attention,
   ("docs/kernels.md", "Routing by itself", 0): REFERENCE,
   ("docs/kernels.md", "What moves how many bytes", 0): h100_designs,
   ("docs/kernels.md", "What moves how many bytes", 1): tpu_designs,

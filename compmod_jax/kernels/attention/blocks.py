@@ -29,7 +29,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from compmod_jax.kernels.attention.dropout import ProbabilityDropout
 
 _BLOCK = 2**18  # logits of a block at most, if one head of an example has no more
-_FEW = 2**14  # logits of an example that are too few for a turn of a loop
+_FEW = 2**15  # logits of an example that are too few for a turn of a loop
 _ALL = 2**18  # logits of all examples that stay in the cache as they are
 _HIDDEN = float(jnp.finfo(jnp.float32).min)  # logit of a key that is not read
 

@@ -182,8 +182,8 @@ def _in_blocks(
   batch, time, heads, _ = query.shape
   allowed, names_of_allowed, names_of_bias = mask.dense(time, key.shape[1]), None, None
   if allowed is not None:
-    own = "batch" if len(allowed) == batch else None
-    names_of_allowed = (own, None, "time" if allowed.shape[2] == time else None, None)
+    whole = zip(("batch", "heads", "time"), allowed.shape, (batch, heads, time), strict=False)
+    names_of_allowed = (*(name if size == all_ else None for name, size, all_ in whole), None)
   if bias is not None:
     bias = jnp.broadcast_to(bias, (len(bias), heads, time, key.shape[1]))
     names_of_bias = ("batch" if len(bias) == batch else None, "heads", "time", None)

@@ -6,7 +6,7 @@ Needs the environment of `make test-peers`. Forward passes, and values with the 
 queries, keys, values and bias, of causal attention in float32. `blocks` is what layers run, `as
 one` what they ran before: the logits of all examples and heads as one array. PyTorch's is
 `scaled_dot_product_attention`, which has a kernel of its own where no bias is learned. In full
-about three minutes on 2 cores.
+about a minute on 2 cores.
 """
 
 from collections.abc import Callable, Mapping

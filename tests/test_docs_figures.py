@@ -470,7 +470,7 @@ def rows_side_by_side():
   def spec(scale):
     return table("generalisation", scale, 4)
 
-  parts = overview.parts(overview.collect(RESULTS / "generalisation", spec), spec)
+  parts = overview.parts(overview.collect(RESULTS / "generalisation", spec))
   (part,) = [one for one in parts if "scan_jump" in one.scales]
   return overview.lines(part)[1:]
 

@@ -282,11 +282,15 @@ def report_all(args: Args, command: str) -> None:
     return table(args.table, scale, args.heads)
 
   where = folder(args).parent
-  runs = overview.collect(where, spec)
-  for part in overview.parts(runs, spec):
+  found = overview.collect(where, spec)
+  for part in overview.parts(found):
     print("\n" + "\n".join(tables.aligned(overview.lines(part))))
+  if found.left_out:
+    print(
+      f"\n{len(found.left_out)} files of other programs are left out, {found.left_out[0]} first."
+    )
   title = f"All runs of the table {args.table}"
-  written = page.write(overview.page(title, runs, spec), where, command=command)
+  written = page.write(overview.page(title, found), where, command=command)
   print(f"\nreport: {written.html}")
 
 

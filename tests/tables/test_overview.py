@@ -1,10 +1,10 @@
 """All runs of a table side by side: which are shown, in what order, and what a reader gets."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from compmod_jax.commands import reproduce
@@ -28,6 +28,7 @@ def spec(scale):
 def write(folder, scale, row, seed, value, steps=100, minutes=2.0, **other):
   scores = {split: {"exact_match": value} for split in SPLITS[scale]}
   record = {
+    "table": "generalisation",
     "scale": scale,
     "row": row,
     "seed": seed,
@@ -54,7 +55,7 @@ def folder(tmp_path):
 
 
 def test_runs_are_in_the_order_of_the_table(folder):
-  found = [(r.scale, r.row, r.steps, r.seed) for r in overview.collect(folder, spec)]
+  found = [(r.scale, r.row, r.steps, r.seed) for r in overview.collect(folder, spec).runs]
   assert found == [
     ("copy", "plain", 40, 0),
     ("copy", "plain", 100, 0),
@@ -66,10 +67,10 @@ def test_runs_are_in_the_order_of_the_table(folder):
 
 
 def test_scales_of_the_same_columns_stand_together_with_the_longest_runs(folder):
-  both, jump = overview.parts(overview.collect(folder, spec), spec)
+  both, jump = overview.parts(overview.collect(folder, spec))
   assert (both.scales, both.rows) == (["copy", "reverse"], ["plain", "relative", "heads compete"])
-  assert both.mean("plain", "copy", "exact longer") == 25
-  assert np.isnan(both.mean("plain", "reverse", "exact longer"))
+  assert both.values("plain", "copy", both.columns[1]) == [20, 30]
+  assert both.values("plain", "reverse", both.columns[1]) == []
   ours = ["copy: exact test", "copy: exact longer", "reverse: exact test", "reverse: exact longer"]
   assert overview.lines(both) == [
     ["row", *ours, "minutes"],
@@ -83,8 +84,28 @@ def test_scales_of_the_same_columns_stand_together_with_the_longest_runs(folder)
 def test_a_score_that_a_run_lacks_leaves_its_place_empty(tmp_path):
   scores = {"test": {"exact_match": None}, "longer": {"exact_match": 5.0}}
   write(tmp_path, "copy", "plain", 0, 0.0, scores=scores)
-  (part,) = overview.parts(overview.collect(tmp_path, spec), spec)
+  (part,) = overview.parts(overview.collect(tmp_path, spec))
   assert overview.lines(part)[1] == ["plain", "", "5.0", "2"]
+
+
+def test_folders_of_one_scale_are_apart_and_values_have_the_digits_of_their_column(tmp_path):
+  def precise(scale):
+    columns = (Column("R2", "test", "exact_match", 4), Column("loss", "longer", "exact_match", 3))
+    return dataclasses.replace(spec(scale), columns=columns)
+
+  write(tmp_path, "copy", "plain", 0, 0.12345)
+  (tmp_path / "copy-100-steps").rename(tmp_path / "copy-moved")
+  write(tmp_path, "copy", "plain", 0, 0.5)
+  (part,) = overview.parts(overview.collect(tmp_path, precise))
+  assert part.scales == ["copy", "copy-moved"]
+  assert overview.lines(part)[1] == ["plain", "0.5000", "0.500", "0.1235", "0.123", "2"]
+
+
+def test_files_of_other_programs_are_left_out_and_counted(folder):
+  other = folder / "jump-100-steps" / "network-seed0.json"
+  other.write_text('{"name": "of another program"}')
+  found = overview.collect(folder, spec)
+  assert (len(found.runs), found.left_out) == (6, [other])
 
 
 def test_what_is_no_run_is_named(tmp_path):
@@ -92,7 +113,7 @@ def test_what_is_no_run_is_named(tmp_path):
     overview.collect(tmp_path, spec)
   write(tmp_path, "copy", "plain", 0, 0.0)
   (file,) = tmp_path.glob("*/*.json")
-  file.write_text('{"scale": "copy"}')
+  file.write_text('{"table": "generalisation", "scale": "copy"}')
   with pytest.raises(UserError, match=r"plain-seed0\.json is not the result of a run"):
     overview.collect(tmp_path, spec)
   file.unlink()
@@ -110,8 +131,8 @@ def test_committed_runs_are_shown_drawn_and_written(tmp_path, capsys):
   assert "copy: exact longer 3" in shown
   where = tmp_path / "generalisation"
   assert {file.name for file in (where / "plots").glob("*.png")} == {
-    "overview_1.png",
-    "overview_2.png",
+    "overview_1_exact_match.png",
+    "overview_2_exact_match.png",
   }
   runs = json.loads((where / "result.json").read_text())["runs"]
   one = next(r for r in runs if r["scale"] == "scan_mcd2")

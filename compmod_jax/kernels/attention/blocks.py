@@ -78,7 +78,7 @@ _as_one = contextvars.ContextVar("as_one", default=False)
 
 @contextlib.contextmanager
 def as_one() -> Iterator[None]:
-  """A context in which blocks never pay, for programs whose operations are counted."""
+  """A context in which attention is traced as one operation: to count operations, or to compare."""
   token = _as_one.set(True)
   try:
     yield

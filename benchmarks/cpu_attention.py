@@ -48,8 +48,9 @@ def ours(given: Mapping[str, np.ndarray]) -> tuple[Run, Run]:
   arrays = {name: jnp.asarray(one) for name, one in given.items()}
 
   def run(arrays: Mapping[str, jax.Array]) -> jax.Array:
-    rows = (arrays[name] for name in ("query", "key", "value"))
-    return attend(*rows, AttentionMask(causal=True), bias=arrays.get("bias"))
+    query, key, value = arrays["query"], arrays["key"], arrays["value"]
+    mask = AttentionMask(causal=True)
+    return attend(query, key, value, mask, bias=arrays.get("bias"))
 
   def loss(arrays: Mapping[str, jax.Array]) -> jax.Array:
     return jnp.mean(run(arrays) ** 2)

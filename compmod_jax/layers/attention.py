@@ -181,6 +181,7 @@ def _in_blocks(
   """Attention in blocks, on every device for the examples, heads and queries that it has."""
   batch, time, heads, _ = query.shape
   allowed, names_of_allowed, names_of_bias = mask.dense(time, key.shape[1]), None, None
+  causal = mask.causal and not mask.prefix and time == key.shape[1]
   if allowed is not None:
     whole = zip(("batch", "heads", "time"), allowed.shape, (batch, heads, time), strict=False)
     names_of_allowed = (*(name if size == all_ else None for name, size, all_ in whole), None)
@@ -196,8 +197,9 @@ def _in_blocks(
     value: jax.Array,
     query: jax.Array,
   ) -> jax.Array:
+    ordered = causal and query.shape[1] == time
     dropout = _dropped_of_part(dropout, query, time)
-    return attention_in_blocks(query, key, value, bias, allowed, dropout)
+    return attention_in_blocks(query, key, value, bias, allowed, dropout, causal=ordered)
 
   others, mine = ("batch", None, "heads", None), ("batch", "time", "heads", None)
   return sharding.on_parts(

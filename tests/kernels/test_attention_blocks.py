@@ -82,6 +82,45 @@ def test_values_and_gradients_are_those_of_the_whole_operation(case, block, monk
   agree(ours, value_and_gradients(whole, rows(), *CASES[case]))
 
 
+CAUSAL = jnp.tril(jnp.ones((QUERIES, QUERIES), bool))[None, None]
+CAUSAL_CASES = {
+  "plain": (None, CAUSAL, None),
+  "bias": (numbers(1, HEADS, QUERIES, QUERIES, seed=3), CAUSAL, None),
+  "bias of examples": (numbers(BATCH, HEADS, QUERIES, QUERIES, seed=3), CAUSAL, None),
+  "all": (
+    numbers(1, HEADS, QUERIES, QUERIES, seed=3),
+    CAUSAL & allowed(BATCH, HEADS, QUERIES, QUERIES),
+    DROPOUT,
+  ),
+}
+
+
+@pytest.mark.parametrize("case", CAUSAL_CASES)
+@pytest.mark.parametrize("most", [1, 3, 4], ids=["one_part", "three_parts", "unequal_parts"])
+def test_parts_of_causal_attention_have_the_values_and_gradients_of_the_whole(
+  case, most, monkeypatch
+):
+  monkeypatch.setattr(blocks, "_QUERIES", 1)
+  monkeypatch.setattr(blocks, "_PARTS", most)
+  in_parts = functools.partial(blocks.attention_in_blocks, causal=True)
+  given = rows(keys=QUERIES)
+  ours = value_and_gradients(in_parts, given, *CAUSAL_CASES[case])
+  agree(ours, value_and_gradients(whole, given, *CAUSAL_CASES[case]))
+
+
+def test_parts_of_causal_attention_leave_out_what_is_hidden(monkeypatch):
+  monkeypatch.setattr(blocks, "_QUERIES", 1)
+  given = rows(queries=16, keys=16)
+  mask = jnp.tril(jnp.ones((16, 16), bool))[None, None]
+
+  def operations(causal):
+    run = jax.jit(functools.partial(blocks.attention_in_blocks, causal=causal))
+    lowered = run.lower(*given, None, mask)
+    return lowered.compile().cost_analysis()["flops"]
+
+  assert operations(True) < 0.75 * operations(False)
+
+
 def test_one_example_and_one_head_are_blocks_too():
   query, key, value = (one[:1, :, :1] for one in rows())
   bias = numbers(1, 1, QUERIES, KEYS, seed=3)
@@ -131,13 +170,15 @@ def test_attention_is_the_same_in_blocks_on_one_device_and_on_several(rate, monk
   monkeypatch.setattr(blocks, "_FEW", 1)
   monkeypatch.setattr(blocks, "_ALL", 1)
   monkeypatch.setattr(
-    attention, "attention_in_blocks", lambda *given: (seen.append(given[0].shape), inner(*given))[1]
+    attention,
+    "attention_in_blocks",
+    lambda *given, causal: (seen.append((given[0].shape, causal)), inner(*given, causal=causal))[1],
   )
   agree(attend(query, key, value), expected)
-  assert seen == [(4, 8, HEADS, WIDTH)]
+  assert seen == [((4, 8, HEADS, WIDTH), True)]
   config = sharding.MeshConfig(data=2, tensor=2, sequence=2)
   mesh = sharding.make_mesh(config, jax.devices()[:8])
   with jax.set_mesh(mesh):
     placed = [jax.device_put(one, sharding.replicated(mesh)) for one in (query, key, value)]
     agree(jax.jit(attend)(*placed), expected)
-  assert seen[-1] == (2, 4, HEADS // 2, WIDTH)
+  assert seen[-1] == ((2, 4, HEADS // 2, WIDTH), False)

@@ -9,7 +9,8 @@ pass forms probabilities again, from queries, keys, and the largest logit and th
    P_{ij} = e^{S_{ij} - m_i} / l_i, \qquad dS = P \odot (dO\, V^T - \delta), \qquad
    \delta_i = \sum_d dO_{id} O_{id}
 
-and sums the gradient of a bias that examples share as it goes.
+and sums the gradient of a bias that examples share as it goes. Where no query reads a later
+position, queries are cut into a few parts, each of which has keys up to its own end.
 
 Source: Dao et al. 2022 (FlashAttention), algorithms 1 and 4, without their blocks of keys.
 """
@@ -18,6 +19,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ from compmod_jax.kernels.attention.dropout import ProbabilityDropout
 _BLOCK = 2**18  # logits of a block at most, if one head of an example has no more
 _FEW = 2**15  # logits of an example that are too few for a turn of a loop
 _ALL = 2**18  # logits of all examples that stay in the cache as they are
+_PARTS, _QUERIES = 8, 128  # parts of causal attention at most, and queries of one at least
 _HIDDEN = float(jnp.finfo(jnp.float32).min)  # logit of a key that is not read
 
 _Arrays = tuple[jax.Array, ...]
@@ -73,6 +76,13 @@ class _Own(NamedTuple):
   keep: jax.Array | None
 
 
+class _Part(NamedTuple):
+  """Some queries, and the keys that they may read."""
+
+  queries: slice
+  keys: slice
+
+
 _as_one = contextvars.ContextVar("as_one", default=False)
 
 
@@ -99,11 +109,13 @@ def attention_in_blocks(
   bias: Float[Array, "#batch heads queries keys"] | None = None,
   allowed: Bool[Array, "#batch #heads #queries keys"] | None = None,
   dropout: ProbabilityDropout | None = None,
+  *,
+  causal: bool = False,
 ) -> Float[Array, "batch queries heads head_dim"]:
   r"""Attention, :math:`\mathrm{softmax}(Q K^T / \sqrt{D} + B) V`, in each head.
 
-  A query that may read no key reads all alike, as `jax.nn.dot_product_attention` has it. Reverse
-  mode, any order.
+  A query that may read no key reads all alike, as `jax.nn.dot_product_attention` has it; of causal
+  attention, some of the first ones. Reverse mode, any order.
 
   Args:
     query: Q.
@@ -112,44 +124,65 @@ def attention_in_blocks(
     bias: B, added to the logits.
     allowed: which keys a query may read; none for all.
     dropout: which probabilities become 0; none for no dropout.
+    causal: `allowed` hides all later positions, so that they need not be looked at. There are as
+      many queries as keys.
   """
   heads, pairs = query.shape[2], query.shape[1] * key.shape[1]
   group = max(n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or n * pairs <= _BLOCK))
-  run = jax.custom_vjp(lambda rows, pairs: _forward(rows, pairs, group)[0])
+  parts = _parts(query.shape[1], causal=causal)
+  run = jax.custom_vjp(lambda rows, pairs: _forward(rows, pairs, group, parts)[0])
   run.defvjp(
-    lambda rows, pairs: _forward(rows, pairs, group),
-    lambda kept, slope: _backward(kept, slope, group),
+    lambda rows, pairs: _forward(rows, pairs, group, parts),
+    lambda kept, slope: _backward(kept, slope, group, parts),
   )
   return run((query, key, value), _Pairs(bias, allowed, dropout))
 
 
-def _forward(rows: _Arrays, pairs: _Pairs, group: int) -> tuple[jax.Array, _Kept]:
+def _parts(queries: int, *, causal: bool) -> tuple[_Part, ...]:
+  """The queries of an example in order; each part reads no key that the next ones do not."""
+  count = max(1, min(_PARTS, queries // _QUERIES)) if causal else 1
+  ends = [queries * n // count for n in range(count + 1)]
+  return tuple(
+    _Part(slice(start, end), slice(end if causal else None))
+    for start, end in itertools.pairwise(ends)
+  )
+
+
+def _forward(
+  rows: _Arrays, pairs: _Pairs, group: int, parts: tuple[_Part, ...]
+) -> tuple[jax.Array, _Kept]:
   """The heads, and what the reverse pass reads."""
 
-  def block(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[PyTree, None]:
-    query, key, value = rows
+  def of_part(rows: _Arrays, own: _Own, part: _Part) -> tuple[jax.Array, _Arrays]:
+    query, key, value = rows[0][:, part.queries], *(one[:, part.keys] for one in rows[1:])
     logits = _logits(query, key, own)
     largest = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - largest[..., None])
     total = jnp.sum(weights, axis=-1)
     weights = _dropped(weights, own.keep, pairs.dropout).astype(value.dtype)
     heads = jnp.einsum("hts,hsd->htd", weights, value, preferred_element_type=jnp.float32)
-    return ((heads / total[..., None]).astype(value.dtype), (largest, 1 / total)), None
+    return (heads / total[..., None]).astype(value.dtype), (largest, 1 / total)
 
-  (heads, lines), _ = _in_turn(block, rows, (), pairs, group, summed=False)
+  def block(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[PyTree, _Arrays]:
+    made = [of_part(rows, _of_part(own, part), part) for part in parts]
+    return jax.tree.map(lambda *ones: jnp.concatenate(ones, axis=1), *made), ()
+
+  (heads, lines), _ = _in_turn(block, rows, (), pairs, group, parts)
   heads = _rows_together(heads)
   return heads, _Kept(rows, pairs, heads, tuple(map(_lines_together, lines)))
 
 
-def _backward(kept: _Kept, slope: jax.Array, group: int) -> tuple[_Arrays, _Pairs]:
+def _backward(
+  kept: _Kept, slope: jax.Array, group: int, parts: tuple[_Part, ...]
+) -> tuple[_Arrays, _Pairs]:
   """Gradients of queries, keys, values and bias."""
   rows, pairs, heads, lines = kept
   scale = 1 / jnp.sqrt(jnp.float32(rows[0].shape[-1]))
   delta = jnp.einsum("bthd,bthd->bht", slope, heads, preferred_element_type=jnp.float32)
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-  def block(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[PyTree, jax.Array | None]:
+  def of_part(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[_Arrays, jax.Array]:
     (query, key, value, slope), (largest, over_total, delta) = rows, lines
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     weights = jnp.exp(_logits(query, key, own) - largest[..., None]) * over_total[..., None]
     read = _dropped(weights, own.keep, pairs.dropout).astype(value.dtype)
     d_value = product("hts,htd->hsd", read, slope)
@@ -159,16 +192,36 @@ def _backward(kept: _Kept, slope: jax.Array, group: int) -> tuple[_Arrays, _Pair
       d_logits = jnp.where(own.allowed, d_logits, 0.0)
     d_scores = (d_logits * scale).astype(query.dtype)
     d_query = product("hts,hsd->htd", d_scores, key)
-    d_key = product("hts,htd->hsd", d_scores, query)
-    made = tuple(one.astype(query.dtype) for one in (d_query, d_key, d_value))
-    return made, None if own.bias is None else d_logits
+    return (d_query, product("hts,htd->hsd", d_scores, query), d_value), d_logits
 
-  summed = pairs.bias is not None and len(pairs.bias) < len(slope)
-  given = ((*rows, slope), (*lines, delta), pairs)
-  made, d_bias = _in_turn(block, *given, group, summed=summed)
+  def block(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[PyTree, _Arrays]:
+    query, key, value, slope = rows
+    d_queries, slopes, d_rows = [], [], [jnp.zeros(one.shape, jnp.float32) for one in (key, value)]
+    for part in parts:
+      mine = query[:, part.queries], key[:, part.keys], value[:, part.keys], slope[:, part.queries]
+      of_lines = tuple(one[:, part.queries] for one in lines)
+      (d_query, *more), of_logits = of_part(mine, of_lines, _of_part(own, part))
+      d_rows = [total.at[:, part.keys].add(one) for total, one in zip(d_rows, more, strict=True)]
+      d_queries.append(d_query)
+      slopes.append(of_logits)
+    made = (jnp.concatenate(d_queries, axis=1), *d_rows)
+    return tuple(one.astype(query.dtype) for one in made), tuple(slopes)
+
+  made, d_bias = _in_turn(block, (*rows, slope), (*lines, delta), pairs, group, parts, slopes=True)
   if pairs.bias is not None:
     d_bias = jnp.swapaxes(d_bias, 0, 1).reshape(pairs.bias.shape).astype(pairs.bias.dtype)
   return tuple(map(_rows_together, made)), _Pairs(d_bias, None, None)
+
+
+def _of_part(own: _Own, part: _Part) -> _Own:
+  """What the pairs of a part have."""
+
+  def cut(one: jax.Array | None) -> jax.Array | None:
+    if one is None:
+      return None
+    return one[:, part.queries if one.shape[1] > 1 else slice(None), part.keys]
+
+  return _Own(*map(cut, own))
 
 
 def _logits(query: jax.Array, key: jax.Array, own: _Own) -> jax.Array:
@@ -188,27 +241,29 @@ def _dropped(
 
 
 def _in_turn(
-  block: Callable[[_Arrays, _Arrays, _Own], tuple[PyTree, jax.Array | None]],
+  block: Callable[[_Arrays, _Arrays, _Own], tuple[PyTree, _Arrays]],
   rows: _Arrays,
   lines: _Arrays,
   pairs: _Pairs,
   group: int,
+  parts: tuple[_Part, ...],
   *,
-  summed: bool,
+  slopes: bool = False,
 ) -> tuple[PyTree, PyTree]:
   """Runs a block for every group of heads and, within it, every example.
 
   Args:
     block: of rows [group, time, head_dim], lines [group, time] and what its pairs have; returns a
-      tree of arrays, and the gradient of its logits, or none.
+      tree of arrays, and the gradient of each part's logits.
     rows: [batch, time, heads, head_dim] each.
     lines: [batch, heads, time] each.
     pairs: of all.
     group: heads of a block.
-    summed: add the gradients of logits over examples.
+    parts: of an example's queries.
+    slopes: return the gradient of the bias, if there is one.
 
   Returns:
-    The trees [groups, batch, group, ...], and the gradients [groups, 1 or batch, group, ...].
+    The trees [groups, batch, group, ...], and the gradient [groups, 1 or batch, group, ...].
   """
   examples, (queries, keys) = len(rows[0]), (rows[0].shape[1], rows[1].shape[1])
   bias, allowed, dropout = pairs
@@ -228,15 +283,19 @@ def _in_turn(
       if dropout is not None:
         here = dataclasses.replace(dropout, examples=number[None], heads=numbers)
         keep = here.keep(queries, keys)[0]
-      made, slope = block(rows, lines, _Own(own(bias, each[0]), own(masked, each[1]), keep))
-      if total is None or slope is None:
-        return total, (made, slope)
-      return total + slope, (made, None)
+      made, found = block(rows, lines, _Own(own(bias, each[0]), own(masked, each[1]), keep))
+      if not slopes or bias is None:
+        return None, (made, None)
+      slope = jnp.zeros((group, queries, keys), jnp.float32) if total is None else total
+      for part, one in zip(parts, found, strict=True):
+        slope = slope.at[:, part.queries, part.keys].add(one)
+      return (None, (made, slope)) if total is None else (slope, (made, None))
 
+    summed = slopes and bias is not None and len(bias) < examples
     total = jnp.zeros((group, queries, keys), jnp.float32) if summed else None
     numbers_of_examples = None if dropout is None else dropout.examples
-    total, (made, slopes) = lax.scan(of_example, total, (rows, lines, each, numbers_of_examples))
-    return None, (made, slopes if total is None else total[None])
+    total, (made, of_each) = lax.scan(of_example, total, (rows, lines, each, numbers_of_examples))
+    return None, (made, of_each if total is None else total[None])
 
   by_group = (
     tuple(_rows_apart(one, group) for one in rows),

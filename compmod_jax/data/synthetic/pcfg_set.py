@@ -56,6 +56,7 @@ _UNARY, _BELOW_UNARY, _BELOW_BINARY = (
 _FEWEST, _MOST = 2, 5  # symbols of a string
 
 SplitName = Literal["iid", "systematicity", "productivity"]
+_BETWEEN = f" {pcfg_set_steps.SEPARATOR} "  # sentences that are joined
 _FOLDERS: Mapping[str, str] = {"iid": "pcfgset"}  # of the published files, where it is not the name
 
 
@@ -99,6 +100,10 @@ class PcfgSetData(PartedData):
   """most words of a sentence, and symbols of its string"""
   scratchpad: bool = False
   """targets say every step to the string, for which words are numbered; see `pcfg_set_steps`"""
+  joined: int = 0
+  """training examples are sentences one behind the other, `;` between them, of which the first is
+  asked for: as many as have at most so many functions together, a number that is drawn from 1 to
+  this one for each. 0: one sentence each. With a scratchpad alone"""
   folder: str = ""
   """where the published folders pcfgset, systematicity and productivity are, with train, dev and
   test as .src and .tgt, plain or gzipped; may start with an environment variable. All splits have
@@ -111,6 +116,13 @@ class PcfgSetData(PartedData):
     check(
       32 <= self.longest <= 1024,
       f"longest is {self.longest}; it must be 32, to leave room for nine functions, to 1,024.",
+    )
+
+    check(self.joined >= 0, f"joined is {self.joined}; it must be at least 0.")
+    check(
+      self.scratchpad or not self.joined,
+      f"joined is {self.joined}, but scratchpad is off: only steps have sentences that are joined. "
+      "Set scratchpad, or joined to 0.",
     )
 
   def sentence(self, chance: random.Random) -> Example:
@@ -145,7 +157,27 @@ class PcfgSetData(PartedData):
     others = {} if self.split == "iid" else {"iid": drawn(False)}
     test = drawn(self.split != "iid")
     parts = self.draw(train=drawn(False), valid=drawn(False), test=test, **others)
-    return self.rewritten(parts, _with_steps) if self.scratchpad else parts
+    if not self.scratchpad:
+      return parts
+    groups = self._groups([int(one.info["functions"]) for one in parts["train"]])
+    parts["train"] = [
+      parts["train"][group.start]._replace(
+        source=_BETWEEN.join(one.source for one in parts["train"][group.start : group.stop])
+      )
+      for group in groups
+    ]
+    return self.rewritten(parts, _with_steps)
+
+  def _groups(self, functions: Sequence[int]) -> list[range]:
+    """Which training sentences, of so many functions, are joined."""
+    chance = random.Random(f"{self.seed} {self.name} joined")
+    ends, total, most = list[int](), 0, 0
+    for number, count in enumerate(functions):
+      total += count
+      if total > most:
+        total, most = count, chance.randint(1, max(1, self.joined))
+        ends.append(number)
+    return [range(*pair) for pair in itertools.pairwise([*ends, len(functions)])]
 
   def splits(self) -> tuple[str, ...]:
     """Names for `load`."""
@@ -171,10 +203,14 @@ class PcfgSetData(PartedData):
 
   def _files_with_steps(self, split: str, pairs: Pairs) -> Pairs:
     """Pairs of files with numbers and steps, which must end with the strings of the files."""
+    groups = [range(n, n + 1) for n in range(len(pairs))]
+    if split == "train":
+      groups = self._groups([count_functions(source) for source in pairs.source])
     chance = random.Random(f"{self.seed} {self.name} {split} rewritten")
     found = []
-    for number, (source, target) in enumerate(zip(pairs.source, pairs.target, strict=True)):
-      where = pairs.where(number)
+    for group in groups:
+      source, target = _BETWEEN.join(pairs.source[n] for n in group), pairs.target[group.start]
+      where = pairs.where(group.start)
       try:
         found.append(_with_steps(chance, Example(source, target, {})))
       except ValueError as error:
@@ -182,6 +218,7 @@ class PcfgSetData(PartedData):
       string = " ".join(pcfg_set_steps.answer(found[-1].target.split()))
       if string != " ".join(target.split()):
         raise DataError(f"{where}: the string of {source!r} is {string!r}, not {target!r}.")
+    pairs = pairs.select([group.start for group in groups])
     return dataclasses.replace(
       pairs, source=[one.source for one in found], target=[one.target for one in found]
     )

@@ -21,6 +21,9 @@ A string is opened by the starts of the one or two strings that it is made of, t
 source, and the start of the string under it on the stack. Each symbol of it has four words before
 its number: what makes it, to which string it belongs, the number of the symbol that is taken, and
 that symbol.
+
+Behind a sentence others may stand, each after `;`. Their strings are put on the stack, too, and are
+never taken: the answer is the first sentence's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,6 +33,8 @@ NUMBERS = 600
 """Different numbers; longer sentences have some of them twice."""
 FIRST, LAST = "<s>", "</s>"
 """The words around a sentence."""
+SEPARATOR = ";"
+"""The word before a sentence that is not asked for."""
 _AROUND = "start", "end"  # of a string
 _NONE = "none"  # where there is no string
 _BINARY = "append", "prepend", "remove_first", "remove_second"
@@ -54,7 +59,7 @@ def steps(sentence: Sequence[str], number: int) -> list[str]:
   """What a model writes for a sentence.
 
   Args:
-    sentence: its words.
+    sentence: its words; others may follow behind `;`.
     number: of the word before it; all others follow.
 
   Returns:
@@ -126,8 +131,9 @@ class _Machine:
       self._written += [self._source(at)[0], *self._source(at - 1)]
       at -= 1
     (string,) = self._take(1, FIRST)
-    if self._stack:
-      raise ValueError(f"{1 + len(self._stack)} strings have no function that joins them")
+    left = len(self._stack) - self._words.count(SEPARATOR)
+    if left:
+      raise ValueError(f"{1 + left} strings have no function that joins them")
     for (taken,) in _records(string, "backward"):
       self._written += ["answer", *self._taken(taken)]
     return self._written
@@ -138,7 +144,7 @@ class _Machine:
     while True:
       at -= 1
       self._written += ["leaf", _name("@", start), *self._source(at)]
-      if self._words[at] in (FIRST, ",", *_PARTS):
+      if self._words[at] in (FIRST, ",", SEPARATOR, *_PARTS):
         break
       self._give_number()
     if self._number == start + 1:

@@ -175,6 +175,8 @@ def test_published_files_are_read(folder):
     (lambda: PcfgSetData(functions=9), "functions is 9; it must be 1 to 8"),
     (lambda: PcfgSetData(longest=16), "longest is 16; it must be 32"),
     (lambda: PcfgSetData(train=0), "train is 0"),
+    (lambda: PcfgSetData(scratchpad=True, joined=-1), "joined is -1; it must be at least 0"),
+    (lambda: PcfgSetData(joined=4), "joined is 4, but scratchpad is off"),
     (functools.partial(DATA["iid"].load, "iid"), "'iid'"),
   ],
 )
@@ -269,6 +271,38 @@ def test_published_files_get_steps_and_are_read_in_full(folder):
       data.load("test")
 
 
+@pytest.mark.parametrize("split", STEPS)
+def test_joined_sentences_are_those_of_training_in_order_and_the_first_one_is_answered(split):
+  joined, plain = dataclasses.replace(STEPS[split], joined=8), DATA[split].load("train")
+  answers, sentences, functions = dict(zip(plain.source, plain.target, strict=True)), [], set()
+  for source, target in zip(joined.load("train").source, joined.load("train").target, strict=True):
+    group = " ".join(source.split()[2:-2:2]).split(" ; ")
+    assert pcfg_set_steps.answer(target.split()) == answers[group[0]].split()
+    assert target.split().count("end") > count_functions(source)  # all of them have steps
+    functions.add(count_functions(source))
+    assert len(group) == 1 or count_functions(source) <= joined.joined
+    sentences += group
+  assert sentences == plain.source
+  assert functions >= set(range(1, 9))
+  for part in set(joined.splits()) - {"train"}:
+    assert joined.load(part).source == STEPS[split].load(part).source
+
+
+def test_sentences_of_files_are_joined_too(folder):
+  data = PcfgSetData(folder=str(folder), scratchpad=True, joined=30, seed=1)
+  pairs = data.load("train")
+  assert [source.split()[2:-2:2] for source in pairs.source] == [
+    ["shift", "A1", "B2", ";", "echo", "A1", "B2"]
+  ]
+  assert pcfg_set_steps.answer(pairs.target[0].split()) == ["B2", "A1"]
+  assert pairs.where(0) == "train.src:1"
+  assert pairs.info == [{"functions": 1}]
+  assert len(data.load("test")) == 1
+  (folder / "pcfgset" / "train.src").write_text("shift A1 B2\ncopy A1 , B2\n")
+  with pytest.raises(DataError, match=r"train\.src:1: .*2 strings have no function"):
+    data.load("train")
+
+
 @pytest.mark.parametrize(
   ("sentence", "steps"),
   [
@@ -278,6 +312,15 @@ def test_published_files_get_steps_and_are_read_in_full(folder):
       " leaf @12 @8 reverse end #15 @12 @9 @8 reverse start #16 @12 none @8 none"
       " reverse1 @16 @15 end reverse1 @16 @14 B7 #17 reverse1 @16 @13 C2 #18 reverse1 @16 @12 start"
       " end #19 @16 @8 @7 <s> answer @19 end answer @18 C2 answer @17 B7 answer @16 start",
+    ),
+    (
+      "copy B7 ; echo C2",
+      "</s> #13 start #14 none none @12 none leaf @14 @12 C2 #15 leaf @14 @11 echo end #16 @14"
+      " @12 @11 echo start #17 @14 none @11 none echo1 @17 @14 start echo1 @17 @15 C2 #18"
+      " echo2 @17 @14 start echo2 @17 @15 C2 #19 echo2 @17 @16 end end #20 @17 @11 @10 ;"
+      " start #21 none none @9 @17 leaf @21 @9 B7 #22 leaf @21 @8 copy end #23 @21 @9 @8 copy"
+      " start #24 @21 none @8 @17 copy1 @24 @21 start copy1 @24 @22 B7 #25 copy1 @24 @23 end"
+      " end #26 @24 @8 @7 <s> answer @26 end answer @25 B7 answer @24 start",
     ),
   ],
 )

@@ -187,6 +187,8 @@ _NEAR_WORDS: dict[str, object] = {
   "relative_distance": 13,
 }
 _NEAR_WORDS_RATE = 2e-3  # of learning
+_SHARED = "near words, Muon, one vocabulary"
+_JOINED = 16  # most functions of PCFG SET's training sentences that are joined, as tests have
 _BLANKS = 6  # one more than the functions that the deepest compositions have beyond trained ones
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
@@ -341,11 +343,15 @@ def generalisation(scale: str) -> Spec:
       written["near words"] = near_words
       written["near words, Muon"] = dataclasses.replace(near_words, optimizer=MUON)
       shared = with_model(written["near words, Muon"], share_embeddings="all")
-      written["near words, Muon, one vocabulary"] = _with_task(shared, target_tokenizer=None)
+      written[_SHARED] = _with_task(shared, target_tokenizer=None)
       if data.tables:
         written["near words, blanks"] = _with_data(near_words, blanks=_BLANKS)
     for name, experiment in written.items():
       experiments[f"{name}, scratchpad"] = _with_scratchpad(experiment, data)
+    if data.outputs:
+      joined = _with_data(experiments[f"{_SHARED}, scratchpad"], joined=_JOINED)
+      batch = dataclasses.replace(translation_task(joined).batch, ceiling=2 * data.scratchpad)
+      experiments[f"{_SHARED}, joined, scratchpad"] = _with_task(joined, batch=batch)
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )

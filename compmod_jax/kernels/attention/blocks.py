@@ -127,9 +127,9 @@ def attention_in_blocks(
     causal: `allowed` hides all later positions, so that they need not be looked at. There are as
       many queries as keys.
   """
-  heads, pairs = query.shape[2], query.shape[1] * key.shape[1]
+  heads, parts = query.shape[2], _parts(query.shape[1], causal=causal)
+  pairs = query.shape[1] // len(parts) * key.shape[1]
   group = max(n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or n * pairs <= _BLOCK))
-  parts = _parts(query.shape[1], causal=causal)
   run = jax.custom_vjp(lambda rows, pairs: _forward(rows, pairs, group, parts)[0])
   run.defvjp(
     lambda rows, pairs: _forward(rows, pairs, group, parts),

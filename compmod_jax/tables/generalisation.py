@@ -349,8 +349,12 @@ def generalisation(scale: str) -> Spec:
     for name, experiment in written.items():
       experiments[f"{name}, scratchpad"] = _with_scratchpad(experiment, data)
     if data.outputs:
-      joined = _with_data(experiments[f"{_SHARED}, scratchpad"], joined=_JOINED)
-      batch = dataclasses.replace(translation_task(joined).batch, ceiling=2 * data.scratchpad)
+      # Words of a long source are found late, so that short ones come first. A pass is not repeated
+      # often enough for dropout.
+      start = with_model(experiments[f"{_SHARED}, scratchpad"], dropout=0.0)
+      joined = _with_data(start, joined=_JOINED)
+      batch = translation_task(joined).batch
+      batch = dataclasses.replace(batch, ceiling=2 * data.scratchpad, short_first=1)
       experiments[f"{_SHARED}, joined, scratchpad"] = _with_task(joined, batch=batch)
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts

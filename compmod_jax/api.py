@@ -31,6 +31,7 @@ from compmod_jax.data.tokenizers import BOS, EOS, PAD, Tokenizer
 from compmod_jax.decoding import override
 from compmod_jax.decoding.config import DecodeOptions
 from compmod_jax.models.base import Seq2Seq
+from compmod_jax.models.text import joined
 from compmod_jax.models.transformer import TransformerConfig, shift_right
 from compmod_jax.tasks.base import Status, Task, silent
 from compmod_jax.tasks.causal_lm import CausalLM
@@ -261,11 +262,16 @@ class TranslationModel(TrainedModel[str | tuple[str, str]]):
 
   def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
     """Source tokens in the encoder and as keys of cross-attention; target tokens elsewhere."""
-    if site == "source" or site.startswith("encoder/") or (keys and "/cross/" in site):
-      source = batch["source"]
+    source, target = batch["source"], batch.get("target")
+    config = self.task.model.config
+    side = site if site in ("source", "target") else config.side_at(site)
+    if side == "source" or (keys and "/cross/" in site):
       return Axis.of(self.source_tokenizer, source, source, source != PAD)
-    target = batch["target"]
     given = target if site == "target" else shift_right(target, BOS)
+    if side == "both":
+      real, lengths = source != PAD, jnp.sum(source != PAD, axis=1)
+      given, predicted = (joined(source, one, lengths) for one in (given, target))
+      return Axis.of(self.target_tokenizer, given, predicted, joined(real, target != PAD, lengths))
     return Axis.of(self.target_tokenizer, given, target, target != PAD)
 
   def _read(

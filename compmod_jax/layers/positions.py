@@ -4,9 +4,10 @@ Those that are vectors added to embeddings stand beside the embedding. All of th
 labels of a longer range in place of the numbers of positions.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -28,6 +29,8 @@ ModelPositions = Literal[Positions, "relative_bias"]
 logits of attention (Raffel et al. 2020)."""
 ADDED = ("sinusoidal", "learned")
 IN_ATTENTION = ("rotary", "relative", "alibi")
+NUMBERED = (*IN_ATTENTION, "relative_bias")
+"""Those for which a pass has to know where queries and keys stand."""
 _STDDEV = 0.05  # of fresh biases; T5's is 1 / sqrt(dim), 0.044 in its small and 0.031 in its large
 
 
@@ -196,6 +199,31 @@ def distance_buckets(
   ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(most / exact)
   far = exact + (ratio * (one_way - exact)).astype(jnp.int32)
   return offset + jnp.where(distance < exact, distance, jnp.minimum(far, one_way - 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativeBiasConfig:
+  """Fields of the models that may have `relative_bias`."""
+
+  relative_buckets: int = 32
+  """Positions relative_bias: buckets of distances between queries and keys."""
+  relative_distance: int = 128
+  """Positions relative_bias: from this distance on, all are in the last bucket."""
+
+  position_kinds: ClassVar[tuple[str, ...]] = get_args(ModelPositions)
+
+  def check_relative_bias(self) -> None:
+    """Raises a `UserError` if there is no such number of buckets, or a bucket is empty."""
+    buckets = self.relative_buckets
+    errors.check(
+      buckets >= 4 and buckets % 2 == 0,
+      f"model.relative_buckets is {buckets}; both directions need an even number, at least 4.",
+    )
+    errors.check(
+      self.relative_distance > buckets // 2,
+      f"model.relative_distance is {self.relative_distance}; it must be more than half of"
+      f" model.relative_buckets = {buckets}: each shorter distance has a bucket in the decoder.",
+    )
 
 
 class RelativeBias(nn.Module):

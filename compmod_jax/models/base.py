@@ -8,7 +8,7 @@ objectives, not kinds.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from compmod_jax.mechanisms.recoding.config import RecodingConfig
 from compmod_jax.models.text import Blocks, Text, TextOutput
 
 C = TypeVar("C", bound="ModelConfig")
+Side = Literal["source", "target", "both"]
+"""Of a pair; both: the source and behind it the target, see `models.text.joined`."""
 
 
 @runtime_checkable
@@ -323,6 +325,16 @@ class ModelConfig:
       f"recode_layer is given, but a {type(self).__name__} has no stack of layers to recode in"
       " decoding. Leave it out."
     )
+
+  # Pairs of a source and a target.
+
+  def side_at(self, site: str) -> Side:
+    """What stands at the positions of a site of a sequence-to-sequence model."""
+    return "source" if site.startswith("encoder/") else "target"
+
+  def room_for_target(self, source_time: int) -> int:
+    """Most tokens of a target behind a source of so many."""
+    return self.max_length
 
   # Competition.
 

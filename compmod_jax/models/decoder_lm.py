@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -17,12 +18,27 @@ from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Activation, Dropout, layer_norm
 from compmod_jax.layers.context import AttentionMask, Context, PositionIds
-from compmod_jax.layers.embedding import Embedding, PositionTable
-from compmod_jax.layers.positions import PositionLabels, Positions, label
+from compmod_jax.layers.embedding import Embedding, OutputLayer, PositionTable
+from compmod_jax.layers.positions import (
+  ModelPositions,
+  PositionLabels,
+  RelativeBias,
+  RelativeBiasConfig,
+  label,
+)
 from compmod_jax.layers.stack import Stack, TextStackConfig
 from compmod_jax.layers.systematic import SystematicConfig
-from compmod_jax.models.base import ModelConfig
-from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed, positions_of
+from compmod_jax.models.base import ModelConfig, Side
+from compmod_jax.models.routing_record import record_step, routing_cache
+from compmod_jax.models.text import (
+  Blocks,
+  Text,
+  TextOutput,
+  check_text,
+  embed,
+  joined,
+  positions_of,
+)
 from compmod_jax.models.text_pass import TextPass, advanced, initial_state
 
 DECODER = "decoder"
@@ -30,7 +46,7 @@ _STDDEV = 0.02  # of fresh embeddings
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderConfig(SystematicConfig, TextStackConfig, ModelConfig):
+class DecoderConfig(RelativeBiasConfig, SystematicConfig, TextStackConfig, ModelConfig):
   """Sizes and options of a decoder; the defaults are those of GPT-2 Small.
 
   Source: Radford et al. 2019, table 2.
@@ -42,7 +58,7 @@ class DecoderConfig(SystematicConfig, TextStackConfig, ModelConfig):
   """Kinds of attention whose heads compete."""
   tied: bool = True
   """The output layer is the embeddings', without a bias; else it has weights of its own."""
-  positions: Positions = "learned"
+  positions: ModelPositions = "learned"
   """How positions are known; see `layers.positions`."""
   scale_embeddings: bool = False
   """Token vectors have standard deviation 1/sqrt(dim) at first and are multiplied by sqrt(dim);
@@ -67,6 +83,7 @@ class DecoderConfig(SystematicConfig, TextStackConfig, ModelConfig):
       f"model.decoder_layers is {self.decoder_layers}; it must be at least 1.",
     )
     super().__post_init__()
+    self.check_relative_bias()
 
   def sides(self) -> tuple[str, ...]:
     """The decoder."""
@@ -85,8 +102,44 @@ class DecoderConfig(SystematicConfig, TextStackConfig, ModelConfig):
     return DecoderLM(self, vocab, pad)
 
   def regressor(self, outputs: int) -> "DecoderRegressor":
-    """The module for sequences of vectors, where `tied` and `scale_embeddings` mean nothing."""
+    """The module for sequences of vectors, where `tied` and `scale_embeddings` mean nothing.
+
+    Raises:
+      UserError: positions are `relative_bias`, which know earlier positions alone.
+    """
+    errors.check(
+      self.positions != "relative_bias",
+      "model.positions is 'relative_bias', which a regressor does not have. Choose others, such as"
+      " relative.",
+    )
     return DecoderRegressor(self, outputs)
+
+  def seq2seq(self, source_vocab: int, target_vocab: int, pad: int) -> "PairDecoder":
+    """The module that reads a source and then its target.
+
+    Raises:
+      UserError: there are two vocabularies, or the output layer has weights of its own.
+    """
+    errors.check(
+      self.tied,
+      "model.tied is False, but a decoder that writes targets has the vectors of its tokens as its"
+      " output layer, too. Leave model.tied out.",
+    )
+    errors.check(
+      source_vocab == target_vocab,
+      f"A decoder reads source and target with the same vectors, but the vocabularies have"
+      f" {source_vocab} and {target_vocab} tokens. Use a joint tokenizer (leave"
+      " task.target_tokenizer out).",
+    )
+    return PairDecoder(self, target_vocab, pad)
+
+  def side_at(self, site: str) -> Side:
+    """Of pairs: positions of both, but for the logits."""
+    return "target" if site == "logits" else "both"
+
+  def room_for_target(self, source_time: int) -> int:
+    """What sources leave of the model's positions."""
+    return self.max_length - source_time
 
   def describe(self) -> str:
     """Sizes and competition, in a few words."""
@@ -122,6 +175,9 @@ class DecoderLM(nn.Module):
     self.labels = PositionLabels(c.random_positions, c.max_length)
     self.drop = Dropout(c.dropout)
     self.decoder = Stack(c, DECODER, "pre")
+    self.bias = None
+    if c.positions == "relative_bias":
+      self.bias = RelativeBias(c.heads, c.relative_buckets, c.relative_distance, False)
     self.output_norm = layer_norm(dtype, c.norm_epsilon)
     if not c.tied:
       init = logical(nn.initializers.xavier_uniform(), "embed", "vocab")
@@ -150,6 +206,21 @@ class DecoderLM(nn.Module):
     Raises:
       UserError: texts that are too long.
     """
+    hidden = self.hidden(
+      text, blocks, causal=causal, deterministic=deterministic, intermediates=intermediates
+    )
+    return TextOutput(self._logits(hidden, intermediates))
+
+  def hidden(
+    self,
+    text: Text,
+    blocks: Blocks = (),
+    *,
+    causal: bool = True,
+    deterministic: bool = True,
+    intermediates: Intermediates = OFF,
+  ) -> Float[Array, "batch time embed"]:
+    """What `__call__` makes the logits of, given the same."""
     check_text(text, blocks or [("", len(text.tokens))], longest=self.config.max_length)
     labels = self._labels(text, deterministic)
     run = TextPass(
@@ -157,10 +228,11 @@ class DecoderLM(nn.Module):
       text.segments,
       labels,
       causal=causal,
+      position_bias=self.bias,
       deterministic=deterministic,
       intermediates=intermediates,
     )
-    return TextOutput(self._logits(run, embed(text, self.embedding, self.positions, labels)))
+    return self._hidden(run, embed(text, self.embedding, self.positions, labels))
 
   def prefill(
     self, text: Text, task: str = "", *, beams: int, length: int, intermediates: Intermediates = OFF
@@ -170,7 +242,14 @@ class DecoderLM(nn.Module):
     check_text(text, [(task, len(text.tokens))], longest=longest, steps=length)
     state = initial_state(text, self.pad, [(self.decoder, 0)], beams=beams, length=length)
     real, labels = text.tokens != self.pad, self._labels(text)
-    run = TextPass(real, text.segments, labels, state=state, intermediates=intermediates)
+    run = TextPass(
+      real,
+      text.segments,
+      labels,
+      state=state,
+      position_bias=self.bias,
+      intermediates=intermediates,
+    )
     run(self.decoder, embed(text, self.embedding, self.positions, labels))
     return state
 
@@ -188,8 +267,11 @@ class DecoderLM(nn.Module):
     place = label(place, c.random_positions, c.max_length)
     x = self.positions.add(self.embedding(tokens), place)
     real = state["prompt"][:, 0, 0]
-    run = TextPass(real, state=state, newest=True, intermediates=intermediates)
-    return self._logits(run, x), {**state, "position": state["position"] + 1}
+    run = TextPass(
+      real, state=state, newest=True, position_bias=self.bias, intermediates=intermediates
+    )
+    logits = self._logits(self._hidden(run, x), intermediates)
+    return logits, {**state, "position": state["position"] + 1}
 
   def routing_sites(self) -> tuple[str, ...]:
     """Names of the weights [batch, time, units] of every router, of heads and of experts."""
@@ -202,12 +284,109 @@ class DecoderLM(nn.Module):
     numbers = positions_of(text.segments, text.tokens.shape[1])
     return self.labels(text.tokens != self.pad, numbers, deterministic=deterministic)
 
-  def _logits(self, run: TextPass, x: Array) -> Float[Array, "batch positions vocab"]:
+  def _hidden(self, run: TextPass, x: Array) -> Float[Array, "batch positions embed"]:
     x = self.drop(x, deterministic=run.deterministic)
     x = self.output_norm(run(self.decoder, x))
-    x = run.intermediates(f"{DECODER}/output", x)
-    logits = self.embedding.logits(x) if self.config.tied else over_rows(self.head, x)
-    return run.intermediates("logits", logits.astype(jnp.float32))
+    return run.intermediates(f"{DECODER}/output", x)
+
+  def _logits(
+    self, hidden: Array, intermediates: Intermediates
+  ) -> Float[Array, "batch positions vocab"]:
+    logits = self.embedding.logits(hidden) if self.config.tied else over_rows(self.head, hidden)
+    return intermediates("logits", logits.astype(jnp.float32))
+
+
+class PairDecoder(nn.Module):
+  """A `DecoderLM` that reads a source and then writes its target; it has the same parameters.
+
+  Source and target are one text, the target right behind the last token of the source, so that a
+  target looks up the source as it looks up itself. Nothing reads a later position, of the source
+  either.
+
+  Sites: those of `DecoderLM`, `decoder/...` at positions of the source and then of the target, as
+  `joined` has them; `logits` at those of the target.
+
+  Attributes:
+    config: sizes and options.
+    vocab: number of tokens, of source and target alike.
+    pad: the token that marks padding, number 0.
+
+  Source: Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences", section 4.2.3.
+  """
+
+  config: DecoderConfig
+  vocab: int
+  pad: int = 0
+
+  def setup(self):
+    """Makes the decoder."""
+    self.lm = DecoderLM(self.config, self.vocab, self.pad)
+    nn.share_scope(self, self.lm)
+
+  def __call__(
+    self,
+    source: Int[Array, "batch source_time"],
+    target: Int[Array, "batch target_time"],
+    *,
+    deterministic: bool = True,
+    intermediates: Intermediates = OFF,
+  ) -> Float[Array, "batch target_time vocab"]:
+    """Logits of the token that follows each target position.
+
+    Args:
+      source: source tokens, padded at the end.
+      target: target tokens shifted right (the first is the start token), padded at the end.
+      deterministic: no dropout.
+      intermediates: sites to read or change.
+
+    Raises:
+      UserError: both together have more tokens than the model has positions.
+    """
+    options = {"deterministic": deterministic, "intermediates": intermediates}
+    return intermediates("logits", self.output_layer(source, target, **options).logits())
+
+  def output_layer(
+    self,
+    source: Int[Array, "batch source_time"],
+    target: Int[Array, "batch target_time"],
+    *,
+    deterministic: bool = True,
+    intermediates: Intermediates = OFF,
+  ) -> OutputLayer:
+    """What `__call__` makes the logits of, given the same."""
+    lengths = jnp.sum(source != self.pad, axis=1)
+    text = Text(joined(source, target, lengths))
+    hidden = self.lm.hidden(text, deterministic=deterministic, intermediates=intermediates)
+    places = lengths[:, None] + jnp.arange(target.shape[1])[None]
+    return self.lm.embedding.output(jnp.take_along_axis(hidden, places[..., None], axis=1))
+
+  def prefill(
+    self,
+    source: Int[Array, "batch source_time"],
+    *,
+    beams: int,
+    length: int,
+    routing: bool = False,
+    intermediates: Intermediates = OFF,
+  ) -> dict[str, Any]:
+    """The cache with which decoding starts; see `Seq2Seq.prefill`."""
+    state = self.lm.prefill(Text(source), beams=beams, length=length, intermediates=intermediates)
+    shape = (len(source), beams, length)
+    return state | {"routing": routing_cache(self.config, shape) if routing else {}}
+
+  def step(
+    self,
+    cache: dict[str, Any],
+    tokens: Int[Array, "batch beams"],
+    *,
+    intermediates: Intermediates = OFF,
+  ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
+    """Logits after one more token of every beam, and the cache that includes it."""
+
+    def run(record: Intermediates) -> tuple[jax.Array, dict[str, Any]]:
+      return self.lm.step(cache, tokens, intermediates=record)
+
+    return record_step(run, cache, intermediates)
 
 
 class DecoderRegressor(nn.Module):

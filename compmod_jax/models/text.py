@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from compmod_jax.core import errors
 from compmod_jax.layers.embedding import Embedding, PositionTable
@@ -107,3 +107,20 @@ def positions_of(segments: Int[Array, "batch time"] | None, time: int) -> Int[Ar
   within = numbers - jax.lax.cummax(jnp.where(first, numbers, 0), axis=1)
   common = jnp.sum(segments == 0, axis=1, keepdims=True)
   return jnp.where(segments == 0, within, common + within)
+
+
+def joined(
+  source: Shaped[Array, "batch source_time"],
+  target: Shaped[Array, "batch target_time"],
+  lengths: Int[Array, " batch"],
+) -> Shaped[Array, "batch time"]:
+  """The first elements of each source, `lengths` of them, and behind them the target.
+
+  What is left of the source's places stands at the end, and holds zeros; time is the sum of both.
+  """
+  first, last = source.shape[1], target.shape[1]
+  behind = jnp.arange(first + last)[None] - lengths[:, None]
+  of_source = jnp.pad(source, ((0, 0), (0, last)))
+  of_target = jnp.take_along_axis(target, jnp.clip(behind, 0, last - 1), axis=1)
+  of_target = jnp.where(behind < last, of_target, jnp.zeros_like(of_target))
+  return jnp.where(behind < 0, of_source, of_target)

@@ -1,7 +1,8 @@
 """The encoder-decoder Transformer, with competition in any of its three kinds of attention."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal, get_args
+import functools
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -23,10 +24,17 @@ from compmod_jax.layers.embedding import (
   encoder_decoder_embeddings,
 )
 from compmod_jax.layers.kv_cache import ancestor_mask
-from compmod_jax.layers.positions import ModelPositions, PositionLabels, RelativeBias, label
+from compmod_jax.layers.positions import (
+  ModelPositions,
+  PositionLabels,
+  RelativeBias,
+  RelativeBiasConfig,
+  label,
+)
 from compmod_jax.layers.shared_layers import RandomDepth, repeated
 from compmod_jax.layers.systematic import SystematicConfig
 from compmod_jax.models.base import ModelConfig
+from compmod_jax.models.routing_record import record_step, routing_cache
 
 AttentionKind = Literal["encoder_self", "decoder_self", "cross"]
 ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
@@ -34,7 +42,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(SystematicConfig, ModelConfig):
+class TransformerConfig(RelativeBiasConfig, SystematicConfig, ModelConfig):
   """Sizes and options of the Transformer; the defaults are the translation recipe's."""
 
   family = "Transformer"
@@ -56,10 +64,6 @@ class TransformerConfig(SystematicConfig, ModelConfig):
   """How large fresh vectors of tokens are beside those of positions: 1 / sqrt(dim) and multiplied
   by sqrt(dim) (tus), 1 (noscale), or sqrt(2 / dim) beside positions divided by sqrt(dim) (ped); see
   `layers.embedding`."""
-  relative_buckets: int = 32
-  """Positions relative_bias: buckets of distances between queries and keys."""
-  relative_distance: int = 128
-  """Positions relative_bias: from this distance on, all are in the last bucket."""
   head_dim: int | None = None
   """Width of every head; none: dim / heads."""
   norm_kind: NormKind = "layer"
@@ -75,8 +79,6 @@ class TransformerConfig(SystematicConfig, ModelConfig):
   """Numbers of different labels of target words: for each kind of labels, a linear output of so
   many logits beside that of the next word; see `tasks.target_labels`."""
 
-  position_kinds: ClassVar[tuple[str, ...]] = get_args(ModelPositions)
-
   def __post_init__(self):
     check_numbers(self, "model.")
     for field in ("encoder_layers", "decoder_layers"):
@@ -90,7 +92,7 @@ class TransformerConfig(SystematicConfig, ModelConfig):
     self._check_options()
 
   def _check_options(self) -> None:
-    width, buckets = self.head_dim, self.relative_buckets
+    width = self.head_dim
     errors.check(
       width is None or width >= 1, f"model.head_dim is {width}; it must be at least 1, or none."
     )
@@ -101,15 +103,7 @@ class TransformerConfig(SystematicConfig, ModelConfig):
       f"model.head_dim is {width} and model.positions is {self.positions!r}; these positions need"
       " heads of width dim / heads. Leave head_dim out.",
     )
-    errors.check(
-      buckets >= 4 and buckets % 2 == 0,
-      f"model.relative_buckets is {buckets}; both directions need an even number, at least 4.",
-    )
-    errors.check(
-      self.relative_distance > buckets // 2,
-      f"model.relative_distance is {self.relative_distance}; it must be more than half of"
-      f" model.relative_buckets = {buckets}: each shorter distance has a bucket in the decoder.",
-    )
+    self.check_relative_bias()
     errors.check(
       all(count >= 2 for count in self.target_labels),
       f"model.target_labels is {self.target_labels}; each number of labels must be at least 2.",
@@ -339,10 +333,7 @@ class Transformer(nn.Module):
       "ancestry": jnp.zeros((batch, beams, length), jnp.int32),
       "memory_mask": (source != self.pad)[:, None, None, :],
       "layers": [block.initial_state(batch, length * beams, memory) for block in self.decoder],
-      "routing": {
-        site: jnp.zeros((batch, beams, length, self.config.units(site)))
-        for site in (self.decoder_routing_sites() if routing else ())
-      },
+      "routing": routing_cache(self.config, (batch, beams, length)) if routing else {},
     }
 
   def step(
@@ -353,9 +344,12 @@ class Transformer(nn.Module):
     intermediates: Intermediates = OFF,
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
-    position, routing = cache["position"], cache["routing"]
-    record = intermediates.apart().also(routing) if routing else intermediates
-    batch, beams = tokens.shape
+    return record_step(functools.partial(self._step, cache, tokens), cache, intermediates)
+
+  def _step(
+    self, cache: dict[str, Any], tokens: Int[Array, "batch beams"], intermediates: Intermediates
+  ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
+    position, (batch, beams) = cache["position"], tokens.shape
     mine = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
     ancestry = jax.lax.dynamic_update_slice(cache["ancestry"], mine, (0, 0, position))
     c, length = self.config, ancestry.shape[2]
@@ -369,27 +363,12 @@ class Transformer(nn.Module):
       newest=Newest(start=position * beams, past=ancestor_mask(ancestry, position)),
       position_ids=position_ids,
       position_bias=self._position_bias("decoder", length, position_ids),
-      intermediates=record,
+      intermediates=intermediates,
     )
     x = self.decoder_positions.add(self.decoder_embedding(tokens), place)
     output, layers = self._decode(x, cache["layers"], None, ctx)
-    logits = record("logits", output.logits())
-    if routing:
-      intermediates.merge(
-        {k: v for k, v in record.captured.items() if intermediates.wants(k)}, record.seen
-      )
-      routing = {
-        site: jax.lax.dynamic_update_slice(
-          kept, record.captured[site][:, :, None], (0, 0, position, 0)
-        )
-        for site, kept in routing.items()
-      }
-    changed = {
-      "position": position + 1,
-      "ancestry": ancestry,
-      "layers": layers,
-      "routing": routing,
-    }
+    logits = intermediates("logits", output.logits())
+    changed = {"position": position + 1, "ancestry": ancestry, "layers": layers}
     return logits, cache | changed
 
   def routing_sites(self) -> tuple[str, ...]:

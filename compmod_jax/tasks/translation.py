@@ -34,6 +34,7 @@ from compmod_jax.data.tokenizers import (
 from compmod_jax.decoding import DecodeConfig
 from compmod_jax.metrics import groups, text
 from compmod_jax.models.base import ModelConfig, Seq2Seq
+from compmod_jax.models.text import joined
 from compmod_jax.models.transformer import shift_right
 from compmod_jax.tasks import target_labels
 from compmod_jax.tasks.base import (
@@ -139,10 +140,12 @@ class TranslationConfig:
       UserError: the model is of another kind, or has too few positions.
     """
     module = model.seq2seq(source.vocab_size, target.vocab_size, PAD)
+    longest, room = self.batch.longest, model.room_for_target(self.batch.longest)
+    both = ", for source and target together" if room < model.max_length else ""
     errors.check(
-      self.batch.longest <= model.max_length,
-      f"task.batch lets sentences have {self.batch.longest} tokens but model.max_length is"
-      f" {model.max_length}; every token needs a position. Raise model.max_length.",
+      longest <= room,
+      f"task.batch lets sentences have {longest} tokens but model.max_length is"
+      f" {model.max_length}{both}; every token needs a position. Raise model.max_length.",
     )
     dataset = SentencePairs(self, splits, source, target)
     objective, evaluators = SmoothedCrossEntropy(self.label_smoothing), (TokenLoss(),)
@@ -365,12 +368,19 @@ class PairModel(TaskModel[Seq2Seq]):
     )
 
   def valid_mask(self, site: str, batch: Batch) -> jax.Array:
-    """Source tokens in the encoder, target tokens elsewhere."""
-    return batch["source" if site.startswith("encoder/") else "target"] != PAD
+    """Tokens of the source, the target, or both; see `ModelConfig.side_at`."""
+    source, target = batch["source"] != PAD, batch["target"] != PAD
+    match self.config.side_at(site):
+      case "source":
+        return source
+      case "target":
+        return target
+      case "both":
+        return joined(source, target, jnp.sum(source, axis=1))
 
   def start_tokens(self, site: str) -> int:
-    """One for the decoder's sites: what it reads is the target behind a start token."""
-    return 0 if site.startswith("encoder/") else 1
+    """One where positions are those of the target: what is read there is behind a start token."""
+    return 1 if self.config.side_at(site) == "target" else 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,7 +127,7 @@ class Translator:
         _search,
         target=self.data.target_tokenizer,
         config=config,
-        longest=min(longest, model.config.max_length),
+        longest=min(longest, model.config.room_for_target(batch["source"].shape[1])),
         routing=routing,
         narrow=plain and sharing.multiple == 1,
         grow=plain,

@@ -161,6 +161,13 @@ DECODERS: dict[str, dict[str, Any]] = {
     "activation": "gelu",
     "attention_form": "hyla",
   },
+  "relative bias": {
+    "positions": "relative_bias",
+    "relative_buckets": 6,
+    "relative_distance": 5,
+    "compete": ("decoder_self",),
+    "competition": heads(),
+  },
   "rotary, shared layers": {
     "positions": "rotary",
     "gated_heads": ("decoder_self",),
@@ -446,9 +453,14 @@ def cases_of(kind: type) -> Any:
 
 @pytest.mark.parametrize(
   ("kind", "name"),
-  [(kind, name) for kind in (TransformerConfig, Seq2SeqLstmConfig) for name in CASES[kind]],
+  [
+    (kind, name)
+    for kind in (TransformerConfig, Seq2SeqLstmConfig, DecoderConfig)
+    for name, config in CASES[kind].items()
+    if kind is not DecoderConfig or config.tied
+  ],
 )
-def test_an_encoder_decoder_decodes_as_in_the_whole_pass(kind, name):
+def test_a_sequence_to_sequence_model_decodes_as_in_the_whole_pass(kind, name):
   """Hypotheses change places between the steps."""
   config = CASES[kind][name]
   model = config.seq2seq(VOCAB, VOCAB, 0)

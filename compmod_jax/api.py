@@ -21,6 +21,7 @@ from typing import Any, TypeVar, Unpack
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from compmod_jax.checkpoints.model_folder import MODEL, check_sizes, find_model, load_model_folder
@@ -261,7 +262,8 @@ class TranslationModel(TrainedModel[str | tuple[str, str]]):
     return super().capture(sentences, sites)
 
   def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
-    """Source tokens in the encoder and as keys of cross-attention; target tokens elsewhere."""
+    """Source tokens in the encoder and as keys of cross-attention; elsewhere target tokens, or
+    those of both."""
     source, target = batch["source"], batch.get("target")
     config = self.task.model.config
     side = site if site in ("source", "target") else config.side_at(site)
@@ -269,9 +271,10 @@ class TranslationModel(TrainedModel[str | tuple[str, str]]):
       return Axis.of(self.source_tokenizer, source, source, source != PAD)
     given = target if site == "target" else shift_right(target, BOS)
     if side == "both":
-      real, lengths = source != PAD, jnp.sum(source != PAD, axis=1)
-      given, predicted = (joined(source, one, lengths) for one in (given, target))
-      return Axis.of(self.target_tokenizer, given, predicted, joined(real, target != PAD, lengths))
+      real, lengths, most = source != PAD, jnp.sum(source != PAD, axis=1), config.max_length
+      pairs = ((source, given), (source, target), (real, target != PAD))
+      both = (joined(*pair, lengths, most) for pair in pairs)
+      return Axis.of(self.target_tokenizer, *both)
     return Axis.of(self.target_tokenizer, given, target, target != PAD)
 
   def _read(
@@ -296,6 +299,13 @@ class TranslationModel(TrainedModel[str | tuple[str, str]]):
       targets = [[*ids, EOS] for ids in self.target_tokenizer.encode_batch(pairs)]
     sides = (("source", ids), ("target", targets))
     batch = {name: self._padded(name, rows, PAD) for name, rows in sides}
+    time, config = batch["source"].shape[1], self.task.model.config
+    room = config.room_for_target(time)
+    errors.check(
+      batch["target"].shape[1] <= room,
+      f"A target has {batch['target'].shape[1]} tokens with its end, but sources of {time} leave"
+      f" {room} of the model's positions (model.max_length = {config.max_length}); shorten it.",
+    )
     return batch, ["source"] if encoder_only else ["source", "target"]
 
 

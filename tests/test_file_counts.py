@@ -111,10 +111,13 @@ LATER = {
   },
   "a task on sequences": {"configs/cue_association.py"},
   "a sequence-to-sequence LSTM": {"compmod_jax/tables/translation.py"},
-  "a bias of distances": {"compmod_jax/models/encoder.py"},
+  "a bias of distances": {
+    "compmod_jax/models/encoder.py", "compmod_jax/models/decoder_lm.py",
+    "compmod_jax/layers/stack.py",
+  },
   "rotary positions and those of Transformer-XL": {
     "configs/plastic_lm.py", "compmod_jax/layers/systematic.py", "compmod_jax/tables/nemot.py",
-    "configs/logic_in_context.py",
+    "configs/logic_in_context.py", "configs/nmt_decoder.py",
   },
   "spans that are cut out of texts": {"compmod_jax/data/qa/pairs.py"},
   "attention that is no softmax over keys": {"configs/logic_in_context.py"},

@@ -56,15 +56,15 @@ def write_data(folder: Path) -> TextData:
   return TextData(folder=str(folder))
 
 
-def make_experiment(data: TextData) -> Experiment:
-  """An experiment with a model so small that it compiles fast."""
+def make_experiment(data: TextData, *, joint: bool = False) -> Experiment:
+  """An experiment with a model so small that it compiles fast; `joint`: of one vocabulary."""
   words = TokenizerConfig(kind="words", vocab_size=40)
   return Experiment(
     name="tiny",
     task=TranslationConfig(
       data=data,
       tokenizer=words,
-      target_tokenizer=words,
+      target_tokenizer=None if joint else words,
       batch=BatchConfig(tokens=128, ceiling=12, bucket_count=1),
       decode=DecodeConfig(beams=3, max_ratio=1.0, max_extra=2),
     ),
@@ -88,12 +88,12 @@ def random_parameters(task: Translation, seed: int) -> dict:
   return jax.tree.map(lambda leaf: np.float32(random.normal(size=leaf.shape) * 0.7), shapes)
 
 
-def make_workdir(workdir: Path, model: ModelConfig | None = None) -> Path:
+def make_workdir(workdir: Path, model: ModelConfig | None = None, *, joint: bool = False) -> Path:
   """A workdir whose models are `best` and one for each of STEPS; `best` is the last of them.
 
-  `model` is the configuration of another model than that of `make_experiment`.
+  `model` is the configuration of another model than that of `make_experiment`, `joint` as there.
   """
-  experiment = make_experiment(write_data(workdir / "data"))
+  experiment = make_experiment(write_data(workdir / "data"), joint=joint)
   experiment = dataclasses.replace(experiment, model=model or experiment.model)
   config = {"experiment": to_json(experiment), "command": "", "provenance": {}}
   (workdir / "config.json").write_text(json.dumps(config))

@@ -131,6 +131,12 @@ class PositionIds:
   keys: Int[Array, "#batch keys"]
   length: int = dataclasses.field(metadata={"static": True})
 
+  @classmethod
+  def counted(cls, length: int) -> "PositionIds":
+    """One behind the other, from 0."""
+    numbers = jnp.arange(length)[None]
+    return cls(numbers, numbers, length)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,9 @@ from jaxtyping import Array, Float
 from compmod_jax.core import errors
 from compmod_jax.layers import block
 from compmod_jax.layers.block import Norm, StackConfig, run_block
-from compmod_jax.layers.context import Context
+from compmod_jax.layers.context import Context, PositionIds
 from compmod_jax.layers.fast_weights import PLASTICITIES, Plasticity
+from compmod_jax.layers.positions import RelativeBias, RelativeBiasConfig
 from compmod_jax.layers.shared_layers import RandomDepth, repeated
 from compmod_jax.mechanisms.modulation import UNGATED, Gates
 
@@ -90,6 +91,9 @@ class Stack(nn.Module):
     ]
     self.layer = repeated(layers, c.layers(self.side))
     self.depth = RandomDepth(c.fewest_repeats, c.own_layers(self.side))
+    self.bias = None
+    if isinstance(c, RelativeBiasConfig) and c.positions == "relative_bias":
+      self.bias = RelativeBias(c.heads, c.relative_buckets, c.relative_distance, False)
 
   def initial_state(self, batch: int, keys: int, *, beams: int = 1) -> State:
     """The state before the first position; see `Block.initial_state`."""
@@ -122,6 +126,9 @@ class Stack(nn.Module):
     held = dict(state or {})
     depth = self.depth(len(x), len(self.layer), deterministic=ctx.deterministic)
     ctx = dataclasses.replace(ctx, depth=depth)
+    if self.bias is not None:
+      ids = ctx.position_ids or PositionIds.counted(x.shape[1])
+      ctx = dataclasses.replace(ctx, position_bias=self.bias(ids))
     for i in range(start, len(self.layer) if stop is None else stop):
       gate = (gates or {}).get(i, UNGATED)
       x, after = run_block(self.layer[i], x, held.get(str(i)), gates=gate, ctx=ctx.of_layer(i))

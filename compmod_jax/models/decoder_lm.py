@@ -22,7 +22,6 @@ from compmod_jax.layers.embedding import Embedding, OutputLayer, PositionTable
 from compmod_jax.layers.positions import (
   ModelPositions,
   PositionLabels,
-  RelativeBias,
   RelativeBiasConfig,
   label,
 )
@@ -175,9 +174,6 @@ class DecoderLM(nn.Module):
     self.labels = PositionLabels(c.random_positions, c.max_length)
     self.drop = Dropout(c.dropout)
     self.decoder = Stack(c, DECODER, "pre")
-    self.bias = None
-    if c.positions == "relative_bias":
-      self.bias = RelativeBias(c.heads, c.relative_buckets, c.relative_distance, False)
     self.output_norm = layer_norm(dtype, c.norm_epsilon)
     if not c.tied:
       init = logical(nn.initializers.xavier_uniform(), "embed", "vocab")
@@ -228,7 +224,6 @@ class DecoderLM(nn.Module):
       text.segments,
       labels,
       causal=causal,
-      position_bias=self.bias,
       deterministic=deterministic,
       intermediates=intermediates,
     )
@@ -242,14 +237,7 @@ class DecoderLM(nn.Module):
     check_text(text, [(task, len(text.tokens))], longest=longest, steps=length)
     state = initial_state(text, self.pad, [(self.decoder, 0)], beams=beams, length=length)
     real, labels = text.tokens != self.pad, self._labels(text)
-    run = TextPass(
-      real,
-      text.segments,
-      labels,
-      state=state,
-      position_bias=self.bias,
-      intermediates=intermediates,
-    )
+    run = TextPass(real, text.segments, labels, state=state, intermediates=intermediates)
     run(self.decoder, embed(text, self.embedding, self.positions, labels))
     return state
 
@@ -267,9 +255,7 @@ class DecoderLM(nn.Module):
     place = label(place, c.random_positions, c.max_length)
     x = self.positions.add(self.embedding(tokens), place)
     real = state["prompt"][:, 0, 0]
-    run = TextPass(
-      real, state=state, newest=True, position_bias=self.bias, intermediates=intermediates
-    )
+    run = TextPass(real, state=state, newest=True, intermediates=intermediates)
     logits = self._logits(self._hidden(run, x), intermediates)
     return logits, {**state, "position": state["position"] + 1}
 
@@ -335,12 +321,10 @@ class PairDecoder(nn.Module):
 
     Args:
       source: source tokens, padded at the end.
-      target: target tokens shifted right (the first is the start token), padded at the end.
+      target: target tokens shifted right (the first is the start token), padded at the end; both
+        have at most as many tokens together as the model has positions.
       deterministic: no dropout.
       intermediates: sites to read or change.
-
-    Raises:
-      UserError: both together have more tokens than the model has positions.
     """
     options = {"deterministic": deterministic, "intermediates": intermediates}
     return intermediates("logits", self.output_layer(source, target, **options).logits())
@@ -355,10 +339,11 @@ class PairDecoder(nn.Module):
   ) -> OutputLayer:
     """What `__call__` makes the logits of, given the same."""
     lengths = jnp.sum(source != self.pad, axis=1)
-    text = Text(joined(source, target, lengths))
+    text = Text(joined(source, target, lengths, self.config.max_length))
     hidden = self.lm.hidden(text, deterministic=deterministic, intermediates=intermediates)
     places = lengths[:, None] + jnp.arange(target.shape[1])[None]
-    return self.lm.embedding.output(jnp.take_along_axis(hidden, places[..., None], axis=1))
+    of_target = jnp.take_along_axis(hidden, places[..., None], axis=1, mode="clip")
+    return self.lm.embedding.output(of_target)
 
   def prefill(
     self,

@@ -113,14 +113,20 @@ def joined(
   source: Shaped[Array, "batch source_time"],
   target: Shaped[Array, "batch target_time"],
   lengths: Int[Array, " batch"],
+  most: int,
 ) -> Shaped[Array, "batch time"]:
-  """The first elements of each source, `lengths` of them, and behind them the target.
+  """The first elements of each source, and right behind them the target.
 
-  What is left of the source's places stands at the end, and holds zeros; time is the sum of both.
+  Args:
+    source: elements of the sources.
+    target: those of the targets.
+    lengths: how many elements of each source count.
+    most: time is the sum of both, but at most this. What is left of the sources' places stands at
+      the end, and holds zeros.
   """
   first, last = source.shape[1], target.shape[1]
-  behind = jnp.arange(first + last)[None] - lengths[:, None]
-  of_source = jnp.pad(source, ((0, 0), (0, last)))
+  behind = jnp.arange(first + last)[None, :most] - lengths[:, None]
+  of_source = jnp.pad(source, ((0, 0), (0, last)))[:, :most]
   of_target = jnp.take_along_axis(target, jnp.clip(behind, 0, last - 1), axis=1)
   of_target = jnp.where(behind < last, of_target, jnp.zeros_like(of_target))
   return jnp.where(behind < 0, of_source, of_target)

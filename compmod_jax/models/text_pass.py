@@ -4,7 +4,7 @@ A model writes its computation once; what differs between the three is the conte
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,6 @@ class TextPass:
     causal: hide later positions.
     state: of decoding, whose `sets` are replaced as stacks run; None: nothing is kept.
     newest: whether the stream holds the newest position of every beam.
-    position_bias: what positions add to the logits of self-attention in all layers; none: nothing.
     deterministic: no dropout.
     intermediates: activations to read or change.
   """
@@ -49,7 +48,6 @@ class TextPass:
   causal: bool = True
   state: State | None = None
   newest: bool = False
-  position_bias: Callable[[PositionIds], jax.Array] | None = None
   deterministic: bool = True
   intermediates: Intermediates = dataclasses.field(kw_only=True)
 
@@ -100,15 +98,10 @@ class TextPass:
       ids = positions_of(self.segments, real.shape[1]) if ids is None else ids
       ids = jnp.pad(ids[rows] if len(ids) > 1 else ids, ((0, 0), (before, 0)))
       position_ids = PositionIds(ids, ids, config.random_positions or real.shape[1])
-    bias = None
-    if self.position_bias is not None:
-      numbers = jnp.arange(real.shape[1])[None]
-      bias = self.position_bias(position_ids or PositionIds(numbers, numbers, real.shape[1]))
     return Context(
       mask=mask[rows],
       same_segment=near,
       position_ids=position_ids,
-      position_bias=bias,
       deterministic=self.deterministic,
       intermediates=self.intermediates.scope(stack.side),
     )
@@ -128,7 +121,7 @@ class TextPass:
     )
     if config.convolution > 1:
       newest = self._with_neighbours(newest, state, config.convolution, before)
-    position_ids, bias = None, None
+    position_ids = None
     if config.positions in NUMBERED:
       prompt = jnp.pad(state["position_ids"][:, 0], ((0, 0), (before, 0)))
       steps = jnp.repeat(jnp.arange(length), beams)[None] + state["lengths"]
@@ -138,12 +131,8 @@ class TextPass:
       )
       most = config.random_positions or state["position_ids"].shape[-1] + length
       position_ids = PositionIds(queries, keys, most)
-      bias = None if self.position_bias is None else self.position_bias(position_ids)
     return Context(
-      newest=newest,
-      position_ids=position_ids,
-      position_bias=bias,
-      intermediates=self.intermediates.scope(stack.side),
+      newest=newest, position_ids=position_ids, intermediates=self.intermediates.scope(stack.side)
     )
 
   def _with_neighbours(self, newest: Newest, state: State, width: int, before: int) -> Newest:

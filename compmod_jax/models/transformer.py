@@ -397,9 +397,8 @@ class Transformer(nn.Module):
     """What all layers of the encoder or the decoder add to the logits of self-attention."""
     if self.config.positions != "relative_bias":
       return None
-    ids = jnp.arange(length)[None]
     make = self.encoder_bias if side == "encoder" else self.decoder_bias
-    return make(position_ids or PositionIds(ids, ids, length))
+    return make(position_ids or PositionIds.counted(length))
 
 
 def shift_right(target: Int[Array, "batch time"], start: int) -> Int[Array, "batch time"]:

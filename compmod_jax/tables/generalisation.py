@@ -16,6 +16,8 @@ from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.mixture_of_depths import DepthRouterConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
+from compmod_jax.models.base import ModelConfig
+from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tables.grid import Column
@@ -356,6 +358,10 @@ def generalisation(scale: str) -> Spec:
       batch = translation_task(joined).batch
       batch = dataclasses.replace(batch, ceiling=2 * data.scratchpad, short_first=1)
       experiments[f"{_SHARED}, joined, scratchpad"] = _with_task(joined, batch=batch)
+      # A decoder alone looks up its source as it looks up steps, which it learns anyway.
+      alone = _with_task(joined, batch=dataclasses.replace(batch, short_first=0))
+      alone = dataclasses.replace(alone, model=_decoder_like(alone.model))
+      experiments["near words, Muon, decoder alone, joined, scratchpad"] = alone
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )
@@ -436,6 +442,22 @@ def _with_scratchpad(experiment: Experiment, data: _Data) -> Experiment:
     experiment = with_model(experiment, max_length=data.outputs)
   decode = dataclasses.replace(task.decode, max_ratio=ratio, max_extra=extra)
   return _with_task(_with_data(experiment, scratchpad=True), batch=batch, decode=decode)
+
+
+def _decoder_like(model: ModelConfig) -> DecoderConfig:
+  """A decoder alone with the sizes of an encoder-decoder's decoder, and wider networks.
+
+  It has fewer parameters: there is no encoder, and no attention to one.
+  """
+  assert isinstance(model, TransformerConfig)
+  same = ("decoder_layers", "dim", "heads", "activation", "dropout")
+  same += ("positions", "relative_buckets", "relative_distance")
+  return DecoderConfig(
+    **{field: getattr(model, field) for field in same},
+    ffn_dim=2 * model.ffn_dim,
+    scale_embeddings=True,
+    max_length=2 * model.max_length,  # of source and target together
+  )
 
 
 def _with_task(experiment: Experiment, **changes: Any) -> Experiment:

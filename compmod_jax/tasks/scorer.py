@@ -233,14 +233,15 @@ class PairScorer:
 
   def too_long(self, model: TaskModel[Any], pairs: Sequence[tuple[str, str]]) -> dict[int, str]:
     """Number -> what is wrong, of every pair with a side that the model has no positions for."""
-    found, longest = {}, model.config.max_length
-    for name, ids in zip(("source", "target"), self.encode(pairs), strict=True):
-      for number, one in enumerate(ids):
-        if len(one) > longest:
-          found[number] = (
-            f"has {len(one)} tokens with its end in its {name}, but the model has positions for"
-            f" {longest}"
-          )
+    found, config = {}, model.config
+    for number, (source, target) in enumerate(zip(*self.encode(pairs), strict=True)):
+      name, count, most = "source", len(source), config.max_length
+      if count <= most:
+        name, count, most = "target", len(target), config.room_for_target(len(source))
+      if count > most:
+        found[number] = (
+          f"has {count} tokens with its end in its {name}, but the model has positions for {most}"
+        )
     return found
 
   def encode(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], list[list[int]]]:

@@ -376,7 +376,7 @@ class PairModel(TaskModel[Seq2Seq]):
       case "target":
         return target
       case "both":
-        return joined(source, target, jnp.sum(source, axis=1))
+        return joined(source, target, jnp.sum(source, axis=1), self.config.max_length)
 
   def start_tokens(self, site: str) -> int:
     """One where positions are those of the target: what is read there is behind a start token."""

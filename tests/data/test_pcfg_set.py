@@ -210,8 +210,8 @@ def strings_of(words: list[str]) -> list[tuple[str, list[str]]]:
     if word[0] != "#":
       continue
     if last == "start":
-      found.append((words[at + 3].replace("@", "#"), []))
-    elif last not in ("end", "</s>"):
+      found.append((words[at + 1].replace("@", "#"), []))
+    elif last not in ("end", "</s>", "none") and last[0] != "@":
       found[-1][1].append(last)
   return found
 
@@ -246,7 +246,11 @@ def test_each_word_that_steps_take_stands_where_its_number_says():
     for last, word, after in zip(words, words[1:], words[2:], strict=False):
       if word[0] == "#":
         before["@" + word[1:]] = last
-      elif word[0] == "@" and (after in told[::2] or after in ("start", "end")):
+      elif word[0] == "@" and (
+        after in told[::2]
+        or after in ("start", "end", "none")
+        or before[word][0] == "@"  # the start of the string under another one
+      ):
         assert before[word] == after
         checked += 1
   assert len(firsts) > 100
@@ -308,19 +312,32 @@ def test_sentences_of_files_are_joined_too(folder):
   [
     (
       "reverse B7 C2",
-      "</s> #11 start #12 none none @10 none leaf @12 @10 C2 #13 leaf @12 @9 B7 #14"
-      " leaf @12 @8 reverse end #15 @12 @9 @8 reverse start #16 @12 none @8 none"
-      " reverse1 @16 @15 end reverse1 @16 @14 B7 #17 reverse1 @16 @13 C2 #18 reverse1 @16 @12 start"
-      " end #19 @16 @8 @7 <s> answer @19 end answer @18 C2 answer @17 B7 answer @16 start",
+      "</s> #11 open none #12 start #13 @10 leaf @13 @10 C2 #14 leaf @13 @9 B7 #15 leaf @13"
+      " @8 reverse end #16 @13 @9 @8 reverse open @13 @12 none #17 start #18 @8 reverse1 @18"
+      " @16 end reverse1 @18 @15 B7 #19 reverse1 @18 @14 C2 #20 reverse1 @18 @13 start end"
+      " #21 @18 @8 @7 <s> answer @21 end answer @20 C2 answer @19 B7 answer @18 start",
     ),
     (
       "copy B7 ; echo C2",
-      "</s> #13 start #14 none none @12 none leaf @14 @12 C2 #15 leaf @14 @11 echo end #16 @14"
-      " @12 @11 echo start #17 @14 none @11 none echo1 @17 @14 start echo1 @17 @15 C2 #18"
-      " echo2 @17 @14 start echo2 @17 @15 C2 #19 echo2 @17 @16 end end #20 @17 @11 @10 ;"
-      " start #21 none none @9 @17 leaf @21 @9 B7 #22 leaf @21 @8 copy end #23 @21 @9 @8 copy"
-      " start #24 @21 none @8 @17 copy1 @24 @21 start copy1 @24 @22 B7 #25 copy1 @24 @23 end"
-      " end #26 @24 @8 @7 <s> answer @26 end answer @25 B7 answer @24 start",
+      "</s> #13 open none #14 start #15 @12 leaf @15 @12 C2 #16 leaf @15 @11 echo end #17"
+      " @15 @12 @11 echo open @15 @14 none #18 start #19 @11 echo1 @19 @15 start echo1 @19"
+      " @16 C2 #20 echo2 @19 @15 start echo2 @19 @16 C2 #21 echo2 @19 @17 end end #22 @19"
+      " @11 @10 ; open @19 #23 start #24 @9 leaf @24 @9 B7 #25 leaf @24 @8 copy end #26 @24"
+      " @9 @8 copy open @24 @23 @19 #27 start #28 @8 copy1 @28 @24 start copy1 @28 @25 B7"
+      " #29 copy1 @28 @26 end end #30 @28 @8 @7 <s> answer @30 end answer @29 B7 answer @28"
+      " start",
+    ),
+    (
+      "append A1 , remove_first A2 , B2",
+      "</s> #15 open none #16 start #17 @14 leaf @17 @14 B2 #18 leaf @17 @13 , end #19 @17"
+      " @14 @13 , open @17 #20 start #21 @12 leaf @21 @12 A2 #22 leaf @21 @11 remove_first"
+      " end #23 @21 @12 @11 remove_first open @21 @20 @17 @16 none #24 start #25 @11"
+      " remove_first1 @25 @17 start remove_first1 @25 @18 B2 #26 remove_first1 @25 @19 end"
+      " end #27 @25 @11 @10 , open @25 #28 start #29 @9 leaf @29 @9 A1 #30 leaf @29 @8"
+      " append end #31 @29 @9 @8 append open @29 @28 @25 @24 none #32 start #33 @8 append1"
+      " @33 @25 start append1 @33 @26 B2 #34 append1 @33 @27 end append2 @33 @29 start"
+      " append2 @33 @30 A1 #35 append2 @33 @31 end end #36 @33 @8 @7 <s> answer @36 end"
+      " answer @35 A1 answer @34 B2 answer @33 start",
     ),
   ],
 )

@@ -9,23 +9,25 @@ one more than the last one; `@` and a number point to it:
 
     <s> #7 reverse #8 B7 #9 C2 #10 </s> #11
 
-    </s> #11 start #12 none none @10 none
-      leaf @12 @10 C2 #13   leaf @12 @9 B7 #14   leaf @12 @8 reverse
-    end #15 @12 @9 @8 reverse start #16 @12 none @8 none
-      reverse1 @16 @15 end      reverse1 @16 @14 B7 #17
-      reverse1 @16 @13 C2 #18   reverse1 @16 @12 start
-    end #19 @16 @8 @7 <s>
-      answer @19 end   answer @18 C2   answer @17 B7   answer @16 start
+    </s> #11 open none #12 start #13 @10
+      leaf @13 @10 C2 #14   leaf @13 @9 B7 #15   leaf @13 @8 reverse
+    end #16 @13 @9 @8 reverse open @13 @12 none #17 start #18 @8
+      reverse1 @18 @16 end      reverse1 @18 @15 B7 #19
+      reverse1 @18 @14 C2 #20   reverse1 @18 @13 start
+    end #21 @18 @8 @7 <s>
+      answer @21 end   answer @20 C2   answer @19 B7   answer @18 start
 
-A string is opened by the starts of the one or two strings that it is made of, the word of the
-source, and the start of the string under it on the stack. Each symbol of it has four words before
-its number: what makes it, to which string it belongs, the number of the symbol that is taken, and
-that symbol.
+A string is opened by the starts of the one or two strings that it is made of, which are on top of
+the stack, the start of the string under it, and the word of the source. The number before that of
+its start is the one of the string under it: `@12 none` says that there is none under `@13`. Each
+symbol has four words before its number: what makes it, to which string it belongs, the number of
+the symbol that is taken, and that symbol.
 
 Behind a sentence others may stand, each after `;`. Their strings are put on the stack, too, and are
 never taken: the answer is the first sentence's.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -140,7 +142,7 @@ class _Machine:
 
   def _symbols(self, at: int) -> int:
     """Writes the string of the symbols before a word; returns where the first of them is."""
-    start = self._start((), at - 1)
+    start = self._start((), self._source(at - 1)[0])
     while True:
       at -= 1
       self._written += ["leaf", _name("@", start), *self._source(at)]
@@ -156,7 +158,7 @@ class _Machine:
     """Writes the string that a function gives; returns where the function is."""
     name = self._words[at]
     arguments = self._take(2 if name in _BINARY else 1, name)
-    start = self._start(arguments, at)
+    start = self._start(arguments, self._source(at)[0])
     for n, (argument, part) in enumerate(_PARTS[name], 1):
       for place, record in enumerate(_records(arguments[argument], part)):
         self._written += [f"{name}{n}", _name("@", start)]
@@ -174,14 +176,20 @@ class _Machine:
       raise ValueError(f"{name!r} needs {count} strings and finds {len(self._stack)}")
     return [self._stack.pop() for _ in range(count)]
 
-  def _start(self, arguments: Sequence[_String], at: int) -> int:
-    """Opens a string that is made of others; returns the number of its start."""
-    under = self._stack[-1:]
-    starts = [_name("@", string.start) for string in arguments] + [_NONE] * (2 - len(arguments))
+  def _start(self, arguments: Sequence[_String], word: str) -> int:
+    """Opens a string that is made of others, for a word; returns the number of its start."""
+    self._written.append("open")
+    if arguments:
+      self._written.append(_name("@", arguments[0].start))
+    under = [*arguments[1:], self._stack[-1] if self._stack else None]
+    for argument, below in itertools.zip_longest(arguments, under):
+      if argument is not None:
+        self._written.append(_name("@", argument.start - 1))
+      self._written.append(_NONE if below is None else _name("@", below.start))
+    self._give_number()
     self._written.append("start")
     number = self._give_number()
-    self._written += [*starts, self._source(at)[0]]
-    self._written.append(_name("@", under[0].start) if under else _NONE)
+    self._written.append(word)
     return number
 
   def _end(self, start: int) -> None:

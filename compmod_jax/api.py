@@ -264,11 +264,11 @@ class TranslationModel(TrainedModel[str | tuple[str, str]]):
   def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:
     """Source tokens in the encoder and as keys of cross-attention; elsewhere target tokens, or
     those of both."""
-    source, target = batch["source"], batch.get("target")
-    config = self.task.model.config
+    source, config = batch["source"], self.task.model.config
     side = site if site in ("source", "target") else config.side_at(site)
     if side == "source" or (keys and "/cross/" in site):
       return Axis.of(self.source_tokenizer, source, source, source != PAD)
+    target = batch["target"]
     given = target if site == "target" else shift_right(target, BOS)
     if side == "both":
       real, lengths, most = source != PAD, jnp.sum(source != PAD, axis=1), config.max_length

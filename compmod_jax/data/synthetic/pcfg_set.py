@@ -117,7 +117,6 @@ class PcfgSetData(PartedData):
       32 <= self.longest <= 1024,
       f"longest is {self.longest}; it must be 32, to leave room for nine functions, to 1,024.",
     )
-
     check(self.joined >= 0, f"joined is {self.joined}; it must be at least 0.")
     check(
       self.scratchpad or not self.joined,

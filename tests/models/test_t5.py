@@ -20,7 +20,7 @@ from compmod_jax.layers.basic import FeedForward, layer_norm
 from compmod_jax.layers.context import PositionIds
 from compmod_jax.layers.positions import RelativeBias, distance_buckets
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
-from compmod_jax.models.decoder_lm import DecoderConfig
+from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.t5 import t5, t5_v1_1
 from compmod_jax.models.transformer import ATTENTION_KINDS, Transformer, TransformerConfig
 
@@ -264,7 +264,7 @@ def test_a_bad_configuration_names_field_value_and_rule(fields, words):
 
 def test_models_without_a_bias_of_distances_refuse_it():
   with pytest.raises(UserError, match="positions is"):
-    from_json(DecoderConfig, {"positions": "relative_bias"})
+    from_json(NemotConfig, {"positions": "relative_bias"})
 
 
 def test_inputs_that_share_a_table_need_one_vocabulary():

@@ -375,10 +375,6 @@ class Transformer(nn.Module):
     """Names of the weights [batch, time, units] of every router, of heads and of experts."""
     return self.config.routing_sites()
 
-  def decoder_routing_sites(self) -> tuple[str, ...]:
-    """The part of `routing_sites` that belongs to the decoder."""
-    return self.config.routing_sites("decoder")
-
   def _labels(
     self, tokens: Int[Array, "batch time"], deterministic: bool
   ) -> tuple[Int[Array, "#batch time"] | None, PositionIds | None]:

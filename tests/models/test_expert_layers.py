@@ -197,7 +197,7 @@ def test_every_routing_site_is_met_and_has_its_own_number_of_units():
 def test_decoding_with_a_cache_equals_the_model_without_and_records_experts():
   config = dataclasses.replace(BOTH, experts=dataclasses.replace(BOTH.experts, count=3))
   model, variables = transformer(config), {"params": params(config)}
-  sites = model.decoder_routing_sites()
+  sites = model.config.routing_sites("decoder")
   assert sum("/ffn/" in site for site in sites) == 1
   prefill = jax.jit(
     lambda source: model.apply(variables, source, beams=3, length=4, routing=True, method="prefill")

@@ -281,7 +281,7 @@ def test_a_batch_of_padding_alone_has_finite_gradients():
 def decoder(config: TransformerConfig) -> Any:
   """Compiled prefill and step for three beams, and the uncached model with its routing."""
   model, variables = transformer(config), {"params": params(config)}
-  sites = model.decoder_routing_sites()
+  sites = model.config.routing_sites("decoder")
   prefill = jax.jit(
     lambda source: model.apply(variables, source, beams=3, length=6, routing=True, method="prefill")
   )

@@ -20,7 +20,7 @@ from compmod_jax.core import linear as rows
 from compmod_jax.core import sharding
 from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.kernels import grouped
-from compmod_jax.kernels.attention import blocks, routed_attention
+from compmod_jax.kernels.attention import blocks, distances, routed_attention
 from compmod_jax.kernels.cross_entropy import label_statistics
 from compmod_jax.kernels.routing import (
   Choice,
@@ -97,6 +97,17 @@ def layer() -> Rule:
 
   args = tuple(numbers(*s, seed=i) for i, s in enumerate([(4, 2, 12), (3, 12), (2, 3), (2, 3)]))
   return Rule(ours, plain, args)
+
+
+def of_pairs() -> Rule:
+  """The number of each pair, gathered."""
+  time = 6
+  index = time - 1 - np.arange(time)[:, None] + np.arange(time)[None]
+
+  def plain(table: Any) -> Any:
+    return table[:, index]
+
+  return Rule(distances.of_pairs, plain, (numbers(3, 2 * time - 1, seed=0),))
 
 
 def known_losses() -> Rule:
@@ -357,6 +368,7 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.kernels.attention.dispatch._standing_for.run": attention_on_a_tpu,
   "compmod_jax.kernels.cross_entropy.dispatch._statistics": statistics_of_labels,
   "compmod_jax.kernels.cross_entropy.dispatch._gradients": statistics_of_labels,
+  "compmod_jax.kernels.attention.distances.of_pairs": of_pairs,
   "compmod_jax.kernels.grouped._product": grouped_product,
   "compmod_jax.kernels.grouped._outer": grouped_outer,
   "compmod_jax.mechanisms.dispatch.spread": spread,

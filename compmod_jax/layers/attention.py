@@ -28,6 +28,7 @@ from compmod_jax.kernels.attention import (
 )
 from compmod_jax.kernels.attention.blocks import attention_in_blocks
 from compmod_jax.kernels.attention.blocks import pays as pays_in_blocks
+from compmod_jax.kernels.attention.distances import Bias, DistanceBias, dense
 from compmod_jax.kernels.routing import Choice, Readout, scaled_projection
 from compmod_jax.layers.attention_forms import FORMS, AttentionForm, Keys
 from compmod_jax.layers.basic import Dropout
@@ -91,7 +92,7 @@ def attend(
   value: Float[Array, "batch keys heads head_dim"],
   mask: AttentionMask = AttentionMask(),
   *,
-  bias: Float[Array, "#batch #heads #time #keys"] | None = None,
+  bias: Bias | None = None,
   dropout: Dropout | None = None,
   intermediates: Intermediates = OFF,
 ) -> Float[Array, "batch time heads head_dim"]:
@@ -121,6 +122,7 @@ def attend(
   sizes = len(query), query.shape[2], query.shape[1], key.shape[1]
   if not explicit and platform_of(query) == "cpu" and pays_in_blocks(*sizes):
     return _in_blocks(query, key, value, mask, bias, _dropped(dropout, len(query), query.shape[2]))
+  bias = dense(bias)
   explicit = explicit or dropout is not None
   if not explicit and mask.only_causal:
     return jax.nn.dot_product_attention(query, key, value, bias, is_causal=True)
@@ -175,7 +177,7 @@ def _in_blocks(
   key: jax.Array,
   value: jax.Array,
   mask: AttentionMask,
-  bias: jax.Array | None,
+  bias: Bias | None,
   dropout: ProbabilityDropout | None,
 ) -> jax.Array:
   """Attention in blocks, on every device for the examples, heads and queries that it has."""
@@ -185,13 +187,18 @@ def _in_blocks(
   if allowed is not None:
     whole = zip(("batch", "heads", "time"), allowed.shape, (batch, heads, time), strict=False)
     names_of_allowed = (*(name if size == all_ else None for name, size, all_ in whole), None)
-  if bias is not None:
+  if isinstance(bias, DistanceBias):
+    if sharding.parts_of(query, "time") > 1:
+      bias = bias.dense()
+    else:
+      names_of_bias = DistanceBias(("heads", None))  # pyright: ignore[reportArgumentType]  # names
+  if bias is not None and not isinstance(bias, DistanceBias):
     bias = jnp.broadcast_to(bias, (len(bias), heads, time, key.shape[1]))
     names_of_bias = ("batch" if len(bias) == batch else None, "heads", "time", None)
 
   def read(
     allowed: jax.Array | None,
-    bias: jax.Array | None,
+    bias: Bias | None,
     dropout: ProbabilityDropout | None,
     key: jax.Array,
     value: jax.Array,
@@ -247,9 +254,11 @@ def _names_of(visibility: Visibility, batch: int) -> Visibility:
   return dataclasses.replace(names, penalties=("heads",))
 
 
-def _sum(bias: jax.Array | None, more: jax.Array | None) -> jax.Array | None:
+def _sum(bias: Bias | None, more: Bias | None) -> Bias | None:
   """What is added to the logits for two reasons, each of which may be none."""
-  return more if bias is None else bias if more is None else bias + more
+  if bias is None or more is None:
+    return more if bias is None else bias
+  return dense(bias) + dense(more)
 
 
 def _one_product(kernel: jax.Array) -> jax.Array:
@@ -709,7 +718,7 @@ class Attention(nn.Module):
     state: KVCache | None = None,
     memory: Float[Array, "batch keys embed"] | None = None,
     *,
-    bias: Float[Array, "#batch #heads #time #keys"] | None = None,
+    bias: Bias | None = None,
     ctx: Context = Context(),
   ) -> tuple[Float[Array, "batch time embed"], KVCache | None]:
     """Attends from `inputs` to themselves and what the state holds, or to a memory (cross).
@@ -779,13 +788,13 @@ class Attention(nn.Module):
       if state is not None:
         state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))
       if self.form != "softmax":
-        heads = self._read(inputs, query, (key, value), state, bias, ctx)
+        heads = self._read(inputs, query, (key, value), state, dense(bias), ctx)
       elif state is None or newest is None:  # whole texts, or prompts, before which nothing stands
         heads = attention(query, key, value, ctx.mask, bias=bias)
       else:
         filled, past = newest.start + query.shape[1], newest.past
         heads = attend_cached(
-          query, state, past, bias=bias, filled=filled, intermediates=intermediates
+          query, state, past, bias=dense(bias), filled=filled, intermediates=intermediates
         )
     gates = self._gates(inputs, intermediates)
     heads = heads if gates is None else gate_heads(heads, gates)

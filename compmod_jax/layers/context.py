@@ -6,9 +6,10 @@ import operator
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from compmod_jax.core.intermediates import OFF, Intermediates
+from compmod_jax.kernels.attention.distances import Bias
 from compmod_jax.kernels.attention.visibility import HIDDEN, SHARED, Visibility
 
 Dense = Bool[Array, "#batch #heads #queries #keys"]
@@ -131,12 +132,6 @@ class PositionIds:
   keys: Int[Array, "#batch keys"]
   length: int = dataclasses.field(metadata={"static": True})
 
-  @classmethod
-  def counted(cls, length: int) -> "PositionIds":
-    """One behind the other, from 0."""
-    numbers = jnp.arange(length)[None]
-    return cls(numbers, numbers, length)
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +175,7 @@ class Context:
   same_segment: Bool[Array, "#batch time before"] | None = None
   newest: Newest | None = None
   position_ids: PositionIds | None = None
-  position_bias: Float[Array, "#batch heads #queries own_keys"] | None = None
+  position_bias: Bias | None = None
   layer: int = 0
   depth: Int[Array, " batch"] | None = None
   deterministic: bool = True

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compmod_jax.core import errors
 from compmod_jax.core.sharding import logical
+from compmod_jax.kernels.attention.distances import DistanceBias, shifted
 from compmod_jax.layers.context import PositionIds
 
 Positions = Literal["sinusoidal", "learned", "rotary", "relative", "alibi", "none"]
@@ -116,26 +117,10 @@ class RelativePositions(nn.Module):
     scale = jnp.sqrt(jnp.float32(query.shape[-1]))
     moved = query + self.content.astype(query.dtype)[None, None]
     if position_ids is None:
-      return moved, _shifted(every) / scale
+      return moved, shifted(every) / scale
     index = position_ids.queries[:, :, None] - position_ids.keys[:, None, :] + (most - 1)
     index = jnp.broadcast_to(index[:, None], (*every.shape[:3], index.shape[-1]))
     return moved, jnp.take_along_axis(every, index, axis=-1) / scale
-
-
-def _shifted(every: Float[Array, "batch heads time distances"]) -> Array:
-  """[batch, heads, time, keys]: of row t the T numbers from column T - 1 - t on, of 2T - 1 or of T.
-
-  Rows that are one number shorter begin one number earlier each.
-  """
-  *outer, time, distances = every.shape
-  if time == 1:
-    return every
-  if distances == time:
-    every = jnp.pad(every, [(0, 0)] * (every.ndim - 1) + [(0, 1)])
-    distances += 1
-  flat = every.reshape(*outer, time * distances)
-  flat = flat[..., time - 1 : time - 1 + time * (distances - 1)]
-  return flat.reshape(*outer, time, distances - 1)[..., :time]
 
 
 def distance_penalties(heads: int) -> Float[Array, " heads"]:
@@ -246,12 +231,22 @@ class RelativeBias(nn.Module):
   bidirectional: bool
 
   @nn.compact
-  def __call__(self, position_ids: PositionIds) -> Float[Array, "#batch heads queries keys"]:
-    """What is added to the logits, float32."""
+  def __call__(
+    self, time: int, position_ids: PositionIds | None = None
+  ) -> Float[Array, "#batch heads queries keys"] | DistanceBias:
+    """What is added to the logits, float32.
+
+    Args:
+      time: number of positions.
+      position_ids: where queries and keys stand; none: both at 0, 1, and so on, for which one
+        number a distance is gathered, and not one a pair.
+    """
     init = logical(nn.initializers.normal(stddev=_STDDEV), "position", "heads")
     table = self.param("table", init, (self.buckets, self.heads))
-    distance = position_ids.queries[:, :, None] - position_ids.keys[:, None, :]
     way = {"buckets": self.buckets, "most": self.most, "bidirectional": self.bidirectional}
+    if position_ids is None:
+      return DistanceBias(table[distance_buckets(jnp.arange(time - 1, -time, -1), **way)].T)
+    distance = position_ids.queries[:, :, None] - position_ids.keys[:, None, :]
     return jnp.moveaxis(table[distance_buckets(distance, **way)], -1, 1)
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from compmod_jax.core import errors
 from compmod_jax.layers import block
 from compmod_jax.layers.block import Norm, StackConfig, run_block
-from compmod_jax.layers.context import Context, PositionIds
+from compmod_jax.layers.context import Context
 from compmod_jax.layers.fast_weights import PLASTICITIES, Plasticity
 from compmod_jax.layers.positions import RelativeBias, RelativeBiasConfig
 from compmod_jax.layers.shared_layers import RandomDepth, repeated
@@ -127,8 +127,8 @@ class Stack(nn.Module):
     depth = self.depth(len(x), len(self.layer), deterministic=ctx.deterministic)
     ctx = dataclasses.replace(ctx, depth=depth)
     if self.bias is not None:
-      ids = ctx.position_ids or PositionIds.counted(x.shape[1])
-      ctx = dataclasses.replace(ctx, position_bias=self.bias(ids))
+      bias = self.bias(x.shape[1], ctx.position_ids)
+      ctx = dataclasses.replace(ctx, position_bias=bias)
     for i in range(start, len(self.layer) if stop is None else stop):
       gate = (gates or {}).get(i, UNGATED)
       x, after = run_block(self.layer[i], x, held.get(str(i)), gates=gate, ctx=ctx.of_layer(i))

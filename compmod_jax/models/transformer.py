@@ -13,6 +13,7 @@ from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.sharding import logical
+from compmod_jax.kernels.attention.distances import Bias
 from compmod_jax.layers.basic import Dropout, NormKind, layer_norm
 from compmod_jax.layers.block import Norm, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
@@ -387,14 +388,12 @@ class Transformer(nn.Module):
     labels = self.labels(real, deterministic=deterministic)
     return labels, PositionIds(labels, labels, most)
 
-  def _position_bias(
-    self, side: str, length: int, position_ids: PositionIds | None
-  ) -> Array | None:
+  def _position_bias(self, side: str, length: int, position_ids: PositionIds | None) -> Bias | None:
     """What all layers of the encoder or the decoder add to the logits of self-attention."""
     if self.config.positions != "relative_bias":
       return None
     make = self.encoder_bias if side == "encoder" else self.decoder_bias
-    return make(position_ids or PositionIds.counted(length))
+    return make(length, position_ids)
 
 
 def shift_right(target: Int[Array, "batch time"], start: int) -> Int[Array, "batch time"]:

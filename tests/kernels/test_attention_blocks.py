@@ -12,6 +12,7 @@ import pytest
 from compmod_jax.core import sharding
 from compmod_jax.core.rounding import rounded
 from compmod_jax.kernels.attention import ProbabilityDropout, blocks
+from compmod_jax.kernels.attention.distances import DistanceBias
 from compmod_jax.layers import attention
 from compmod_jax.layers.basic import Dropout
 from compmod_jax.layers.context import AttentionMask
@@ -119,6 +120,28 @@ def test_parts_of_causal_attention_leave_out_what_is_hidden(monkeypatch):
     return lowered.compile().cost_analysis()["flops"]
 
   assert operations(True) < 0.75 * operations(False)
+
+
+DISTANCES = DistanceBias(numbers(HEADS, 2 * QUERIES - 1, seed=3))
+
+
+@pytest.mark.parametrize("examples", [1, BATCH])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("block", [1, 2 * QUERIES**2], ids=["head", "two_heads"])
+def test_numbers_of_distances_have_the_values_and_gradients_of_a_bias_in_full(
+  examples, causal, block, monkeypatch
+):
+  monkeypatch.setattr(blocks, "_QUERIES", 1)
+  monkeypatch.setattr(blocks, "_BLOCK", block)
+  given, mask = rows(batch=examples, keys=QUERIES), CAUSAL if causal else None
+
+  def in_full(query, key, value, bias, mask):
+    places = QUERIES - 1 - np.arange(QUERIES)[:, None] + np.arange(QUERIES)[None]
+    return whole(query, key, value, bias.numbers[None, :, places], mask)
+
+  in_parts = functools.partial(blocks.attention_in_blocks, causal=causal)
+  ours = value_and_gradients(in_parts, given, DISTANCES, mask)
+  agree(ours, value_and_gradients(in_full, given, DISTANCES, mask))
 
 
 def test_one_example_and_one_head_are_blocks_too():

@@ -16,6 +16,7 @@ from random_parameters import drawn
 from compmod_jax.core.config import from_json
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
+from compmod_jax.kernels.attention.distances import dense
 from compmod_jax.layers.basic import FeedForward, layer_norm
 from compmod_jax.layers.context import PositionIds
 from compmod_jax.layers.positions import RelativeBias, distance_buckets
@@ -98,7 +99,7 @@ def test_a_relative_bias_is_the_table_s_number_for_the_distance():
 
   @jax.jit
   def call(params, queries, keys):
-    return module.apply({"params": params}, PositionIds(queries, keys, 31))
+    return module.apply({"params": params}, 3, PositionIds(queries, keys, 31))
 
   found = np.asarray(call({"table": table}, queries[None], keys[None]))
   assert found.shape == (1, 3, 3, 4)
@@ -106,6 +107,27 @@ def test_a_relative_bias_is_the_table_s_number_for_the_distance():
   for t in range(3):
     for s in range(4):
       np.testing.assert_array_equal(found[0, :, t, s], table[buckets[t, s]])
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_a_relative_bias_of_positions_that_count_from_0_has_the_numbers_of_given_ones(
+  bidirectional,
+):
+  module, time = RelativeBias(heads=3, buckets=8, most=20, bidirectional=bidirectional), 33
+  table = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+  slope = np.random.default_rng(1).normal(size=(1, 3, time, time)).astype(np.float32)
+  ids = jnp.arange(time)[None]
+
+  def found(given):
+    def bias(table):
+      return dense(module.apply({"params": {"table": table}}, time, given))
+
+    made, back = jax.vjp(bias, table)
+    return made, back(slope)[0]
+
+  mine, theirs = jax.jit(found)(None), jax.jit(found)(PositionIds(ids, ids, time))
+  np.testing.assert_array_equal(mine[0], theirs[0])
+  np.testing.assert_allclose(mine[1], theirs[1], rtol=1e-5, atol=1e-4)
 
 
 def test_the_norm_divides_by_the_root_mean_square_alone():

@@ -28,6 +28,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree
 
+from compmod_jax.kernels.attention.distances import (
+  Bias,
+  DistanceBias,
+  of_pairs,
+  sums_of_distances,
+)
 from compmod_jax.kernels.attention.dropout import ProbabilityDropout
 
 _BLOCK = 2**18  # logits of a block at most, if one head of an example has no more
@@ -43,7 +49,7 @@ class _Pairs(NamedTuple):
   """What pairs of positions have beside queries and keys; each may be none.
 
   Attributes:
-    bias: [1 or batch, heads, queries, keys].
+    bias: [1 or batch, heads, queries, keys]; or the numbers of distances, [1, heads, distances].
     allowed: [1 or batch, 1 or heads, 1 or queries, keys].
     dropout: of probabilities.
   """
@@ -106,7 +112,7 @@ def attention_in_blocks(
   query: Float[Array, "batch queries heads head_dim"],
   key: Float[Array, "batch keys heads head_dim"],
   value: Float[Array, "batch keys heads head_dim"],
-  bias: Float[Array, "#batch heads queries keys"] | None = None,
+  bias: Bias | None = None,
   allowed: Bool[Array, "#batch #heads #queries keys"] | None = None,
   dropout: ProbabilityDropout | None = None,
   *,
@@ -121,7 +127,7 @@ def attention_in_blocks(
     query: Q.
     key: K.
     value: V.
-    bias: B, added to the logits.
+    bias: B, added to the logits; of every head.
     allowed: which keys a query may read; none for all.
     dropout: which probabilities become 0; none for no dropout.
     causal: `allowed` hides all later positions, so that they need not be looked at. There are as
@@ -135,7 +141,8 @@ def attention_in_blocks(
     lambda rows, pairs: _forward(rows, pairs, group, parts),
     lambda kept, slope: _backward(kept, slope, group, parts),
   )
-  return run((query, key, value), _Pairs(bias, allowed, dropout))
+  given = bias.numbers[None] if isinstance(bias, DistanceBias) else bias
+  return run((query, key, value), _Pairs(given, allowed, dropout))
 
 
 def _parts(queries: int, *, causal: bool) -> tuple[_Part, ...]:
@@ -263,14 +270,17 @@ def _in_turn(
     slopes: return the gradient of the bias, if there is one.
 
   Returns:
-    The trees [groups, batch, group, ...], and the gradient [groups, 1 or batch, group, ...].
+    The trees [groups, batch, group, ...], and the gradient [groups, 1 or batch, group, ...], which
+    has the other dimensions of the bias.
   """
   examples, (queries, keys) = len(rows[0]), (rows[0].shape[1], rows[1].shape[1])
   bias, allowed, dropout = pairs
   alike = allowed is None or allowed.shape[1] == 1  # in all heads
+  by_distance = bias is not None and bias.ndim == 3
 
   def of_heads(_: None, mine: PyTree) -> tuple[None, PyTree]:
     rows, lines, bias, of_these, numbers = mine
+    bias = of_pairs(bias[0])[None] if by_distance else bias
     masked = allowed if alike else of_these
     each = [None if one is None or len(one) < examples else one for one in (bias, masked)]
 
@@ -295,7 +305,10 @@ def _in_turn(
     total = jnp.zeros((group, queries, keys), jnp.float32) if summed else None
     numbers_of_examples = None if dropout is None else dropout.examples
     total, (made, of_each) = lax.scan(of_example, total, (rows, lines, each, numbers_of_examples))
-    return None, (made, of_each if total is None else total[None])
+    slope = of_each if total is None else total[None]
+    if slopes and by_distance:
+      slope = sums_of_distances(slope[0])[None]
+    return None, (made, slope)
 
   by_group = (
     tuple(_rows_apart(one, group) for one in rows),

@@ -13,6 +13,7 @@ Parts; on an H100 `attention` took a minute and a half, and `tiles` 20 seconds:
 - `tiles`: other cuts of the kernels, rows of 1,024 tokens.
 - `layers`: whole attention layers of `benchmarks/attention.py`.
 - `experts`: weight gradients of experts in one kernel, beside one product of as many rows.
+- `cache`: a step of decoding, attention to a cache of 2,048 keys of which some are written.
 - `text`: a training step of GPT-2 Small on one text of 8,192 tokens, with the memory that it took.
 
 What takes microseconds runs many times in one program (`common.repeat`), which wants its arguments
@@ -36,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import common, devices, long_text
+from benchmarks import cached_attention, common, devices, long_text
 from benchmarks.attention import HEADS, LAYERS, TIMES, WIDTH
 from benchmarks.routing import PASSES, Case
 from compmod_jax.kernels import grouped
@@ -48,11 +49,12 @@ from compmod_jax.kernels.attention import (
   packed_attention,
   routed_attention,
 )
+from compmod_jax.kernels.attention.cached import attend_to_cache, attend_to_cache_on_gpu
 from compmod_jax.kernels.routing import Choice, Readout, Rule
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.positions import distance_penalties
 
-PARTS = ("checks", "attention", "tiles", "layers", "experts", "text")
+PARTS = ("checks", "attention", "tiles", "layers", "experts", "cache", "text")
 TOKENS, HEAD_DIM, HIDDEN = 16_384, 64, 128
 REPEATS = 20
 # Norm of the error over the norm: float32 products run in TF32 (10 bits), bfloat16 has 7.
@@ -388,6 +390,29 @@ def experts(report: common.Report, options: argparse.Namespace) -> None:
   report.claim("experts: groups / all rows in one product", found["groups"], plain)
 
 
+def cache(report: common.Report, options: argparse.Namespace) -> None:
+  """Attention of newest positions to a cache, in the kernel and by XLA."""
+  batch, heads, room = cached_attention.BATCH, cached_attention.HEADS, cached_attention.KEYS
+  for beams in cached_attention.BEAMS:
+    query = drawn(0, batch, beams, heads, HEAD_DIM)
+    key, value = drawn(1, batch, heads, HEAD_DIM, room), drawn(2, batch, heads, room, HEAD_DIM)
+    bias = jnp.zeros((1, 1, 1, room))
+    for filled in (room // 8, room // 2, room):
+      name = f"cache, {beams} queries, {filled} of {room} keys written"
+      args = (query, key, value, bias, jnp.int32(filled))
+      exact = (*(one.astype(jnp.float32) for one in args[:3]), *args[3:])
+      with jax.default_matmul_precision("highest"):
+        truth = jax.jit(attend_to_cache)(*exact)
+      error = relative_error(jax.jit(attend_to_cache_on_gpu)(*args), truth)
+      report.claim(f"error, {name}", error, 1.0, at_most=MOST_ERROR["bfloat16"])
+      timed = Timed(report, name, 5 if options.quick else 20)
+      for way, function in cached_attention.WAYS.items():
+        timed.add(way, function, *args)
+      found = timed.seconds(batch * beams)
+      if len(found) > 1:
+        report.claim(f"{name}: kernel's time / XLA's", found["kernel"], found["XLA"])
+
+
 def text(report: common.Report, options: argparse.Namespace) -> None:
   """A training step of GPT-2 Small on one long text."""
   length = 1024 if options.quick else 8192
@@ -426,7 +451,7 @@ def main() -> None:
   options = parser.parse_args()
   report = common.start("Attention and competition on a GPU", options)
   devices.attached()
-  parts = (check, attention, tiles, layers, experts, text)
+  parts = (check, attention, tiles, layers, experts, cache, text)
   for name, part in zip(PARTS, parts, strict=True):
     if name in options.only:
       part(report, options)

@@ -365,7 +365,7 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.core.linear._rounded_affine": affine,
   "compmod_jax.kernels.attention.blocks.attention_in_blocks.run": attention_in_blocks,
   "compmod_jax.kernels.attention.dispatch._rule.run": attention_on_a_gpu,
-  "compmod_jax.kernels.attention.dispatch._standing_for.run": attention_on_a_tpu,
+  "compmod_jax.kernels.attention.dispatch.standing_for.run": attention_on_a_tpu,
   "compmod_jax.kernels.cross_entropy.dispatch._statistics": statistics_of_labels,
   "compmod_jax.kernels.cross_entropy.dispatch._gradients": statistics_of_labels,
   "compmod_jax.kernels.attention.distances.of_pairs": of_pairs,

@@ -4,10 +4,11 @@ Keys are kept transposed, [..., head_dim, keys], values as [..., keys, head_dim]
 sum over an axis that is not the last one. XLA:CPU turns such sums into vector loops over all rows,
 while it hands a batch of small matrix products to its library one by one. At 32 examples, 5 beams,
 4 heads of 128 and 160 keys a step takes 1.3 ms this way and 7 ms by
-`jax.nn.dot_product_attention` (2 cores); on other devices the products stay products. With a single
-beam the sum needs an axis less to become a vector loop, and few products are best left to the
-library: 64 tokens of 6 layers, 6 heads of 64 and 192 keys take 1.7 s so for 16 examples and 0.41 s
-for one (one core; as the other sum, several times as long for 16).
+`jax.nn.dot_product_attention` (2 cores); on TPUs the products stay products, and on NVIDIA GPUs
+`kernels.attention.cached` reads what is filled. With a single beam the sum needs an axis less to
+become a vector loop, and few products are best left to the library: 64 tokens of 6 layers, 6 heads
+of 64 and 192 keys take 1.7 s so for 16 examples and 0.41 s for one (one core; as the other sum,
+several times as long for 16).
 """
 
 from collections.abc import Callable
@@ -19,7 +20,11 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import OFF, Intermediates
+from compmod_jax.kernels.attention import kernel_for
+from compmod_jax.kernels.attention.cached import attend_to_cache_on_gpu
+from compmod_jax.kernels.attention.definition import FAR
 
 KVCache = dict[str, Any]
 
@@ -108,10 +113,29 @@ def attend_cached(
   key, value = cache["key"][:, 0], cache["value"][:, 0]
   if mask is None:
     mask = jnp.ones((len(key), 1, 1, key.shape[-1]), bool)
+  in_kernel = kernel_for(query, query.shape[-1], query.dtype) == "gpu"
+  if in_kernel and not intermediates.wants("attention"):
+    return _in_kernel(query, key, value, mask, bias, filled)
   # To read only what is filled would copy it, which pays for several beams alone.
   if filled is None or intermediates.wants("attention") or query.shape[1] == 1:
     return _attend(query, key, value, mask, bias, intermediates)
   return _attend_first(query, key, value, mask, bias, filled)
+
+
+def _in_kernel(
+  query: Array, key: Array, value: Array, mask: Array, bias: Array | None, filled: Array | None
+) -> Array:
+  """Attention in a kernel, on every device for the examples and heads that it has."""
+  bias = jnp.where(mask, 0.0 if bias is None else bias, FAR)
+  filled = jnp.int32(key.shape[-1]) if filled is None else filled
+
+  def read(filled: Array, bias: Array, key: Array, value: Array, query: Array) -> Array:
+    return attend_to_cache_on_gpu(query, key, value, bias, filled)
+
+  of_bias = "batch" if len(bias) == len(query) else None, "heads" if bias.shape[1] > 1 else None
+  heads = "batch", "heads", None, None
+  names = [(), (*of_bias, None, None), heads, heads, ("batch", None, "heads", None)]
+  return sharding.on_parts(read, [filled, bias, key, value, query], names)
 
 
 @jax.jit

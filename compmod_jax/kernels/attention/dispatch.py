@@ -488,10 +488,10 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
     nothing = function.saved(args, how)
     return function.define(*args), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), nothing)
 
-  saving = _standing_for(
+  saving = standing_for(
     choose(lambda *args: function.forward(args, how, save=True), defined), defined
   )
-  reverse = _standing_for(
+  reverse = standing_for(
     choose(
       lambda args, results, slope: function.backward(args, results, slope, how),
       lambda args, results, slope: gradients(*args, slope),
@@ -511,7 +511,7 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
   return run
 
 
-def _standing_for(
+def standing_for(
   program: Callable[..., PyTree], definition: Callable[..., PyTree]
 ) -> Callable[..., PyTree]:
   """A program with the derivative of what it computes the value of. Reverse mode, any order."""

@@ -1342,6 +1342,22 @@ def attention_layers(device):
   ]  # fmt: skip
 
 
+def cached_attention():
+  found = record("benchmarks/cached-attention-compiled.json")["tables"]["h100"]
+  assert len(found) == 4 * 2 * 2
+  assert not any(row["spilt"] for row in found.values())
+  return [
+    [
+      str(count),
+      *(
+        f"{found[f'{count} queries, heads of 64, bfloat16'][way]:.0f}"
+        for way in ("kernel", "XLA", "keys and values")
+      ),
+    ]
+    for count in (1, 5)
+  ]
+
+
 def long_texts():
   found = record("benchmarks/long-text.json")["tables"]["h100"]
   spilt = record("benchmarks/attention-registers.json")["tables"]["h100"]
@@ -1474,6 +1490,7 @@ TABLES = {
   ("docs/kernels.md", "Attention on GPUs and TPUs", 1): lambda: attention_layers("h100"),
   ("docs/kernels.md", "Attention on GPUs and TPUs", 2): long_texts,
   ("docs/kernels.md", "Measured on an H100", 0): attention_on_a_gpu,
+  ("docs/kernels.md", "Decoding on GPUs", 0): cached_attention,
   ("docs/kernels.md", "What is different on TPUs", 0): lambda: attention_layers("v5e"),
   ("docs/kernels.md", "Attention on CPUs", 0): cpu_attention,
   ("docs/kernels.md", "Routing by itself", 0): REFERENCE,
@@ -1858,6 +1875,12 @@ def layer_sentences():
   yield f"attention, is {forward['MiB']:,.0f} and {training['MiB']:,.0f}"
 
 
+def cached_attention_sentences():
+  found = record("benchmarks/cached-attention-compiled.json")["tables"]["h100"].values()
+  most = max(row["kernel"] / row["keys and values"] for row in found)
+  yield f"it moves at most {most:.2f} times the keys and values"
+
+
 def signal_sentences():
   scores = {r: seeds("recoding/ptb", r, "test", "perplexity")[0] for r in cells("recoding/ptb")}
   gains = {row: scores["none"] - value for row, value in scores.items()}
@@ -1903,6 +1926,7 @@ SENTENCES = [
   ("docs/recoding.md", ptb_sentences),
   ("docs/recoding.md", later_sentences),
   ("docs/kernels.md", layer_sentences),
+  ("docs/kernels.md", cached_attention_sentences),
   ("docs/speed.md", benchmark_sentences),
 ]
 

@@ -187,12 +187,11 @@ def _in_blocks(
   if allowed is not None:
     whole = zip(("batch", "heads", "time"), allowed.shape, (batch, heads, time), strict=False)
     names_of_allowed = (*(name if size == all_ else None for name, size, all_ in whole), None)
+  if sharding.parts_of(query, "time") > 1:
+    bias = dense(bias)  # a device has some of the queries
   if isinstance(bias, DistanceBias):
-    if sharding.parts_of(query, "time") > 1:
-      bias = bias.dense()
-    else:
-      names_of_bias = DistanceBias(("heads", None))  # pyright: ignore[reportArgumentType]  # names
-  if bias is not None and not isinstance(bias, DistanceBias):
+    names_of_bias = DistanceBias(("heads", None))  # pyright: ignore[reportArgumentType]  # names
+  elif bias is not None:
     bias = jnp.broadcast_to(bias, (len(bias), heads, time, key.shape[1]))
     names_of_bias = ("batch" if len(bias) == batch else None, "heads", "time", None)
 

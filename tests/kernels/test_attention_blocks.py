@@ -174,12 +174,21 @@ def test_products_of_a_program_in_bfloat16_leave_attention_as_it_is():
   agree(found, blocks.attention_in_blocks(*rows()), tolerance=1e-6)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.4])
-def test_attention_is_the_same_in_blocks_on_one_device_and_on_several(rate, monkeypatch):
+@pytest.mark.parametrize(
+  ("rate", "bias", "sequence"),
+  [
+    (0.0, numbers(1, HEADS, 8, 8, seed=3), 2),
+    (0.4, numbers(1, HEADS, 8, 8, seed=3), 2),
+    (0.0, DistanceBias(numbers(HEADS, 15, seed=3)), 2),
+    (0.4, DistanceBias(numbers(HEADS, 15, seed=3)), 1),
+  ],
+)
+def test_attention_is_the_same_in_blocks_on_one_device_and_on_several(
+  rate, bias, sequence, monkeypatch
+):
   mask, seen = AttentionMask(causal=True, explicit=allowed(1, HEADS, 8, 8)), []
   mask = dataclasses.replace(mask, explicit=mask.explicit | jnp.eye(8, dtype=bool)[None, None])
   query, key, value = rows(batch=4, queries=8, keys=8)
-  bias = numbers(1, HEADS, 8, 8, seed=3)
 
   class Attends(nn.Module):
     @nn.compact
@@ -199,9 +208,9 @@ def test_attention_is_the_same_in_blocks_on_one_device_and_on_several(rate, monk
   )
   agree(attend(query, key, value), expected)
   assert seen == [((4, 8, HEADS, WIDTH), True)]
-  config = sharding.MeshConfig(data=2, tensor=2, sequence=2)
-  mesh = sharding.make_mesh(config, jax.devices()[:8])
+  config = sharding.MeshConfig(data=2, tensor=2, sequence=sequence)
+  mesh = sharding.make_mesh(config, jax.devices()[: 4 * sequence])
   with jax.set_mesh(mesh):
     placed = [jax.device_put(one, sharding.replicated(mesh)) for one in (query, key, value)]
     agree(jax.jit(attend)(*placed), expected)
-  assert seen[-1] == ((2, 4, HEADS // 2, WIDTH), False)
+  assert seen[-1] == ((2, 8 // sequence, HEADS // 2, WIDTH), sequence == 1)

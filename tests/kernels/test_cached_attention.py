@@ -18,7 +18,8 @@ from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import OFF
 from compmod_jax.kernels.attention.cached import attend_to_cache, attend_to_cache_on_gpu
 from compmod_jax.kernels.attention.definition import FAR
-from compmod_jax.layers.kv_cache import attend_cached
+from compmod_jax.layers import kv_cache
+from compmod_jax.layers.kv_cache import as_cache, attend_cached
 
 in_kernel = functools.partial(attend_to_cache_on_gpu, interpret=True, block=16)
 
@@ -89,6 +90,28 @@ def test_gradients_are_those_of_the_definition():
 
   for mine, theirs in zip(gradients(in_kernel), gradients(attend_to_cache), strict=True):
     np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_masks_and_biases_reach_the_kernel_on_one_device_and_on_several(biased, monkeypatch):
+  batch, beams, heads, width, keys, filled = 4, 3, 2, 16, 40, 27
+  key, value = (jnp.asarray(numbers(batch, keys, heads, width, seed=seed)) for seed in (1, 2))
+  query, cache = jnp.asarray(numbers(batch, beams, heads, width, seed=0)), as_cache(key, value)
+  mask = np.random.default_rng(3).random((batch, 1, beams, keys)) < 0.6
+  mask[..., 0], mask[..., filled:] = True, False
+  bias = jnp.asarray(numbers(1, heads, 1, keys, seed=4)) if biased else None
+
+  def attend(query, cache):
+    return attend_cached(query, cache, jnp.asarray(mask), bias=bias, filled=jnp.int32(filled))
+
+  want = jax.jit(attend)(query, cache)
+  monkeypatch.setattr(kv_cache, "kernel_for", lambda *_: "gpu")
+  monkeypatch.setattr(kv_cache, "attend_to_cache_on_gpu", in_kernel)
+  np.testing.assert_allclose(jax.jit(attend)(query, cache), want, atol=2e-6)
+  mesh = sharding.make_mesh(sharding.MeshConfig(data=2, tensor=2), jax.devices()[:4])
+  with jax.set_mesh(mesh):
+    given_ = jax.device_put((query, cache), sharding.replicated(mesh))
+    np.testing.assert_allclose(jax.jit(attend)(*given_), want, atol=2e-6)
 
 
 @pytest.mark.parametrize("beams", [1, 4])

@@ -1,6 +1,7 @@
 """Biases of logits that are one number a head and distance between query and key."""
 
 import dataclasses
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,10 @@ Bias = Float[Array, "#batch #heads #own_queries own_keys"] | DistanceBias
 """What is added to logits."""
 
 
+@overload
+def dense(bias: Bias) -> Float[Array, "#batch #heads #own_queries own_keys"]: ...
+@overload
+def dense(bias: None) -> None: ...
 def dense(bias: Bias | None) -> Float[Array, "#batch #heads #own_queries own_keys"] | None:
   """A bias in full."""
   return bias.dense() if isinstance(bias, DistanceBias) else bias

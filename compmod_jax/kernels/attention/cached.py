@@ -14,7 +14,6 @@ beams of an example are its queries, so that what they share is read once for al
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +57,8 @@ def attend_to_cache_on_gpu(
   filled: Int[Array, ""] | int,
   *,
   interpret: bool = False,
-  **cut: Any,
+  block: int | None = None,
+  parts: int | None = None,
 ) -> Float[Array, "batch queries heads head_dim"]:
   """The same in a kernel, where the program is for a GPU. Reverse mode, any order.
 
@@ -69,9 +69,11 @@ def attend_to_cache_on_gpu(
     bias: b.
     filled: how many keys have been written.
     interpret: run the kernel without its hardware.
-    cut: how the kernel is cut; see `cached_gpu.attend`.
+    block: keys of a turn of the kernel's loop; none for what suits the cache.
+    parts: into how many parts keys are cut; none for as many as keep a GPU busy.
   """
   gpu = importlib.import_module("compmod_jax.kernels.attention.cached_gpu")
+  cut = {"block": block, "parts": parts}
   kernel: Callable[..., jax.Array] = functools.partial(gpu.attend, interpret=interpret, **cut)
   if interpret:
     run = kernel

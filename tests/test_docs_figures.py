@@ -443,7 +443,12 @@ BEST = (
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_3", ""),
   ("cogs-3000-steps", "relative", "held_out", "81 (of `gen`)"),
   ("pcfg_systematicity-8000-steps", "near words, Muon, one vocabulary, scratchpad", "test", "96"),
-  ("pcfg_productivity-8000-steps", "near words, Muon, one vocabulary, scratchpad", "test", "85"),
+  (
+    "pcfg_productivity-3000-steps",
+    "near words, Muon, decoder alone, joined, scratchpad",
+    "test",
+    "85",
+  ),
   ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup_forward-3000-steps", "near words, blanks, scratchpad", "deeper", "100"),
@@ -672,6 +677,16 @@ def ingredients_in_short():
   few = by_functions(unseen, 9, 10)
   yield f"of the test {unseen['exact_match']:.1f} % ({few[0]} of those with nine functions"
   yield f"with nine functions, {few[1]} with ten)"
+  alone = "near words, Muon, decoder alone, joined, scratchpad"
+  (decoder,) = cells("generalisation/pcfg_productivity-3000-steps")[alone].values()
+  alike, unseen = (decoder["scores"][part] for part in ("iid", "test"))
+  yield f"gets {unseen['exact_match']:.1f} % of the test right and {alike['exact_match']:.1f} of"
+  few = by_functions(unseen, 9, 10, 13, "17-24")
+  yield f"{few[0]} of those with nine functions, {few[1]} with ten, {few[2]} with thirteen"
+  yield f"{few[3]} with 17 to 24"
+  long, short = (unseen[f"exact_match/target_words/{n}"] for n in ("1537-2048", "513-768"))
+  yield f"of those with 1,537 to 2,048 words {long:.0f} % are right"
+  yield f"of those with 513 to 768 words {short:.0f}"
   (pairs,) = cells("generalisation/pcfg_systematicity-8000-steps")[row].values()
   few = zip(
     *(by_functions(pairs["scores"][part], 3, 4, 5, 6) for part in ("test", "iid")), strict=True

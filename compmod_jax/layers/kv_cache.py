@@ -106,7 +106,7 @@ def attend_cached(
     mask: true where a beam may look; None: everywhere.
     bias: added to the logits.
     filled: how many keys have been written, where not all have: what lies behind them is not read
-      (a quarter of the room at a time).
+      (a quarter of the room at a time, but for the kernel on GPUs).
     intermediates: activations to read or change; `attention` [batch, heads, beams, keys] are the
       probabilities.
   """

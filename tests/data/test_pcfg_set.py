@@ -190,6 +190,14 @@ STEPS = {
 }
 
 
+def sentence_of(source: str) -> list[str]:
+  """The words between those that begin and end a source with numbers."""
+  words = source.split()[::2]
+  assert words[:5] == ["<s>"] * 5
+  assert words[-1] == "</s>"
+  return words[5:-1]
+
+
 @pytest.mark.parametrize("split", STEPS)
 def test_steps_end_with_the_string_of_the_same_sentence(split):
   data, plain = STEPS[split], DATA[split]
@@ -199,19 +207,19 @@ def test_steps_end_with_the_string_of_the_same_sentence(split):
     for source, target, sentence, string in zip(
       pairs.source, pairs.target, others.source, others.target, strict=True
     ):
-      assert source.split()[2:-2:2] == sentence.split()
+      assert sentence_of(source) == sentence.split()
       assert pcfg_set_steps.answer(target.split()) == string.split()
 
 
 def strings_of(words: list[str]) -> list[tuple[str, list[str]]]:
-  """The strings that steps write: the number of a word of the sentence, and symbols."""
+  """The strings that steps write: the word of the sentence behind which they stand, and symbols."""
   found = []
   for at, (last, word) in enumerate(itertools.pairwise(words), 1):
     if word[0] != "#":
       continue
     if last == "start":
       found.append((words[at + 1].replace("@", "#"), []))
-    elif last not in ("end", "</s>", "none") and last[0] != "@":
+    elif last not in ("end", "none") and last[0] != "$":
       found[-1][1].append(last)
   return found
 
@@ -225,8 +233,11 @@ def test_each_string_of_the_steps_is_that_of_a_part_of_the_sentence():
     assert len(found) == count_functions(source) + source.count(",") + 1
     for number, symbols in found:
       at = numbers.index(number)
-      while sentence[at] in SYMBOLS and sentence[at - 1] in SYMBOLS:
-        at -= 1
+      if sentence[at] in SYMBOLS and sentence[at + 1] not in SYMBOLS:
+        while sentence[at - 1] in SYMBOLS:
+          at -= 1
+      else:
+        at += 1
       assert interpret(sentence[at:-1]) == symbols[::-1]
 
 
@@ -234,25 +245,21 @@ def test_each_word_that_steps_take_stands_where_its_number_says():
   pairs = STEPS["productivity"].load("test")
   firsts, checked = set(), 0
   for source, target in zip(pairs.source, pairs.target, strict=True):
-    words = target.split()
-    told = source.split()
-    given = [int(word[1:]) for word in (*told, *words[2:]) if word[0] == "#"]
-    assert words[:2] == told[-2:]
+    told, words = source.split(), target.split()
+    given = [int(word[1:]) for word in (*told, *words) if word[0] == "#"]
     firsts.add(given[0])
     assert given == [(given[0] + n) % pcfg_set_steps.NUMBERS for n in range(len(given))]
     if len(given) > pcfg_set_steps.NUMBERS:  # then some stand twice
       continue
     before = dict(zip((n.replace("#", "@") for n in told[1::2]), told[::2], strict=True))
-    for last, word, after in zip(words, words[1:], words[2:], strict=False):
+    for done, string, word, after in zip(words, words[1:], words[2:], words[3:], strict=False):
       if word[0] == "#":
-        before["@" + word[1:]] = last
-      elif word[0] == "@" and (
-        after in told[::2]
-        or after in ("start", "end", "none")
-        or before[word][0] == "@"  # the start of the string under another one
-      ):
+        before["@" + word[1:]] = string
+      elif word[0] == "@" and done != "start" and string[0] != "#":  # not that of a header
         assert before[word] == after
         checked += 1
+        if string[0] == "$":  # a string's name is the number of its start
+          assert before[string.replace("$", "@")] == "start"
   assert len(firsts) > 100
   assert checked > 10_000
 
@@ -261,11 +268,11 @@ def test_published_files_get_steps_and_are_read_in_full(folder):
   data = PcfgSetData(folder=str(folder), split="systematicity", scratchpad=True)
   pairs, plain = data.load("test"), PcfgSetData(folder=str(folder), split="systematicity")
   assert pairs.info == plain.load("test").info
-  assert pairs.source[0].split()[2:-2:2] == ["swap_first_last", "repeat", "A1", "B2"]
+  assert sentence_of(pairs.source[0]) == ["swap_first_last", "repeat", "A1", "B2"]
   assert pcfg_set_steps.answer(pairs.target[0].split()) == ["B2", "B2", "A1", "A1"]
   file = folder / "systematicity" / "test.src"
   for sentence, mistake in (
-    ("append A1 B2", "'append' needs 2 strings and finds 1"),
+    ("append A1 B2", "'append' lacks an argument"),
     ("copy A1 B2 , B2 A1", "2 strings have no function that joins them"),
     ("repeat", "no symbols stand behind 'repeat'"),
     ("repeat A1 B2", "is 'A1 B2 A1 B2', not 'B2 B2 A1 A1'"),
@@ -280,7 +287,7 @@ def test_joined_sentences_are_those_of_training_in_order_and_the_first_one_is_an
   joined, plain = dataclasses.replace(STEPS[split], joined=8), DATA[split].load("train")
   answers, sentences, functions = dict(zip(plain.source, plain.target, strict=True)), [], set()
   for source, target in zip(joined.load("train").source, joined.load("train").target, strict=True):
-    group = " ".join(source.split()[2:-2:2]).split(" ; ")
+    group = " ".join(sentence_of(source)).split(" ; ")
     assert pcfg_set_steps.answer(target.split()) == answers[group[0]].split()
     assert target.split().count("end") > count_functions(source)  # all of them have steps
     functions.add(count_functions(source))
@@ -295,7 +302,7 @@ def test_joined_sentences_are_those_of_training_in_order_and_the_first_one_is_an
 def test_sentences_of_files_are_joined_too(folder):
   data = PcfgSetData(folder=str(folder), scratchpad=True, joined=30, seed=1)
   pairs = data.load("train")
-  assert [source.split()[2:-2:2] for source in pairs.source] == [
+  assert [sentence_of(source) for source in pairs.source] == [
     ["shift", "A1", "B2", ";", "echo", "A1", "B2"]
   ]
   assert pcfg_set_steps.answer(pairs.target[0].split()) == ["B2", "A1"]
@@ -312,32 +319,35 @@ def test_sentences_of_files_are_joined_too(folder):
   [
     (
       "reverse B7 C2",
-      "</s> #11 open none #12 start #13 @10 leaf @13 @10 C2 #14 leaf @13 @9 B7 #15 leaf @13"
-      " @8 reverse end #16 @13 @9 @8 reverse open @13 @12 none #17 start #18 @8 reverse1 @18"
-      " @16 end reverse1 @18 @15 B7 #19 reverse1 @18 @14 C2 #20 reverse1 @18 @13 start end"
-      " #21 @18 @8 @7 <s> answer @21 end answer @20 C2 answer @19 B7 answer @18 start",
+      "read none @15 </s> push none #16 start #17 @14 </s> leaf $17 @14 C2 #18 leaf $17 @13"
+      " B7 #19 leaf $17 @12 reverse end #20 $17 read $17 @12 reverse pop $17 @16 none #21"
+      " start #22 @11 reverse reverse1 $22 @20 end reverse1 $22 @19 B7 #23 reverse1 $22 @18 C2"
+      " #24 reverse1 $22 @17 start end #25 $22 read $22 @11 <s> answer @25 end answer @24 C2"
+      " answer @23 B7 answer @22 start",
     ),
     (
-      "copy B7 ; echo C2",
-      "</s> #13 open none #14 start #15 @12 leaf @15 @12 C2 #16 leaf @15 @11 echo end #17"
-      " @15 @12 @11 echo open @15 @14 none #18 start #19 @11 echo1 @19 @15 start echo1 @19"
-      " @16 C2 #20 echo2 @19 @15 start echo2 @19 @16 C2 #21 echo2 @19 @17 end end #22 @19"
-      " @11 @10 ; open @19 #23 start #24 @9 leaf @24 @9 B7 #25 leaf @24 @8 copy end #26 @24"
-      " @9 @8 copy open @24 @23 @19 #27 start #28 @8 copy1 @28 @24 start copy1 @28 @25 B7"
-      " #29 copy1 @28 @26 end end #30 @28 @8 @7 <s> answer @30 end answer @29 B7 answer @28"
-      " start",
+      "copy B7 ; shift C2 D3",
+      "read none @18 </s> push none #19 start #20 @17 </s> leaf $20 @17 D3 #21 leaf $20 @16"
+      " C2 #22 leaf $20 @15 shift end #23 $20 read $20 @15 shift pop $20 @19 none #24 start"
+      " #25 @14 shift shift1 $25 @23 end shift1 $25 @22 C2 #26 shift2 $25 @21 D3 shift2 $25"
+      " @22 C2 D3 #27 shift2 $25 @23 end end #28 $25 read $25 @14 ; push $25 #29 start #30 @13"
+      " ; leaf $30 @13 B7 #31 leaf $30 @12 copy end #32 $30 read $30 @12 copy pop $30 @29 $25"
+      " #33 start #34 @11 copy copy1 $34 @30 start copy1 $34 @31 B7 #35 copy1 $34 @32 end end"
+      " #36 $34 read $34 @11 <s> answer @36 end answer @35 B7 answer @34 start",
     ),
     (
-      "append A1 , remove_first A2 , B2",
-      "</s> #15 open none #16 start #17 @14 leaf @17 @14 B2 #18 leaf @17 @13 , end #19 @17"
-      " @14 @13 , open @17 #20 start #21 @12 leaf @21 @12 A2 #22 leaf @21 @11 remove_first"
-      " end #23 @21 @12 @11 remove_first open @21 @20 @17 @16 none #24 start #25 @11"
-      " remove_first1 @25 @17 start remove_first1 @25 @18 B2 #26 remove_first1 @25 @19 end"
-      " end #27 @25 @11 @10 , open @25 #28 start #29 @9 leaf @29 @9 A1 #30 leaf @29 @8"
-      " append end #31 @29 @9 @8 append open @29 @28 @25 @24 none #32 start #33 @8 append1"
-      " @33 @25 start append1 @33 @26 B2 #34 append1 @33 @27 end append2 @33 @29 start"
-      " append2 @33 @30 A1 #35 append2 @33 @31 end end #36 @33 @8 @7 <s> answer @36 end"
-      " answer @35 A1 answer @34 B2 answer @33 start",
+      "remove_first A2 , swap_first_last A1 B2 C3",
+      "read none @19 </s> push none #20 start #21 @18 </s> leaf $21 @18 C3 #22 leaf $21 @17"
+      " B2 #23 leaf $21 @16 A1 #24 leaf $21 @15 swap_first_last end #25 $21 read $21 @15"
+      " swap_first_last pop $21 @20 none #26 start #27 @14 swap_first_last swap_first_last1"
+      " $27 @25 end swap_first_last1 $27 @24 A1 #28 swap_first_last2 $27 @23 B2"
+      " swap_first_last2 $27 @24 A1 B2 #29 swap_first_last2 $27 @25 end swap_first_last3 $27"
+      " @21 start swap_first_last3 $27 @22 C3 #30 end #31 $27 read $27 @14 , push $27 #32"
+      " start #33 @13 , leaf $33 @13 A2 #34 leaf $33 @12 remove_first end #35 $33 read $33 @12"
+      " remove_first pop $33 @32 $27 pop $27 @26 none #36 start #37 @11 remove_first"
+      " remove_first1 $37 @27 start remove_first1 $37 @28 A1 #38 remove_first1 $37 @29 B2 #39"
+      " remove_first1 $37 @30 C3 #40 remove_first1 $37 @31 end end #41 $37 read $37 @11 <s>"
+      " answer @41 end answer @40 C3 answer @39 B2 answer @38 A1 answer @37 start",
     ),
   ],
 )

@@ -32,7 +32,7 @@ from compmod_jax.kernels.attention.distances import Bias, DistanceBias, dense
 from compmod_jax.kernels.routing import Choice, Readout, scaled_projection
 from compmod_jax.layers.attention_forms import FORMS, AttentionForm, Keys
 from compmod_jax.layers.basic import Dropout
-from compmod_jax.layers.context import AttentionMask, Context, PositionIds
+from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.layers.kv_cache import (
   KVCache,
   add_to_cache,
@@ -772,16 +772,17 @@ class Attention(nn.Module):
       value, *hidden = (key, *others) if self.tied_key_value else others
       query = self._unscaled(query)
       if self.positions in IN_ATTENTION:
-        ids = jnp.arange(query.shape[1])[None]
-        position_ids = ctx.position_ids or PositionIds(ids, ids, query.shape[1])
         if self.positions == "rotary":
-          query, key = rotate(query, position_ids.queries), rotate(key, position_ids.queries)
+          stands = (
+            ctx.position_ids.queries if ctx.position_ids else jnp.arange(query.shape[1])[None]
+          )
+          query, key = rotate(query, stands), rotate(key, stands)
         elif self.positions == "relative":
           causal = ctx.mask.causal and not ctx.mask.prefix
           query, relative = self.relative(query, ctx.position_ids, causal=causal)
           bias = _sum(bias, relative)
         else:
-          bias = _sum(bias, distance_bias(position_ids, self.heads))
+          bias = _sum(bias, distance_bias(self.heads, query.shape[1], ctx.position_ids))
       bias = _sum(bias, ctx.position_bias)
       newest = ctx.newest
       if state is not None:

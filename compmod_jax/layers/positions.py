@@ -141,17 +141,22 @@ def distance_penalties(heads: int) -> Float[Array, " heads"]:
 
 
 def distance_bias(
-  position_ids: PositionIds, heads: int
-) -> Float[Array, "#batch heads queries keys"]:
+  heads: int, time: int, position_ids: PositionIds | None = None
+) -> Float[Array, "#batch heads queries keys"] | DistanceBias:
   """What is added to the logits for `distance_penalties`, float32.
 
   Args:
-    position_ids: where queries and keys stand.
     heads: how many.
+    time: number of positions.
+    position_ids: where queries and keys stand; none: both at 0, 1, and so on, for which there is
+      one number a distance, and not one a pair.
   """
+  penalties = distance_penalties(heads)
+  if position_ids is None:
+    distance = jnp.abs(jnp.arange(time - 1, -time, -1)).astype(jnp.float32)[None]
+    return DistanceBias(-penalties[:, None] * distance)
   distance = jnp.abs(position_ids.queries[:, :, None] - position_ids.keys[:, None, :])
-  penalties = distance_penalties(heads)[None, :, None, None]
-  return -penalties * distance[:, None].astype(jnp.float32)
+  return -penalties[None, :, None, None] * distance[:, None].astype(jnp.float32)
 
 
 def distance_buckets(

@@ -190,9 +190,9 @@ _NEAR_WORDS: dict[str, object] = {
 }
 _NEAR_WORDS_RATE = 2e-3  # of learning
 _SHARED = "near words, Muon, one vocabulary"
-# PCFG SET's training sentences that are joined: most functions, words of a batch, and padded
-# lengths, of which the longest lets any two numbers stand in one text.
-_JOINED, _JOINED_BATCH, _JOINED_LENGTHS = 20, 2048, (256, 512, 768, 1024, 1312, 1600)
+_JOINED = 16  # most functions of PCFG SET's training sentences that are joined, as tests have
+# The same of longer ones, words of a batch, and padded lengths: any two numbers meet in a text.
+_FURTHER, _FURTHER_BATCH, _FURTHER_LENGTHS = 20, 2048, (256, 512, 768, 1024, 1312, 1600)
 _BLANKS = 6  # one more than the functions that the deepest compositions have beyond trained ones
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
@@ -358,16 +358,19 @@ def generalisation(scale: str) -> Spec:
       start = with_model(experiments[f"{_SHARED}, scratchpad"], dropout=0.0)
       joined = _with_data(start, joined=_JOINED)
       batch = translation_task(joined).batch
-      batch = dataclasses.replace(
-        batch, tokens=_JOINED_BATCH, buckets=_JOINED_LENGTHS, short_first=1
-      )
-      experiments[f"{_SHARED}, joined, scratchpad"] = _with_task(joined, batch=batch)
+      longer = dataclasses.replace(batch, ceiling=2 * data.scratchpad)
+      short_first = dataclasses.replace(longer, short_first=1)
+      experiments[f"{_SHARED}, joined, scratchpad"] = _with_task(joined, batch=short_first)
       # A decoder alone looks up its source as it looks up steps, which it learns anyway.
-      alone = _with_task(joined, batch=dataclasses.replace(batch, short_first=0))
-      # Headers of strings are longer than the part of them that an encoder-decoder reads.
-      alone = with_model(alone, relative_buckets=40, relative_distance=21)
+      alone = _with_task(joined, batch=longer)
       alone = dataclasses.replace(alone, model=_decoder_like(alone.model))
       experiments["near words, Muon, decoder alone, joined, scratchpad"] = alone
+      # Biases reach over all that starts a string; small batches bring twice the steps.
+      batch = dataclasses.replace(batch, tokens=_FURTHER_BATCH, buckets=_FURTHER_LENGTHS)
+      further = _with_task(_with_data(joined, joined=_FURTHER), batch=batch)
+      further = with_model(further, relative_buckets=40, relative_distance=21)
+      further = dataclasses.replace(further, model=_decoder_like(further.model))
+      experiments["near words, Muon, decoder alone, joined further, scratchpad"] = further
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )

@@ -17,6 +17,7 @@ from compmod_jax.data.synthetic.pcfg_set import (
   count_functions,
   held_out_pair,
 )
+from compmod_jax.data.tokenizers import TokenizerConfig, train_tokenizer
 
 DATA = {
   split: PcfgSetData(split=split, train=2_000, scored=200)
@@ -192,9 +193,9 @@ STEPS = {
 
 def sentence_of(source: str) -> list[str]:
   """The words between those that begin and end a source with numbers."""
-  words = source.split()[::2]
-  assert words[:5] == ["<s>"] * 5
-  assert words[-1] == "</s>"
+  words = source.split()[:-1:2]
+  assert words[:5] == [pcfg_set_steps.FIRST] * 5
+  assert words[-1] == pcfg_set_steps.LAST
   return words[5:-1]
 
 
@@ -215,11 +216,9 @@ def strings_of(words: list[str]) -> list[tuple[str, list[str]]]:
   """The strings that steps write: the word of the sentence behind which they stand, and symbols."""
   found = []
   for at, (last, word) in enumerate(itertools.pairwise(words), 1):
-    if word[0] != "#":
-      continue
-    if last == "start":
-      found.append((words[at + 1].replace("@", "#"), []))
-    elif last not in ("end", "none") and last[0] != "$":
+    if word[0] == "#" and last == "start":
+      found.append((words[at + 2].replace("@", "#"), []))
+    elif word[0] == "#" and last != "end":
       found[-1][1].append(last)
   return found
 
@@ -227,7 +226,7 @@ def strings_of(words: list[str]) -> list[tuple[str, list[str]]]:
 def test_each_string_of_the_steps_is_that_of_a_part_of_the_sentence():
   pairs = STEPS["productivity"].load("test")
   for source, target in zip(pairs.source, pairs.target, strict=True):
-    sentence, numbers = source.split()[::2], source.split()[1::2]
+    sentence, numbers = source.split()[:-1:2], source.split()[1::2]
     found = strings_of(target.split())
     # One for each function, and one for each string of the sentence, given by its last symbol.
     assert len(found) == count_functions(source) + source.count(",") + 1
@@ -251,17 +250,37 @@ def test_each_word_that_steps_take_stands_where_its_number_says():
     assert given == [(given[0] + n) % pcfg_set_steps.NUMBERS for n in range(len(given))]
     if len(given) > pcfg_set_steps.NUMBERS:  # then some stand twice
       continue
-    before = dict(zip((n.replace("#", "@") for n in told[1::2]), told[::2], strict=True))
-    for done, string, word, after in zip(words, words[1:], words[2:], words[3:], strict=False):
+    before = dict(zip((n.replace("#", "@") for n in told[1::2]), told[:-1:2], strict=True))
+    for last, string, word, after in zip(words, words[1:], words[2:], words[3:], strict=False):
       if word[0] == "#":
         before["@" + word[1:]] = string
-      elif word[0] == "@" and done != "start" and string[0] != "#":  # not that of a header
+      elif word[0] == "@" and last[0] != "#":  # not that of a string's start
         assert before[word] == after
         checked += 1
-        if string[0] == "$":  # a string's name is the number of its start
-          assert before[string.replace("$", "@")] == "start"
   assert len(firsts) > 100
   assert checked > 10_000
+
+
+def test_strings_have_names_in_turn_and_are_popped_from_a_stack():
+  pairs = STEPS["productivity"].load("test")
+  for source, target in zip(pairs.source, pairs.target, strict=True):
+    words, stack, name = target.split(), ["none"], int(source.split()[-1][1:])
+    for done, first, second in zip(words, words[1:], words[2:], strict=False):
+      if done == "pop":
+        assert stack.pop() == first
+        assert stack[-1] == second
+      elif done == "open":
+        name = (name + 1) % pcfg_set_steps.NAMES
+        assert (first, second) == (f"${name}", stack[-1])
+        stack.append(first)
+    assert len(stack) == 2
+
+
+def test_tokenizers_of_words_keep_every_word():
+  pairs = STEPS["productivity"].load("valid")
+  tokenizer = train_tokenizer([*pairs.source, *pairs.target], TokenizerConfig(kind="words"))
+  for text in (*pairs.source, *pairs.target):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_published_files_get_steps_and_are_read_in_full(folder):
@@ -319,35 +338,35 @@ def test_sentences_of_files_are_joined_too(folder):
   [
     (
       "reverse B7 C2",
-      "read none @15 </s> push none #16 start #17 @14 </s> leaf $17 @14 C2 #18 leaf $17 @13"
-      " B7 #19 leaf $17 @12 reverse end #20 $17 read $17 @12 reverse pop $17 @16 none #21"
-      " start #22 @11 reverse reverse1 $22 @20 end reverse1 $22 @19 B7 #23 reverse1 $22 @18 C2"
-      " #24 reverse1 $22 @17 start end #25 $22 read $22 @11 <s> answer @25 end answer @24 C2"
-      " answer @23 B7 answer @22 start",
+      "read $7 @15 > open $8 none start #16 $8 @14 > leaf $8 @14 C2 #17 leaf $8 @13 B7 #18"
+      " leaf $8 @12 reverse end #19 $8 read $8 @12 reverse pop $8 none open $9 none start #20"
+      " $9 @11 reverse reverse1 $9 $8 @19 end reverse1 $9 @18 B7 #21 reverse1 $9 @17 C2 #22"
+      " reverse1 $9 @16 start end #23 $9 read $9 @11 < answer @23 end answer @22 C2 answer @21"
+      " B7 answer @20 start",
     ),
     (
       "copy B7 ; shift C2 D3",
-      "read none @18 </s> push none #19 start #20 @17 </s> leaf $20 @17 D3 #21 leaf $20 @16"
-      " C2 #22 leaf $20 @15 shift end #23 $20 read $20 @15 shift pop $20 @19 none #24 start"
-      " #25 @14 shift shift1 $25 @23 end shift1 $25 @22 C2 #26 shift2 $25 @21 D3 shift2 $25"
-      " @22 C2 D3 #27 shift2 $25 @23 end end #28 $25 read $25 @14 ; push $25 #29 start #30 @13"
-      " ; leaf $30 @13 B7 #31 leaf $30 @12 copy end #32 $30 read $30 @12 copy pop $30 @29 $25"
-      " #33 start #34 @11 copy copy1 $34 @30 start copy1 $34 @31 B7 #35 copy1 $34 @32 end end"
-      " #36 $34 read $34 @11 <s> answer @36 end answer @35 B7 answer @34 start",
+      "read $7 @18 > open $8 none start #19 $8 @17 > leaf $8 @17 D3 #20 leaf $8 @16 C2 #21"
+      " leaf $8 @15 shift end #22 $8 read $8 @15 shift pop $8 none open $9 none start #23 $9"
+      " @14 shift shift1 $9 $8 @22 end shift1 $9 @21 C2 #24 shift2 $9 $8 @20 D3 shift2 $9 @21"
+      " C2 D3 #25 shift2 $9 @22 end end #26 $9 read $9 @14 ; open $10 $9 start #27 $10 @13 ;"
+      " leaf $10 @13 B7 #28 leaf $10 @12 copy end #29 $10 read $10 @12 copy pop $10 $9 open"
+      " $11 $9 start #30 $11 @11 copy copy1 $11 $10 @27 start copy1 $11 @28 B7 #31 copy1 $11"
+      " @29 end end #32 $11 read $11 @11 < answer @32 end answer @31 B7 answer @30 start",
     ),
     (
       "remove_first A2 , swap_first_last A1 B2 C3",
-      "read none @19 </s> push none #20 start #21 @18 </s> leaf $21 @18 C3 #22 leaf $21 @17"
-      " B2 #23 leaf $21 @16 A1 #24 leaf $21 @15 swap_first_last end #25 $21 read $21 @15"
-      " swap_first_last pop $21 @20 none #26 start #27 @14 swap_first_last swap_first_last1"
-      " $27 @25 end swap_first_last1 $27 @24 A1 #28 swap_first_last2 $27 @23 B2"
-      " swap_first_last2 $27 @24 A1 B2 #29 swap_first_last2 $27 @25 end swap_first_last3 $27"
-      " @21 start swap_first_last3 $27 @22 C3 #30 end #31 $27 read $27 @14 , push $27 #32"
-      " start #33 @13 , leaf $33 @13 A2 #34 leaf $33 @12 remove_first end #35 $33 read $33 @12"
-      " remove_first pop $33 @32 $27 pop $27 @26 none #36 start #37 @11 remove_first"
-      " remove_first1 $37 @27 start remove_first1 $37 @28 A1 #38 remove_first1 $37 @29 B2 #39"
-      " remove_first1 $37 @30 C3 #40 remove_first1 $37 @31 end end #41 $37 read $37 @11 <s>"
-      " answer @41 end answer @40 C3 answer @39 B2 answer @38 A1 answer @37 start",
+      "read $7 @19 > open $8 none start #20 $8 @18 > leaf $8 @18 C3 #21 leaf $8 @17 B2 #22"
+      " leaf $8 @16 A1 #23 leaf $8 @15 swap_first_last end #24 $8 read $8 @15 swap_first_last"
+      " pop $8 none open $9 none start #25 $9 @14 swap_first_last swap_first_last1 $9 $8 @24"
+      " end swap_first_last1 $9 @23 A1 #26 swap_first_last2 $9 $8 @22 B2 swap_first_last2 $9"
+      " @23 A1 B2 #27 swap_first_last2 $9 @24 end swap_first_last3 $9 $8 @20 start"
+      " swap_first_last3 $9 @21 C3 #28 end #29 $9 read $9 @14 , open $10 $9 start #30 $10 @13"
+      " , leaf $10 @13 A2 #31 leaf $10 @12 remove_first end #32 $10 read $10 @12 remove_first"
+      " pop $10 $9 pop $9 none open $11 none start #33 $11 @11 remove_first remove_first1 $11"
+      " $9 @25 start remove_first1 $11 @26 A1 #34 remove_first1 $11 @27 B2 #35 remove_first1"
+      " $11 @28 C3 #36 remove_first1 $11 @29 end end #37 $11 read $11 @11 < answer @37 end"
+      " answer @36 C3 answer @35 B2 answer @34 A1 answer @33 start",
     ),
   ],
 )

@@ -5,28 +5,28 @@ out. The sentence is read from its last word to its first; each string is put on
 and a function takes one or two of them and puts its own. Each word depends on some that stand near
 and on one that is found by its number, however many functions there are and however long strings
 become. Behind each word of the source, and each symbol that is written, stands its number, `#` and
-one more than the last one; `@` and a number point to it, and `$` and the number of its start name a
-string:
+one more than the last one; `@` and a number point to it. Strings have names, `$` and one more than
+the last one, from fewer numbers, so that each is often met:
 
-    <s> #3 <s> #4 <s> #5 <s> #6 <s> #7 reverse #8 B7 #9 C2 #10 </s> #11
+    < #3 < #4 < #5 < #6 < #7 reverse #8 B7 #9 C2 #10 > #11 $3
 
-    read none @11 </s>
-    push none #12 start #13 @10 </s>
-      leaf $13 @10 C2 #14      leaf $13 @9 B7 #15       leaf $13 @8 reverse
-    end #16 $13 read $13 @8 reverse
-    pop $13 @12 none #17 start #18 @7 reverse
-      reverse1 $18 @16 end     reverse1 $18 @15 B7 #19
-      reverse1 $18 @14 C2 #20  reverse1 $18 @13 start
-    end #21 $18 read $18 @7 <s>
-      answer @21 end   answer @20 C2   answer @19 B7   answer @18 start
+    read $3 @11 >
+    open $4 none start #12 $4 @10 >
+      leaf $4 @10 C2 #13       leaf $4 @9 B7 #14        leaf $4 @8 reverse
+    end #15 $4 read $4 @8 reverse
+    pop $4 none open $5 none start #16 $5 @7 reverse
+      reverse1 $5 $4 @15 end   reverse1 $5 @14 B7 #17
+      reverse1 $5 @13 C2 #18   reverse1 $5 @12 start
+    end #19 $5 read $5 @7 <
+      answer @19 end   answer @18 C2   answer @17 B7   answer @16 start
 
-What is found by a number always stands behind it, and the words before the number are always of the
-same kinds: what is done, and for which string. `push` and `pop` are followed by the string on top
-of the stack; behind the number before its start stands the one under it, which is `none` where
-there is no other. A string's header ends with the number of the word of the source that is read
-behind its function, and with the function; that of a string of the source with its last symbol's
-number and the word behind it. Where all symbols but the last are copied, each is written when the
-next one has been read: `shift2 $66 @59 C16 R5 #67`.
+What is found by a number stands behind it, and before the number what is done, and for which
+string. `open` is followed by a new string and the one under it on the stack, and so is `pop`, which
+finds it again; `none` is where there is no other. A string's start ends with the number of the word
+of the source that is read behind its function, and with the function; that of a string of the
+source with its last symbol's number and the word behind it. The first record of a part of a
+function names the argument, too. Where all symbols but the last are copied, each is written when
+the next one has been read: `shift2 $9 @59 C16 R5 #67`.
 
 A sentence begins five times, so that no word that is looked up is the first of all. Behind it
 others may stand, each after `;`. Their strings are put on the stack, too, and are never taken: the
@@ -38,7 +38,9 @@ from typing import Literal, NamedTuple
 
 NUMBERS = 600
 """Different numbers; longer sentences have some of them twice."""
-FIRST, LAST = "<s>", "</s>"
+NAMES = 100
+"""Different names of strings."""
+FIRST, LAST = "<", ">"
 """The words around a sentence."""
 SEPARATOR = ";"
 """The word before a sentence that is not asked for."""
@@ -82,7 +84,7 @@ def steps(sentence: Sequence[str], number: int) -> list[str]:
 def numbered_source(sentence: Sequence[str], number: int) -> list[str]:
   """A sentence with words on either side, and a number behind each word; see `steps`."""
   words = enumerate(_between(sentence), number)
-  return [one for n, word in words for one in (word, _name("#", n))]
+  return [*(one for n, word in words for one in (word, _number("#", n))), _string(number)]
 
 
 def answer(written: Sequence[str]) -> list[str]:
@@ -95,13 +97,18 @@ def _between(sentence: Sequence[str]) -> list[str]:
   return [*[FIRST] * _BEGINNINGS, *sentence, LAST]
 
 
-def _name(kind: str, number: int) -> str:
+def _number(kind: str, number: int) -> str:
   return f"{kind}{number % NUMBERS}"
 
 
-class _String(NamedTuple):
-  """The numbers of the words around a string's symbols."""
+def _string(name: int) -> str:
+  return f"${name % NAMES}"
 
+
+class _String(NamedTuple):
+  """A string's name, and the numbers of the words around its symbols."""
+
+  name: str
   start: int
   end: int
 
@@ -115,7 +122,7 @@ class _Record(NamedTuple):
 
 def _records(string: _String, part: _Part) -> list[_Record]:
   """How a part of a string is copied. The first record says where it begins."""
-  start, end = string
+  _, start, end = string
   match part:
     case "forward":
       return [_Record(start), *_copied(range(start + 1, end)), _Record(end)]
@@ -140,7 +147,7 @@ class _Machine:
 
   def __init__(self, words: Sequence[str], number: int) -> None:
     self._words, self._first = words, number
-    self._number = number + len(words)  # the next one
+    self._number, self._name = number + len(words), number + 1  # the next ones
     self._stack: list[_String] = []
     self._before: dict[int, str] = dict(enumerate(words, number))
     self._written: list[str] = []
@@ -148,10 +155,10 @@ class _Machine:
   def run(self) -> list[str]:
     """The steps."""
     at = len(self._words) - 1
-    self._read(at)
+    self._read(at, _string(self._first))
     while self._words[at] != FIRST:
       at = self._function(at) if self._words[at] in _PARTS else self._symbols(at)
-      self._read(at)
+      self._read(at, self._stack[-1].name)
     left = len(self._stack) - self._words.count(SEPARATOR)
     if left != 1:
       raise ValueError(f"{left} strings have no function that joins them")
@@ -161,73 +168,74 @@ class _Machine:
 
   def _symbols(self, at: int) -> int:
     """Writes the string of the symbols before a word; returns where the word before them is."""
-    self._written += ["push", self._top()]
-    start = self._start(at)
+    name, start = self._start(at)
     while True:
       at -= 1
-      self._written += ["leaf", _name("$", start), *self._found(self._first + at)]
+      self._written += ["leaf", name, *self._found(self._first + at)]
       if self._words[at] in (FIRST, ",", SEPARATOR, *_PARTS):
         break
       self._give_number()
     if self._number == start + 1:
       raise ValueError(f"no symbols stand behind {self._words[at]!r}")
-    self._end(start)
+    self._end(name, start)
     return at
 
   def _function(self, at: int) -> int:
     """Writes the string that a function gives; returns where the word before the function is."""
-    name = self._words[at]
-    arguments = [self._pop(name) for _ in range(2 if name in _BINARY else 1)]
-    start = self._start(at)
-    for n, (argument, part) in enumerate(_PARTS[name], 1):
-      for record in _records(arguments[argument], part):
-        self._written += [f"{name}{n}", _name("$", start), *self._found(record.read)]
+    function = self._words[at]
+    arguments = [self._pop(function) for _ in range(2 if function in _BINARY else 1)]
+    name, start = self._start(at)
+    for n, (argument, part) in enumerate(_PARTS[function], 1):
+      for place, record in enumerate(_records(arguments[argument], part)):
+        self._written += [f"{function}{n}", name]
+        self._written += [] if place else [arguments[argument].name]
+        self._written += self._found(record.read)
         if record.written is not None:
           if record.written != record.read:
             self._written.append(self._before[record.written])
           self._give_number()
-    self._end(start)
+    self._end(name, start)
     return at - 1
 
-  def _pop(self, name: str) -> _String:
+  def _pop(self, function: str) -> _String:
     """Takes a string from the stack for a function."""
     if not self._stack:
-      raise ValueError(f"{name!r} lacks an argument")
-    self._written += ["pop", self._top()]
+      raise ValueError(f"{function!r} lacks an argument")
     string = self._stack.pop()
-    self._written += [_name("@", string.start - 1), self._top()]
+    self._written += ["pop", string.name, self._top()]
     return string
 
   def _top(self) -> str:
     """The name of the string on top of the stack."""
-    return _name("$", self._stack[-1].start) if self._stack else _NONE
+    return self._stack[-1].name if self._stack else _NONE
 
-  def _start(self, at: int) -> int:
-    """Opens a string for a word, behind the one under it; returns the number of its start."""
-    self._give_number()
-    self._written.append("start")
+  def _start(self, at: int) -> tuple[str, int]:
+    """Opens a string for a word; returns its name and the number of its start."""
+    name = _string(self._name)
+    self._name += 1
+    self._written += ["open", name, self._top(), "start"]
     number = self._give_number()
-    self._written += [_name("@", self._first + at - 1), self._words[at]]
-    return number
+    self._written += [name, _number("@", self._first + at - 1), self._words[at]]
+    return name, number
 
-  def _end(self, start: int) -> None:
+  def _end(self, name: str, start: int) -> None:
     """Closes a string, and puts it on the stack."""
     self._written.append("end")
-    self._stack.append(_String(start, self._give_number()))
-    self._written.append(self._top())
+    self._stack.append(_String(name, start, self._give_number()))
+    self._written.append(name)
 
-  def _read(self, at: int) -> None:
-    """Reads a word of the sentence for the string on top of the stack."""
-    self._written += ["read", self._top(), *self._found(self._first + at)]
+  def _read(self, at: int, name: str) -> None:
+    """Reads a word of the sentence behind a string."""
+    self._written += ["read", name, *self._found(self._first + at)]
 
   def _found(self, number: int) -> list[str]:
     """A word behind its number."""
-    return [_name("@", number), self._before[number]]
+    return [_number("@", number), self._before[number]]
 
   def _give_number(self) -> int:
     """Numbers the last word."""
     number = self._number
     self._before[number] = self._written[-1]
-    self._written.append(_name("#", number))
+    self._written.append(_number("#", number))
     self._number += 1
     return number

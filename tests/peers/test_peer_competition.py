@@ -1,6 +1,7 @@
 """Competitive attention equals an implementation of its equations in PyTorch.
 
-Written from Kolios 2023, section 5.3.2, head by head, with PyTorch's own top-k and softmax.
+Written from Kolios 2023, section 5.3.2, head by head, with PyTorch's own top-k and softmax, in
+double precision.
 """
 
 import math
@@ -122,13 +123,12 @@ def test_outputs_and_gradients_equal_the_equations_in_pytorch(rule, kind):
   (_, mine), (grads, input_grads) = grad(params, inputs)
 
   w = {
-    path: torch.tensor(np.asarray(value), requires_grad=True)
+    path: torch.tensor(np.asarray(value, np.float64), requires_grad=True)
     for path, value in flatten_dict(params, sep="/").items()
   }
-  x = torch.tensor(np.asarray(inputs), requires_grad=True)
-  theirs = peer(
-    config, w, x, torch.tensor(np.asarray(memory)) if cross else x, torch.tensor(visible)
-  )
+  x = torch.tensor(np.asarray(inputs, np.float64), requires_grad=True)
+  read = torch.tensor(np.asarray(memory, np.float64)) if cross else x
+  theirs = peer(config, w, x, read, torch.tensor(visible))
   torch.sin(theirs).sum().backward()
 
   assert_close(mine, theirs.detach().numpy(), "output")

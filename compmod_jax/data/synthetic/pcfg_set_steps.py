@@ -82,7 +82,8 @@ def steps(sentence: Sequence[str], number: int) -> list[str]:
 
 
 def numbered_source(sentence: Sequence[str], number: int) -> list[str]:
-  """A sentence with words on either side, and a number behind each word; see `steps`."""
+  """A sentence between words, each with its number behind it, and the name before the first
+  string's; see `steps`."""
   words = enumerate(_between(sentence), number)
   return [*(one for n, word in words for one in (word, _number("#", n))), _string(number)]
 

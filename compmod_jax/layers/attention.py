@@ -773,10 +773,9 @@ class Attention(nn.Module):
       query = self._unscaled(query)
       if self.positions in IN_ATTENTION:
         if self.positions == "rotary":
-          stands = (
-            ctx.position_ids.queries if ctx.position_ids else jnp.arange(query.shape[1])[None]
-          )
-          query, key = rotate(query, stands), rotate(key, stands)
+          ids = ctx.position_ids
+          at = jnp.arange(query.shape[1])[None] if ids is None else ids.queries
+          query, key = rotate(query, at), rotate(key, at)
         elif self.positions == "relative":
           causal = ctx.mask.causal and not ctx.mask.prefix
           query, relative = self.relative(query, ctx.position_ids, causal=causal)

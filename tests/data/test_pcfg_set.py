@@ -11,8 +11,10 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.data.base import DataError
 from compmod_jax.data.synthetic import pcfg_set_steps
 from compmod_jax.data.synthetic.pcfg_set import (
+  BINARY,
   PAIRS,
   SYMBOLS,
+  UNARY,
   PcfgSetData,
   count_functions,
   held_out_pair,
@@ -274,6 +276,16 @@ def test_strings_have_names_in_turn_and_are_popped_from_a_stack():
         assert (first, second) == (f"${name}", stack[-1])
         stack.append(first)
     assert len(stack) == 2
+
+
+@pytest.mark.parametrize("symbols", [["A1"], ["A1", "B2"], ["A1", "B2", "C3"]])
+def test_steps_of_short_strings_end_with_what_each_function_gives(symbols):
+  for name, function in UNARY.items():
+    written = pcfg_set_steps.steps([name, *symbols], 7)
+    assert pcfg_set_steps.answer(written) == function(symbols)
+  for name, function in BINARY.items():
+    written = pcfg_set_steps.steps([name, *symbols, ",", "D4"], 7)
+    assert pcfg_set_steps.answer(written) == function(symbols, ["D4"])
 
 
 def test_tokenizers_of_words_keep_every_word():

@@ -218,8 +218,8 @@ def strings_of(words: list[str]) -> list[tuple[str, list[str]]]:
   """The strings that steps write: the word of the sentence behind which they stand, and symbols."""
   found = []
   for at, (last, word) in enumerate(itertools.pairwise(words), 1):
-    if word[0] == "#" and last == "start":
-      found.append((words[at + 2].replace("@", "#"), []))
+    if word[0] == "#" and last[0] == "$":
+      found.append((words[at + 1].replace("@", "#"), []))
     elif word[0] == "#" and last != "end":
       found[-1][1].append(last)
   return found
@@ -253,10 +253,10 @@ def test_each_word_that_steps_take_stands_where_its_number_says():
     if len(given) > pcfg_set_steps.NUMBERS:  # then some stand twice
       continue
     before = dict(zip((n.replace("#", "@") for n in told[1::2]), told[:-1:2], strict=True))
-    for last, string, word, after in zip(words, words[1:], words[2:], words[3:], strict=False):
+    for string, word, after in zip(words, words[1:], words[2:], strict=False):
       if word[0] == "#":
         before["@" + word[1:]] = string
-      elif word[0] == "@" and last[0] != "#":  # not that of a string's start
+      elif word[0] == "@" and string[0] != "#":  # not what is read behind a string's function
         assert before[word] == after
         checked += 1
   assert len(firsts) > 100
@@ -267,13 +267,13 @@ def test_strings_have_names_in_turn_and_are_popped_from_a_stack():
   pairs = STEPS["productivity"].load("test")
   for source, target in zip(pairs.source, pairs.target, strict=True):
     words, stack, name = target.split(), ["none"], int(source.split()[-1][1:])
-    for done, first, second in zip(words, words[1:], words[2:], strict=False):
+    for done, first, second, third in zip(words, words[1:], words[2:], words[3:], strict=False):
       if done == "pop":
         assert stack.pop() == first
         assert stack[-1] == second
       elif done == "open":
         name = (name + 1) % pcfg_set_steps.NAMES
-        assert (first, second) == (f"${name}", stack[-1])
+        assert (first, second, third) == (f"${name}", stack[-1], f"${name}")
         stack.append(first)
     assert len(stack) == 2
 
@@ -350,35 +350,34 @@ def test_sentences_of_files_are_joined_too(folder):
   [
     (
       "reverse B7 C2",
-      "read $7 @15 > open $8 none start #16 $8 @14 > leaf $8 @14 C2 #17 leaf $8 @13 B7 #18"
-      " leaf $8 @12 reverse end #19 $8 read $8 @12 reverse pop $8 none open $9 none start #20"
-      " $9 @11 reverse reverse1 $9 $8 @19 end reverse1 $9 @18 B7 #21 reverse1 $9 @17 C2 #22"
-      " reverse1 $9 @16 start end #23 $9 read $9 @11 < answer @23 end answer @22 C2 answer @21"
-      " B7 answer @20 start",
+      "read $7 @15 > open $8 none $8 #16 @14 > leaf $8 @14 C2 #17 leaf $8 @13 B7 #18 leaf $8"
+      " @12 reverse end #19 $8 read $8 @12 reverse pop $8 none open $9 none $9 #20 @11 reverse"
+      " reverse1 $9 $8 @19 end reverse1 $9 @18 B7 #21 reverse1 $9 @17 C2 #22 reverse1 $9 @16 $8"
+      " end #23 $9 read $9 @11 < answer @23 end answer @22 C2 answer @21 B7 answer @20 $9",
     ),
     (
       "copy B7 ; shift C2 D3",
-      "read $7 @18 > open $8 none start #19 $8 @17 > leaf $8 @17 D3 #20 leaf $8 @16 C2 #21"
-      " leaf $8 @15 shift end #22 $8 read $8 @15 shift pop $8 none open $9 none start #23 $9"
-      " @14 shift shift1 $9 $8 @22 end shift1 $9 @21 C2 #24 shift2 $9 $8 @20 D3 shift2 $9 @21"
-      " C2 D3 #25 shift2 $9 @22 end end #26 $9 read $9 @14 ; open $10 $9 start #27 $10 @13 ;"
-      " leaf $10 @13 B7 #28 leaf $10 @12 copy end #29 $10 read $10 @12 copy pop $10 $9 open"
-      " $11 $9 start #30 $11 @11 copy copy1 $11 $10 @27 start copy1 $11 @28 B7 #31 copy1 $11"
-      " @29 end end #32 $11 read $11 @11 < answer @32 end answer @31 B7 answer @30 start",
+      "read $7 @18 > open $8 none $8 #19 @17 > leaf $8 @17 D3 #20 leaf $8 @16 C2 #21 leaf $8"
+      " @15 shift end #22 $8 read $8 @15 shift pop $8 none open $9 none $9 #23 @14 shift shift1"
+      " $9 $8 @22 end shift1 $9 @21 C2 #24 shift2 $9 $8 @19 $8 shift2 $9 @20 D3 shift2 $9 @21"
+      " C2 D3 #25 shift2 $9 @22 end end #26 $9 read $9 @14 ; open $10 $9 $10 #27 @13 ; leaf $10"
+      " @13 B7 #28 leaf $10 @12 copy end #29 $10 read $10 @12 copy pop $10 $9 open $11 $9 $11"
+      " #30 @11 copy copy1 $11 $10 @27 $10 copy1 $11 @28 B7 #31 copy1 $11 @29 end end #32 $11"
+      " read $11 @11 < answer @32 end answer @31 B7 answer @30 $11",
     ),
     (
       "remove_first A2 , swap_first_last A1 B2 C3",
-      "read $7 @19 > open $8 none start #20 $8 @18 > leaf $8 @18 C3 #21 leaf $8 @17 B2 #22"
-      " leaf $8 @16 A1 #23 leaf $8 @15 swap_first_last end #24 $8 read $8 @15 swap_first_last"
-      " pop $8 none open $9 none start #25 $9 @14 swap_first_last swap_first_last1 $9 $8 @24"
-      " end swap_first_last1 $9 @23 A1 #26 swap_first_last2 $9 $8 @22 B2 swap_first_last2 $9"
-      " @23 A1 B2 #27 swap_first_last2 $9 @24 end swap_first_last3 $9 $8 @20 start"
-      " swap_first_last3 $9 @21 C3 #28 end #29 $9 read $9 @14 , open $10 $9 start #30 $10 @13"
-      " , leaf $10 @13 A2 #31 leaf $10 @12 remove_first end #32 $10 read $10 @12 remove_first"
-      " pop $10 $9 pop $9 none open $11 none start #33 $11 @11 remove_first remove_first1 $11"
-      " $9 @25 start remove_first1 $11 @26 A1 #34 remove_first1 $11 @27 B2 #35 remove_first1"
-      " $11 @28 C3 #36 remove_first1 $11 @29 end end #37 $11 read $11 @11 < answer @37 end"
-      " answer @36 C3 answer @35 B2 answer @34 A1 answer @33 start",
+      "read $7 @19 > open $8 none $8 #20 @18 > leaf $8 @18 C3 #21 leaf $8 @17 B2 #22 leaf $8"
+      " @16 A1 #23 leaf $8 @15 swap_first_last end #24 $8 read $8 @15 swap_first_last pop $8"
+      " none open $9 none $9 #25 @14 swap_first_last swap_first_last1 $9 $8 @24 end"
+      " swap_first_last1 $9 @23 A1 #26 swap_first_last2 $9 $8 @20 $8 swap_first_last2 $9 @21 C3"
+      " swap_first_last2 $9 @22 B2 swap_first_last2 $9 @23 A1 B2 #27 swap_first_last2 $9 @24"
+      " end swap_first_last3 $9 $8 @20 $8 swap_first_last3 $9 @21 C3 #28 end #29 $9 read $9 @14"
+      " , open $10 $9 $10 #30 @13 , leaf $10 @13 A2 #31 leaf $10 @12 remove_first end #32 $10"
+      " read $10 @12 remove_first pop $10 $9 pop $9 none open $11 none $11 #33 @11 remove_first"
+      " remove_first1 $11 $9 @25 $9 remove_first1 $11 @26 A1 #34 remove_first1 $11 @27 B2 #35"
+      " remove_first1 $11 @28 C3 #36 remove_first1 $11 @29 end end #37 $11 read $11 @11 <"
+      " answer @37 end answer @36 C3 answer @35 B2 answer @34 A1 answer @33 $11",
     ),
   ],
 )

@@ -11,21 +11,22 @@ the last one, from fewer numbers, so that each is often met:
     < #3 < #4 < #5 < #6 < #7 reverse #8 B7 #9 C2 #10 > #11 $3
 
     read $3 @11 >
-    open $4 none start #12 $4 @10 >
+    open $4 none $4 #12 @10 >
       leaf $4 @10 C2 #13       leaf $4 @9 B7 #14        leaf $4 @8 reverse
     end #15 $4 read $4 @8 reverse
-    pop $4 none open $5 none start #16 $5 @7 reverse
+    pop $4 none open $5 none $5 #16 @7 reverse
       reverse1 $5 $4 @15 end   reverse1 $5 @14 B7 #17
-      reverse1 $5 @13 C2 #18   reverse1 $5 @12 start
+      reverse1 $5 @13 C2 #18   reverse1 $5 @12 $4
     end #19 $5 read $5 @7 <
-      answer @19 end   answer @18 C2   answer @17 B7   answer @16 start
+      answer @19 end   answer @18 C2   answer @17 B7   answer @16 $5
 
 What is found by a number stands behind it, and before the number what is done, and for which
 string. `open` is followed by a new string and the one under it on the stack, and so is `pop`, which
-finds it again; `none` is where there is no other. A string's start ends with the number of the word
-of the source that is read behind its function, and with the function; that of a string of the
-source with its last symbol's number and the word behind it. The first record of a part of a
-function names the argument, too. Where all symbols but the last are copied, each is written when
+finds it again; `none` is where there is no other. A string's symbols stand between its name, whose
+number is the only one behind a name, and `end`. Behind the number stand that of the word of the
+source that is read after its function, and the function; for a string of the source that of its
+last symbol, and the word behind it. The first record of a part of a function names the argument,
+too, and reads its name or its end. Where all symbols but the last are copied, each is written when
 the next one has been read: `shift2 $9 @59 C16 R5 #67`.
 
 A sentence begins five times, so that no word that is looked up is the first of all. Behind it
@@ -44,7 +45,7 @@ FIRST, LAST = "<", ">"
 """The words around a sentence."""
 SEPARATOR = ";"
 """The word before a sentence that is not asked for."""
-_AROUND = "start", "end"  # of a string
+_END = "end"  # of a string
 _BEGINNINGS = 5  # words before a sentence
 _NONE = "none"  # where there is no string
 _BINARY = "append", "prepend", "remove_first", "remove_second"
@@ -91,7 +92,7 @@ def numbered_source(sentence: Sequence[str], number: int) -> list[str]:
 def answer(written: Sequence[str]) -> list[str]:
   """The string at the end of steps; empty if there is none."""
   after = zip(written, written[2:], strict=False)
-  return [word for told, word in after if told == "answer" and word not in _AROUND]
+  return [word for told, word in after if told == "answer" and word != _END and word[0] != "$"]
 
 
 def _between(sentence: Sequence[str]) -> list[str]:
@@ -107,7 +108,7 @@ def _string(name: int) -> str:
 
 
 class _String(NamedTuple):
-  """A string's name, and the numbers of the words around its symbols."""
+  """A string's name, and the numbers of the words around its symbols: its name and its end."""
 
   name: str
   start: int
@@ -134,9 +135,9 @@ def _records(string: _String, part: _Part) -> list[_Record]:
     case "last":
       return [_Record(end), _Record(end - 1, end - 1)]
     case _:
-      first = start + (1 if part == "all but last" else 2)
-      later = [_Record(at, at - 1) for at in range(first + 1, end)]
-      return [_Record(first), *later, _Record(end)] if first < end else [_Record(end)]
+      first = start + (2 if part == "all but last" else 3)
+      left_out = [_Record(at) for at in range(start, min(first, end))]
+      return [*left_out, *(_Record(at, at - 1) for at in range(first, end)), _Record(end)]
 
 
 def _copied(numbers: Sequence[int]) -> list[_Record]:
@@ -211,17 +212,17 @@ class _Machine:
     return self._stack[-1].name if self._stack else _NONE
 
   def _start(self, at: int) -> tuple[str, int]:
-    """Opens a string for a word; returns its name and the number of its start."""
+    """Opens a string for a word; returns its name and the number of that."""
     name = _string(self._name)
     self._name += 1
-    self._written += ["open", name, self._top(), "start"]
+    self._written += ["open", name, self._top(), name]
     number = self._give_number()
-    self._written += [name, _number("@", self._first + at - 1), self._words[at]]
+    self._written += [_number("@", self._first + at - 1), self._words[at]]
     return name, number
 
   def _end(self, name: str, start: int) -> None:
     """Closes a string, and puts it on the stack."""
-    self._written.append("end")
+    self._written.append(_END)
     self._stack.append(_String(name, start, self._give_number()))
     self._written.append(name)
 

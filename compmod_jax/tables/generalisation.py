@@ -192,7 +192,8 @@ _NEAR_WORDS_RATE = 2e-3  # of learning
 _SHARED = "near words, Muon, one vocabulary"
 _JOINED = 16  # most functions of PCFG SET's training sentences that are joined, as tests have
 # The same of longer ones, words of a batch, and padded lengths: any two numbers meet in a text.
-_FURTHER, _FURTHER_BATCH, _FURTHER_LENGTHS = 20, 2048, (256, 512, 768, 1024, 1312, 1600)
+_FURTHER, _FURTHER_BATCH, _FURTHER_LENGTHS = 24, 2304, (256, 512, 768, 1152, 1664, 2304)
+_FURTHER_OUTPUTS, _FURTHER_POSITIONS = 4096, 4608
 _BLANKS = 6  # one more than the functions that the deepest compositions have beyond trained ones
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
@@ -368,7 +369,11 @@ def generalisation(scale: str) -> Spec:
       # Biases reach over all that starts a string; small batches bring twice the steps.
       batch = dataclasses.replace(batch, tokens=_FURTHER_BATCH, buckets=_FURTHER_LENGTHS)
       further = _with_task(_with_data(joined, joined=_FURTHER), batch=batch)
-      further = with_model(further, relative_buckets=40, relative_distance=21)
+      further = with_model(
+        further, relative_buckets=40, relative_distance=21, max_length=_FURTHER_POSITIONS
+      )
+      decode = dataclasses.replace(translation_task(further).decode, max_extra=_FURTHER_OUTPUTS)
+      further = _with_task(further, decode=decode)
       further = dataclasses.replace(further, model=_decoder_like(further.model))
       experiments["near words, Muon, decoder alone, joined further, scratchpad"] = further
   columns = tuple(

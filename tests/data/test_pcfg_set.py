@@ -195,7 +195,7 @@ STEPS = {
 
 def sentence_of(source: str) -> list[str]:
   """The words between those that begin and end a source with numbers."""
-  words = source.split()[:-1:2]
+  words = source.split()[1::2]
   assert words[:5] == [pcfg_set_steps.FIRST] * 5
   assert words[-1] == pcfg_set_steps.LAST
   return words[5:-1]
@@ -215,20 +215,22 @@ def test_steps_end_with_the_string_of_the_same_sentence(split):
 
 
 def strings_of(words: list[str]) -> list[tuple[str, list[str]]]:
-  """The strings that steps write: the word of the sentence behind which they stand, and symbols."""
+  """The strings that steps write: the number of the word that is read next, and symbols."""
   found = []
-  for at, (last, word) in enumerate(itertools.pairwise(words), 1):
-    if word[0] == "#" and last[0] == "$":
-      found.append((words[at + 1].replace("@", "#"), []))
-    elif word[0] == "#" and last != "end":
-      found[-1][1].append(last)
+  for at, (number, word) in enumerate(itertools.pairwise(words)):
+    if number[0] != "#" or words[at - 1][0] == "$":
+      continue
+    if words[at - 1] == "none":
+      found.append((words[at + 2], []))
+    elif word != "end" and words[at - 2][0] == "#":
+      found[-1][1].append(word)
   return found
 
 
 def test_each_string_of_the_steps_is_that_of_a_part_of_the_sentence():
   pairs = STEPS["productivity"].load("test")
   for source, target in zip(pairs.source, pairs.target, strict=True):
-    sentence, numbers = source.split()[:-1:2], source.split()[1::2]
+    sentence, numbers = source.split()[1::2], source.split()[:-1:2]
     found = strings_of(target.split())
     # One for each function, and one for each string of the sentence, given by its last symbol.
     assert len(found) == count_functions(source) + source.count(",") + 1
@@ -242,23 +244,22 @@ def test_each_string_of_the_steps_is_that_of_a_part_of_the_sentence():
       assert interpret(sentence[at:-1]) == symbols[::-1]
 
 
-def test_each_word_that_steps_take_stands_where_its_number_says():
+def test_a_word_stands_behind_its_number_wherever_it_is_taken():
   pairs = STEPS["productivity"].load("test")
   firsts, checked = set(), 0
   for source, target in zip(pairs.source, pairs.target, strict=True):
     told, words = source.split(), target.split()
-    given = [int(word[1:]) for word in (*told, *words) if word[0] == "#"]
-    firsts.add(given[0])
-    assert given == [(given[0] + n) % pcfg_set_steps.NUMBERS for n in range(len(given))]
-    if len(given) > pcfg_set_steps.NUMBERS:  # then some stand twice
-      continue
-    before = dict(zip((n.replace("#", "@") for n in told[1::2]), told[:-1:2], strict=True))
-    for string, word, after in zip(words, words[1:], words[2:], strict=False):
-      if word[0] == "#":
-        before["@" + word[1:]] = string
-      elif word[0] == "@" and string[0] != "#":  # not what is read behind a string's function
-        assert before[word] == after
-        checked += 1
+    known, last = dict(zip(told[:-1:2], told[1::2], strict=True)), told[-3]
+    firsts.add(told[0])
+    for number, word in itertools.pairwise(words):
+      if number[0] != "#":
+        continue
+      if int(number[1:]) == (int(last[1:]) + 1) % pcfg_set_steps.NUMBERS:
+        if len(known) == pcfg_set_steps.NUMBERS:  # from here on some stand before two words
+          break
+        known[number], last = word, number
+      assert known[number] == word
+      checked += 1
   assert len(firsts) > 100
   assert checked > 10_000
 
@@ -267,14 +268,16 @@ def test_strings_have_names_in_turn_and_are_popped_from_a_stack():
   pairs = STEPS["productivity"].load("test")
   for source, target in zip(pairs.source, pairs.target, strict=True):
     words, stack, name = target.split(), ["none"], int(source.split()[-1][1:])
-    for done, first, second, third in zip(words, words[1:], words[2:], words[3:], strict=False):
+    for at, done in enumerate(words):
+      told = words[at + 1 : at + 2 + len(stack)]
       if done == "pop":
-        assert stack.pop() == first
-        assert stack[-1] == second
+        assert told[:-1] == stack[::-1]
+        stack.pop()
       elif done == "open":
         name = (name + 1) % pcfg_set_steps.NAMES
-        assert (first, second, third) == (f"${name}", stack[-1], f"${name}")
-        stack.append(first)
+        assert told == [f"${name}", *stack[::-1]]
+        assert words[at + 3 + len(stack)] == f"${name}"
+        stack.append(f"${name}")
     assert len(stack) == 2
 
 
@@ -350,34 +353,37 @@ def test_sentences_of_files_are_joined_too(folder):
   [
     (
       "reverse B7 C2",
-      "read $7 @15 > open $8 none $8 #16 @14 > leaf $8 @14 C2 #17 leaf $8 @13 B7 #18 leaf $8"
-      " @12 reverse end #19 $8 read $8 @12 reverse pop $8 none open $9 none $9 #20 @11 reverse"
-      " reverse1 $9 $8 @19 end reverse1 $9 @18 B7 #21 reverse1 $9 @17 C2 #22 reverse1 $9 @16 $8"
-      " end #23 $9 read $9 @11 < answer @23 end answer @22 C2 answer @21 B7 answer @20 $9",
+      "read $7 #15 > open $8 none #16 $8 #14 C2 > leaf $8 #14 C2 #17 C2 leaf $8 #13 B7 #18 B7"
+      " leaf $8 #12 reverse #19 end $8 read $8 #12 reverse pop $8 none open $9 none #20 $9 #11"
+      " < reverse reverse1 $9 $8 #19 end reverse1 $9 #18 B7 #21 B7 reverse1 $9 #17 C2 #22 C2"
+      " reverse1 $9 #16 $8 #23 end $9 read $9 #11 < answer #23 end answer #22 C2 answer #21 B7"
+      " answer #20 $9",
     ),
     (
       "copy B7 ; shift C2 D3",
-      "read $7 @18 > open $8 none $8 #19 @17 > leaf $8 @17 D3 #20 leaf $8 @16 C2 #21 leaf $8"
-      " @15 shift end #22 $8 read $8 @15 shift pop $8 none open $9 none $9 #23 @14 shift shift1"
-      " $9 $8 @22 end shift1 $9 @21 C2 #24 shift2 $9 $8 @19 $8 shift2 $9 @20 D3 shift2 $9 @21"
-      " C2 D3 #25 shift2 $9 @22 end end #26 $9 read $9 @14 ; open $10 $9 $10 #27 @13 ; leaf $10"
-      " @13 B7 #28 leaf $10 @12 copy end #29 $10 read $10 @12 copy pop $10 $9 open $11 $9 $11"
-      " #30 @11 copy copy1 $11 $10 @27 $10 copy1 $11 @28 B7 #31 copy1 $11 @29 end end #32 $11"
-      " read $11 @11 < answer @32 end answer @31 B7 answer @30 $11",
+      "read $7 #18 > open $8 none #19 $8 #17 D3 > leaf $8 #17 D3 #20 D3 leaf $8 #16 C2 #21 C2"
+      " leaf $8 #15 shift #22 end $8 read $8 #15 shift pop $8 none open $9 none #23 $9 #14 ;"
+      " shift shift1 $9 $8 #22 end shift1 $9 #21 C2 #24 C2 shift2 $9 $8 #19 $8 shift2 $9 #20 D3"
+      " shift2 $9 #21 C2 #25 D3 shift2 $9 #22 end #26 end $9 read $9 #14 ; open $10 $9 none #27"
+      " $10 #13 B7 ; leaf $10 #13 B7 #28 B7 leaf $10 #12 copy #29 end $10 read $10 #12 copy pop"
+      " $10 $9 none open $11 $9 none #30 $11 #11 < copy copy1 $11 $10 #27 $10 copy1 $11 #28 B7"
+      " #31 B7 copy1 $11 #29 end #32 end $11 read $11 #11 < answer #32 end answer #31 B7 answer"
+      " #30 $11",
     ),
     (
       "remove_first A2 , swap_first_last A1 B2 C3",
-      "read $7 @19 > open $8 none $8 #20 @18 > leaf $8 @18 C3 #21 leaf $8 @17 B2 #22 leaf $8"
-      " @16 A1 #23 leaf $8 @15 swap_first_last end #24 $8 read $8 @15 swap_first_last pop $8"
-      " none open $9 none $9 #25 @14 swap_first_last swap_first_last1 $9 $8 @24 end"
-      " swap_first_last1 $9 @23 A1 #26 swap_first_last2 $9 $8 @20 $8 swap_first_last2 $9 @21 C3"
-      " swap_first_last2 $9 @22 B2 swap_first_last2 $9 @23 A1 B2 #27 swap_first_last2 $9 @24"
-      " end swap_first_last3 $9 $8 @20 $8 swap_first_last3 $9 @21 C3 #28 end #29 $9 read $9 @14"
-      " , open $10 $9 $10 #30 @13 , leaf $10 @13 A2 #31 leaf $10 @12 remove_first end #32 $10"
-      " read $10 @12 remove_first pop $10 $9 pop $9 none open $11 none $11 #33 @11 remove_first"
-      " remove_first1 $11 $9 @25 $9 remove_first1 $11 @26 A1 #34 remove_first1 $11 @27 B2 #35"
-      " remove_first1 $11 @28 C3 #36 remove_first1 $11 @29 end end #37 $11 read $11 @11 <"
-      " answer @37 end answer @36 C3 answer @35 B2 answer @34 A1 answer @33 $11",
+      "read $7 #19 > open $8 none #20 $8 #18 C3 > leaf $8 #18 C3 #21 C3 leaf $8 #17 B2 #22 B2"
+      " leaf $8 #16 A1 #23 A1 leaf $8 #15 swap_first_last #24 end $8 read $8 #15"
+      " swap_first_last pop $8 none open $9 none #25 $9 #14 , swap_first_last swap_first_last1"
+      " $9 $8 #24 end swap_first_last1 $9 #23 A1 #26 A1 swap_first_last2 $9 $8 #20 $8"
+      " swap_first_last2 $9 #21 C3 swap_first_last2 $9 #22 B2 swap_first_last2 $9 #23 A1 #27 B2"
+      " swap_first_last2 $9 #24 end swap_first_last3 $9 $8 #20 $8 swap_first_last3 $9 #21 C3"
+      " #28 C3 #29 end $9 read $9 #14 , open $10 $9 none #30 $10 #13 A2 , leaf $10 #13 A2 #31"
+      " A2 leaf $10 #12 remove_first #32 end $10 read $10 #12 remove_first pop $10 $9 none pop"
+      " $9 none open $11 none #33 $11 #11 < remove_first remove_first1 $11 $9 #25 $9"
+      " remove_first1 $11 #26 A1 #34 A1 remove_first1 $11 #27 B2 #35 B2 remove_first1 $11 #28"
+      " C3 #36 C3 remove_first1 $11 #29 end #37 end $11 read $11 #11 < answer #37 end answer"
+      " #36 C3 answer #35 B2 answer #34 A1 answer #33 $11",
     ),
   ],
 )

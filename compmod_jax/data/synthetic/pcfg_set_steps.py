@@ -3,31 +3,31 @@ r"""The steps from a sentence of PCFG SET to its string, as words that a model w
 Scratchpads (Nye et al. 2021) for strings of any length: a stack machine whose every step is written
 out. The sentence is read from its last word to its first; each string is put on a stack, reversed,
 and a function takes one or two of them and puts its own. Each word depends on some that stand near
-and on one that is found by its number, however many functions there are and however long strings
-become. Behind each word of the source, and each symbol that is written, stands its number, `#` and
-one more than the last one; `@` and a number point to it. Strings have names, `$` and one more than
-the last one, from fewer numbers, so that each is often met:
+and on one that is found by what stands before it, however many functions there are and however long
+strings become. Before each word of the source, and each word of a string, stands its number, `#`
+and one more than the last one; where a word is taken again, it stands behind the same number.
+Strings have names, `$` and one more than the last one, from fewer numbers, so that each is often
+met:
 
-    < #3 < #4 < #5 < #6 < #7 reverse #8 B7 #9 C2 #10 > #11 $3
+    #3 < #4 < #5 < #6 < #7 < #8 reverse #9 B7 #10 C2 #11 > $3
 
-    read $3 @11 >
-    open $4 none $4 #12 @10 >
-      leaf $4 @10 C2 #13       leaf $4 @9 B7 #14        leaf $4 @8 reverse
-    end #15 $4 read $4 @8 reverse
-    pop $4 none open $5 none $5 #16 @7 reverse
-      reverse1 $5 $4 @15 end   reverse1 $5 @14 B7 #17
-      reverse1 $5 @13 C2 #18   reverse1 $5 @12 $4
-    end #19 $5 read $5 @7 <
-      answer @19 end   answer @18 C2   answer @17 B7   answer @16 $5
+    read $3 #11 >
+    open $4 none #12 $4 #10 C2 >
+      leaf $4 #10 C2 #13 C2     leaf $4 #9 B7 #14 B7     leaf $4 #8 reverse
+    #15 end $4 read $4 #8 reverse
+    pop $4 none open $5 none #16 $5 #7 < reverse
+      reverse1 $5 $4 #15 end    reverse1 $5 #14 B7 #17 B7
+      reverse1 $5 #13 C2 #18 C2 reverse1 $5 #12 $4
+    #19 end $5 read $5 #7 <
+      answer #19 end   answer #18 C2   answer #17 B7   answer #16 $5
 
-What is found by a number stands behind it, and before the number what is done, and for which
-string. `open` is followed by a new string and the one under it on the stack, and so is `pop`, which
-finds it again; `none` is where there is no other. A string's symbols stand between its name, whose
-number is the only one behind a name, and `end`. Behind the number stand that of the word of the
-source that is read after its function, and the function; for a string of the source that of its
-last symbol, and the word behind it. The first record of a part of a function names the argument,
-too, and reads its name or its end. Where all symbols but the last are copied, each is written when
-the next one has been read: `shift2 $9 @59 C16 R5 #67`.
+Before a number stands what is done, and for which string. `open` is followed by a new string and
+all under it on the stack, down to `none`, and so is `pop`, which finds them again. The words of a
+string are its name, its symbols and `end`. Behind its name stands the word that is read after its
+function, and the function; for a string of the source its last symbol, and the word behind it. The
+first record of a part of a function names the argument, too, and takes its name or its end. Where
+all symbols but the last are copied, each is written when the next one has been taken:
+`shift2 $9 #59 C16 #67 R5`.
 
 A sentence begins five times, so that no word that is looked up is the first of all. Behind it
 others may stand, each after `;`. Their strings are put on the stack, too, and are never taken: the
@@ -83,10 +83,10 @@ def steps(sentence: Sequence[str], number: int) -> list[str]:
 
 
 def numbered_source(sentence: Sequence[str], number: int) -> list[str]:
-  """A sentence between words, each with its number behind it, and the name before the first
-  string's; see `steps`."""
+  """A sentence between words, each behind its number, and the name before the first string's; see
+  `steps`."""
   words = enumerate(_between(sentence), number)
-  return [*(one for n, word in words for one in (word, _number("#", n))), _string(number)]
+  return [*(one for n, word in words for one in (_number(n), word)), _string(number)]
 
 
 def answer(written: Sequence[str]) -> list[str]:
@@ -99,8 +99,8 @@ def _between(sentence: Sequence[str]) -> list[str]:
   return [*[FIRST] * _BEGINNINGS, *sentence, LAST]
 
 
-def _number(kind: str, number: int) -> str:
-  return f"{kind}{number % NUMBERS}"
+def _number(number: int) -> str:
+  return f"#{number % NUMBERS}"
 
 
 def _string(name: int) -> str:
@@ -151,7 +151,7 @@ class _Machine:
     self._words, self._first = words, number
     self._number, self._name = number + len(words), number + 1  # the next ones
     self._stack: list[_String] = []
-    self._before: dict[int, str] = dict(enumerate(words, number))
+    self._known: dict[int, str] = dict(enumerate(words, number))
     self._written: list[str] = []
 
   def run(self) -> list[str]:
@@ -176,7 +176,7 @@ class _Machine:
       self._written += ["leaf", name, *self._found(self._first + at)]
       if self._words[at] in (FIRST, ",", SEPARATOR, *_PARTS):
         break
-      self._give_number()
+      self._write(self._words[at])
     if self._number == start + 1:
       raise ValueError(f"no symbols stand behind {self._words[at]!r}")
     self._end(name, start)
@@ -193,9 +193,7 @@ class _Machine:
         self._written += [] if place else [arguments[argument].name]
         self._written += self._found(record.read)
         if record.written is not None:
-          if record.written != record.read:
-            self._written.append(self._before[record.written])
-          self._give_number()
+          self._write(self._known[record.written])
     self._end(name, start)
     return at - 1
 
@@ -204,26 +202,26 @@ class _Machine:
     if not self._stack:
       raise ValueError(f"{function!r} lacks an argument")
     string = self._stack.pop()
-    self._written += ["pop", string.name, self._top()]
+    self._written += ["pop", string.name, *self._names()]
     return string
 
-  def _top(self) -> str:
-    """The name of the string on top of the stack."""
-    return self._stack[-1].name if self._stack else _NONE
+  def _names(self) -> list[str]:
+    """Of the strings on the stack, the newest first."""
+    return [*(string.name for string in reversed(self._stack)), _NONE]
 
   def _start(self, at: int) -> tuple[str, int]:
     """Opens a string for a word; returns its name and the number of that."""
-    name = _string(self._name)
+    name, number = _string(self._name), self._number
     self._name += 1
-    self._written += ["open", name, self._top(), name]
-    number = self._give_number()
-    self._written += [_number("@", self._first + at - 1), self._words[at]]
+    self._written += ["open", name, *self._names()]
+    self._write(name)
+    self._written += [*self._found(self._first + at - 1), self._words[at]]
     return name, number
 
   def _end(self, name: str, start: int) -> None:
     """Closes a string, and puts it on the stack."""
-    self._written.append(_END)
-    self._stack.append(_String(name, start, self._give_number()))
+    self._stack.append(_String(name, start, self._number))
+    self._write(_END)
     self._written.append(name)
 
   def _read(self, at: int, name: str) -> None:
@@ -232,12 +230,10 @@ class _Machine:
 
   def _found(self, number: int) -> list[str]:
     """A word behind its number."""
-    return [_number("@", number), self._before[number]]
+    return [_number(number), self._known[number]]
 
-  def _give_number(self) -> int:
-    """Numbers the last word."""
-    number = self._number
-    self._before[number] = self._written[-1]
-    self._written.append(_number("#", number))
+  def _write(self, word: str) -> None:
+    """Writes a new word, behind the next number."""
+    self._known[self._number] = word
+    self._written += self._found(self._number)
     self._number += 1
-    return number

@@ -27,6 +27,9 @@ class BatchConfig:
   short_first: int = 0
   """Curriculum: in so many epochs, the first ones, batches come by their padded length, the short
   ones first; then at random."""
+  short_batches: int = 0
+  """Curriculum: training begins with so many of the first epoch's batches, the shortest ones; then
+  come all others."""
   own_lengths: bool = False
   """Of all pairs whose longer side is in a bucket, the sources are padded to the least bucket that
   holds them all, and so are the targets: for data of which one side is much shorter. Else, and in
@@ -36,7 +39,9 @@ class BatchConfig:
     for field in ("tokens", "bucket_count", "bucket_multiple", "prefetch"):
       value = getattr(self, field)
       check(value >= 1, f"{field} is {value}; it must be at least 1.")
-    check(self.short_first >= 0, f"short_first is {self.short_first}; it must not be negative.")
+    for field in ("short_first", "short_batches"):
+      value = getattr(self, field)
+      check(value >= 0, f"{field} is {value}; it must not be negative.")
     check(self.ceiling >= 2, f"ceiling is {self.ceiling}; one word and its end need at least 2.")
     check(
       all(a < b for a, b in zip((1, *self.buckets), self.buckets, strict=False)),

@@ -73,8 +73,8 @@ def batch_plan(
   """An epoch's batches, for all processes together.
 
   Every example is in exactly one batch. Which examples share a batch and the order of batches are
-  random, but for that of lengths in the first epochs of a curriculum; their number and shapes are
-  the same in every epoch.
+  random, but for the short ones that come first in a curriculum; their number and shapes are the
+  same in every epoch.
 
   Args:
     lengths: tokens of every example's longest side, int [n].
@@ -96,7 +96,9 @@ def batch_plan(
     shuffled = random.permutation(numbers)
     batches += [(bucket, shuffled[i : i + rows]) for i in range(0, len(shuffled), rows)]
   order = [batches[i] for i in random.permutation(len(batches))]
-  return sorted(order, key=lambda batch: batch[0]) if epoch < config.short_first else order
+  by_length = sorted(range(len(order)), key=lambda i: order[i][0])
+  first = len(order) if epoch < config.short_first else config.short_batches if epoch == 0 else 0
+  return [order[i] for i in (*by_length[:first], *sorted(by_length[first:]))]
 
 
 def batches_per_epoch(examples: Examples, config: BatchConfig, multiple: int = 1) -> int:

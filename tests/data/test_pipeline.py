@@ -218,6 +218,25 @@ def test_a_curriculum_has_short_batches_first_in_its_epochs_and_then_the_order_w
     BatchConfig(short_first=-1)
 
 
+def test_training_begins_with_the_shortest_batches_where_some_come_first():
+  lengths = EXAMPLES.lengths
+  plain = batch_plan(lengths, CONFIG, seed=3, epoch=0)
+  short = batch_plan(lengths, dataclasses.replace(CONFIG, short_batches=7), seed=3, epoch=0)
+
+  def named(batches):
+    return [(bucket, tuple(numbers)) for bucket, numbers in batches]
+
+  assert sorted(named(short)) == sorted(named(plain))
+  buckets = [bucket for bucket, _ in short]
+  assert buckets[:7] == sorted(bucket for bucket, _ in plain)[:7]
+  assert named(short)[7:] == [one for one in named(plain) if one not in named(short)[:7]]
+  later = dataclasses.replace(CONFIG, short_batches=7)
+  second, other = (batch_plan(lengths, one, seed=3, epoch=1) for one in (later, CONFIG))
+  assert named(second) == named(other)
+  with pytest.raises(UserError, match="short_batches is -1; it must not be negative"):
+    BatchConfig(short_batches=-1)
+
+
 @pytest.mark.parametrize("multiple", [1, 4])
 def test_evaluation_has_each_example_once_longest_first(multiple):
   batches = list(eval_batches(EXAMPLES, CONFIG, multiple=multiple))

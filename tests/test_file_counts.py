@@ -58,7 +58,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
   "plastic language models": ("plastic_lm",),
   "learning at two levels": ("bilevel",),
   "batches of two parts": ("data.paired", "data/paired", "PairedDataset"),
-  "a curriculum of lengths": ("short_first",),
+  "a curriculum of lengths": ("short_first", "short_batches"),
   "classes of texts": (
     "text_classes", "SentenceData", "QuestionsBySet", "TextLines", "grammar.properties",
   ),

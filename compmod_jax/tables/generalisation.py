@@ -194,7 +194,7 @@ _JOINED = 16  # most functions of PCFG SET's training sentences that are joined,
 # The same of longer ones, words of a batch, and padded lengths: any two numbers meet in a text.
 _FURTHER, _FURTHER_BATCH, _FURTHER_LENGTHS = 24, 2304, (256, 512, 768, 1152, 1664, 2304)
 _FURTHER_OUTPUTS, _FURTHER_POSITIONS = 4096, 4608
-_SHORT_BATCHES = 1000
+_SHORT_BATCHES, _CONVOLUTION = 1000, 4
 _BLANKS = 6  # one more than the functions that the deepest compositions have beyond trained ones
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
@@ -377,10 +377,11 @@ def generalisation(scale: str) -> Spec:
       further = _with_task(further, decode=decode)
       further = dataclasses.replace(further, model=_decoder_like(further.model))
       experiments["near words, Muon, decoder alone, joined further, scratchpad"] = further
-      # Among few words those that are looked up are found sooner.
+      # Words that are looked up by what stands before them are found sooner among few, and where
+      # a key has what stands before it.
       batch = dataclasses.replace(batch, short_batches=_SHORT_BATCHES)
-      short = _with_task(further, batch=batch)
-      experiments["near words, Muon, decoder alone, short steps first, scratchpad"] = short
+      convolved = with_model(_with_task(further, batch=batch), convolution=_CONVOLUTION)
+      experiments["near words, Muon, decoder alone, convolution, scratchpad"] = convolved
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )

@@ -191,7 +191,7 @@ _NEAR_WORDS: dict[str, object] = {
 _NEAR_WORDS_RATE = 2e-3  # of learning
 _SHARED = "near words, Muon, one vocabulary"
 _JOINED = 16  # most functions of PCFG SET's training sentences that are joined, as tests have
-# The same of longer ones, words of a batch, and padded lengths: any two numbers meet in a text.
+# The same of longer ones, words of a batch, padded lengths; then words of outputs, and of texts.
 _FURTHER, _FURTHER_BATCH, _FURTHER_LENGTHS = 24, 2304, (256, 512, 768, 1152, 1664, 2304)
 _FURTHER_OUTPUTS, _FURTHER_POSITIONS = 4096, 4608
 _SHORT_BATCHES, _CONVOLUTION = 1000, 4

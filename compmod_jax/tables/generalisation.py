@@ -367,7 +367,7 @@ def generalisation(scale: str) -> Spec:
       alone = _with_task(joined, batch=longer)
       alone = dataclasses.replace(alone, model=_decoder_like(alone.model))
       experiments["near words, Muon, decoder alone, joined, scratchpad"] = alone
-      # Biases reach over all that starts a string; small batches bring twice the steps.
+      # Biases reach over all that starts a string; small batches bring more steps.
       batch = dataclasses.replace(batch, tokens=_FURTHER_BATCH, buckets=_FURTHER_LENGTHS)
       further = _with_task(_with_data(joined, joined=_FURTHER), batch=batch)
       further = with_model(

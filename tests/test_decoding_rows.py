@@ -86,6 +86,27 @@ def one_by_one(config):
   return [translations([text], 1, config)[0] for text in sources()]
 
 
+def test_sentences_whose_references_are_alike_in_length_share_a_batch_and_outputs_stay():
+  texts = [text for text in sources() for _ in range(2)][:14]
+  expected = np.random.default_rng(1).permutation(14) + 1
+  references = [" ".join(["4"] * int(n)) for n in expected]
+  batches = []
+
+  def seen(batch):
+    batches.append([int(i) for i in batch["index"] if i >= 0])
+    return {}
+
+  found = translator(4)(*trained(), texts, GREEDY, references=references, edits=seen)
+  assert [sorted(expected[batch]) for batch in batches] == [
+    [11, 12, 13, 14],
+    [7, 8, 9, 10],
+    [3, 4, 5, 6],
+    [1, 2],
+  ]
+  plain = translator(4)(*trained(), texts, GREEDY)
+  assert [rows[0].text for rows in found] == [rows[0].text for rows in plain]
+
+
 @pytest.mark.parametrize("config", [BEAM, GREEDY], ids=["beam", "greedy"])
 @pytest.mark.parametrize("order", [1, -1])
 def test_translations_are_those_of_one_sentence_at_a_time_whatever_the_batch(config, order):

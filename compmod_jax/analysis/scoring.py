@@ -87,6 +87,7 @@ def decoded(
     task.model,
     subject.params,
     sources,
+    references=references,
     sharing=subject.sharing,
     edits=edits,
     status=subject.status,

@@ -352,11 +352,13 @@ def eval_batches(
   process: int = 0,
   processes: int = 1,
   fit: bool = False,
+  work: np.ndarray | None = None,
 ) -> Iterator[Batch]:
   """Batches with each example once, longest first, neighbours in length together.
 
   Examples longer than the last bucket, which only evaluation has, get one further bucket of their
-  own. With `fit`, batches of a bucket have fewer rows if so many hold its examples, too. Other
+  own. With `fit`, batches of a bucket have fewer rows if so many hold its examples, too. With
+  `work` [examples], neighbours in it are together within a bucket, the largest first. Other
   arguments and batches are those of `train_batches`; the iterator ends.
 
   Raises:
@@ -369,9 +371,10 @@ def eval_batches(
   top = int(examples.lengths.max())
   if top > edges[-1]:
     edges = (*edges, -(-top // 8) * 8)
+  work = examples.lengths if work is None else work
   for bucket, numbers in reversed(_members(examples.lengths, edges)):
     # Stable, so that the order of equal lengths is that of the pairs.
-    ordered = numbers[np.argsort(-examples.lengths[numbers], kind="stable")]
+    ordered = numbers[np.argsort(-work[numbers], kind="stable")]
     rows = rows_of(bucket, config, multiple)
     rows = _fitting(rows, len(ordered), multiple) if fit else rows
     widths = _widths(examples, config, edges, bucket, numbers)

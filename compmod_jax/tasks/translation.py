@@ -475,6 +475,7 @@ class TranslationScores:
       task.model,
       scoring.params,
       scoring.sources,
+      references=scoring.references,
       sharing=scoring.sharing,
       status=scoring.status,
       name=scoring.split,

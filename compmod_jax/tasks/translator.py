@@ -90,6 +90,7 @@ class Translator:
     sentences: Sequence[str],
     config: DecodeConfig | None = None,
     *,
+    references: Sequence[str] | None = None,
     sharing: Sharing = Sharing(),
     routing: bool = False,
     edits: Edits | None = None,
@@ -106,6 +107,9 @@ class Translator:
       params: its parameters.
       sentences: raw source text.
       config: how to search; `decode` if not given.
+      references: outputs that are expected, where they are known. Sentences whose references are
+        alike in length are searched together, so that few rows of a batch wait for its longest;
+        what is found for a sentence is the same.
       sharing: how batches are laid over devices.
       routing: also return the router weights of every step.
       edits: further ones; arguments of the compiled search, so that the same functions with other
@@ -121,7 +125,7 @@ class Translator:
     done = 0
     # What is read or changed in a step is of all rows, and on devices rows stay where they are.
     plain = not (routing or edits or model.edits) and config.recode_layer is None
-    for number, batch in enumerate(self._batches(sentences, sharing.multiple)):
+    for number, batch in enumerate(self._batches(sentences, sharing.multiple, references)):
       longest = int(config.max_ratio * batch["source"].shape[1]) + config.max_extra
       search = model.jit(
         _search,
@@ -141,7 +145,9 @@ class Translator:
       status(f"translating {name}", done, len(sentences))
     return results
 
-  def _batches(self, sentences: Sequence[str], multiple: int) -> Iterator[dict[str, np.ndarray]]:
+  def _batches(
+    self, sentences: Sequence[str], multiple: int, references: Sequence[str] | None = None
+  ) -> Iterator[dict[str, np.ndarray]]:
     """Batches of source sentences; blank ones are left out."""
     encoded = self.data.source_tokenizer.encode_batch(list(sentences))
     kept = [i for i, ids in enumerate(encoded) if ids and not sentences[i].isspace()]
@@ -150,7 +156,11 @@ class Translator:
     examples = Examples(columns=columns, index=np.asarray(kept, np.int32))
     # Many sentences fill batches whose shapes other calls have, too, and were compiled for.
     few = len(kept) * self.data.batch.longest <= self.data.batch.tokens
-    return eval_batches(examples, self.data.batch, multiple=multiple, fit=few)
+    work = None
+    if references is not None:
+      expected = self.data.target_tokenizer.encode_batch([references[i] for i in kept])
+      work = np.asarray([len(ids) for ids in expected])
+    return eval_batches(examples, self.data.batch, multiple=multiple, fit=few, work=work)
 
   def _hypotheses(self, found: Decoded, row: int) -> list[Hypothesis]:
     """The hypotheses of one row of a decoded batch."""

@@ -195,6 +195,8 @@ _JOINED = 16  # most functions of PCFG SET's training sentences that are joined,
 _FURTHER, _FURTHER_BATCH, _FURTHER_LENGTHS = 24, 2304, (256, 512, 768, 1152, 1664, 2304)
 _FURTHER_OUTPUTS, _FURTHER_POSITIONS = 4096, 4608
 _SHORT_BATCHES, _CONVOLUTION = 1000, 4
+_LONGEST_BATCH, _LONGEST_LENGTHS = 2560, (256, 512, 768, 1152, 1664, 2560)
+_LONGEST_OUTPUTS, _LONGEST_POSITIONS = 4608, 5120
 _BLANKS = 6  # one more than the functions that the deepest compositions have beyond trained ones
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
@@ -382,6 +384,12 @@ def generalisation(scale: str) -> Spec:
       batch = dataclasses.replace(batch, short_batches=_SHORT_BATCHES)
       convolved = with_model(_with_task(further, batch=batch), convolution=_CONVOLUTION)
       experiments["near words, Muon, decoder alone, convolution, scratchpad"] = convolved
+      # As above, for longer sentences.
+      batch = dataclasses.replace(batch, tokens=_LONGEST_BATCH, buckets=_LONGEST_LENGTHS)
+      decode = dataclasses.replace(decode, max_extra=_LONGEST_OUTPUTS)
+      longer = with_model(convolved, max_length=_LONGEST_POSITIONS)
+      longer = _with_task(longer, batch=batch, decode=decode)
+      experiments["near words, Muon, decoder alone, convolution, longer, scratchpad"] = longer
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )

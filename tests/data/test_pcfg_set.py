@@ -195,10 +195,17 @@ STEPS = {
 
 def sentence_of(source: str) -> list[str]:
   """The words between those that begin and end a source with numbers."""
-  words = source.split()[1::2]
+  words = numbered(source)[1::2]
   assert words[:5] == [pcfg_set_steps.FIRST] * 5
   assert words[-1] == pcfg_set_steps.LAST
   return words[5:-1]
+
+
+def numbered(source: str) -> list[str]:
+  """Numbers and words of a source; before the last ones its name stands, with its first number."""
+  words = source.split()
+  assert words[-4:-2] == ["finish", f"${int(words[0][1:]) % pcfg_set_steps.NAMES}"]
+  return [*words[:-4], *words[-2:]]
 
 
 @pytest.mark.parametrize("split", STEPS)
@@ -217,20 +224,18 @@ def test_steps_end_with_the_string_of_the_same_sentence(split):
 def strings_of(words: list[str]) -> list[tuple[str, list[str]]]:
   """The strings that steps write: the number of the word that is read next, and symbols."""
   found = []
-  for at, (number, word) in enumerate(itertools.pairwise(words)):
-    if number[0] != "#" or words[at - 1][0] == "$":
-      continue
-    if words[at - 1] == "none":
+  for at, word in enumerate(words):
+    if word in ("first", "next"):
       found.append((words[at + 2], []))
-    elif word != "end" and words[at - 2][0] == "#":
-      found[-1][1].append(word)
+    elif word[0] == "#" and words[at - 1][0] not in "#$" and words[at - 2][0] == "#":
+      found[-1][1].append(words[at + 1])
   return found
 
 
 def test_each_string_of_the_steps_is_that_of_a_part_of_the_sentence():
   pairs = STEPS["productivity"].load("test")
   for source, target in zip(pairs.source, pairs.target, strict=True):
-    sentence, numbers = source.split()[1::2], source.split()[:-1:2]
+    sentence, numbers = numbered(source)[1::2], numbered(source)[::2]
     found = strings_of(target.split())
     # One for each function, and one for each string of the sentence, given by its last symbol.
     assert len(found) == count_functions(source) + source.count(",") + 1
@@ -244,12 +249,25 @@ def test_each_string_of_the_steps_is_that_of_a_part_of_the_sentence():
       assert interpret(sentence[at:-1]) == symbols[::-1]
 
 
+def test_behind_a_name_that_starts_or_is_finished_always_the_same_number_stands():
+  """So that it is found by the two words before it."""
+  pairs = STEPS["productivity"].load("test")
+  for source, target in zip(pairs.source, pairs.target, strict=True):
+    known: dict[tuple[str, str], str] = {}
+    words = [*source.split(), *target.split()]
+    for edge, name, number in zip(words, words[1:], words[2:], strict=False):
+      if edge in ("start", "finish") and name[0] == "$":
+        assert number[0] == "#"
+        assert known.setdefault((edge, name), number) == number
+    assert len(known) > 2 * count_functions(source)
+
+
 def test_a_word_stands_behind_its_number_wherever_it_is_taken():
   pairs = STEPS["productivity"].load("test")
   firsts, checked = set(), 0
   for source, target in zip(pairs.source, pairs.target, strict=True):
-    told, words = source.split(), target.split()
-    known, last = dict(zip(told[:-1:2], told[1::2], strict=True)), told[-3]
+    told, words = numbered(source), target.split()
+    known, last = dict(zip(told[::2], told[1::2], strict=True)), told[-2]
     firsts.add(told[0])
     for number, word in itertools.pairwise(words):
       if number[0] != "#":
@@ -267,7 +285,8 @@ def test_a_word_stands_behind_its_number_wherever_it_is_taken():
 def test_strings_have_names_in_turn_and_are_popped_from_a_stack():
   pairs = STEPS["productivity"].load("test")
   for source, target in zip(pairs.source, pairs.target, strict=True):
-    words, stack, name = target.split(), ["none"], int(source.split()[-1][1:])
+    words, stack = target.split(), ["none"]
+    name = int(source.split()[0][1:]) % pcfg_set_steps.NAMES
     for at, done in enumerate(words):
       told = words[at + 1 : at + 2 + len(stack)]
       if done == "pop":
@@ -276,7 +295,6 @@ def test_strings_have_names_in_turn_and_are_popped_from_a_stack():
       elif done == "open":
         name = (name + 1) % pcfg_set_steps.NAMES
         assert told == [f"${name}", *stack[::-1]]
-        assert words[at + 3 + len(stack)] == f"${name}"
         stack.append(f"${name}")
     assert len(stack) == 2
 
@@ -353,37 +371,40 @@ def test_sentences_of_files_are_joined_too(folder):
   [
     (
       "reverse B7 C2",
-      "read $7 #15 > open $8 none #16 $8 #14 C2 > leaf $8 #14 C2 #17 C2 leaf $8 #13 B7 #18 B7"
-      " leaf $8 #12 reverse #19 end $8 read $8 #12 reverse pop $8 none open $9 none #20 $9 #11"
-      " < reverse reverse1 $9 $8 #19 end reverse1 $9 #18 B7 #21 B7 reverse1 $9 #17 C2 #22 C2"
-      " reverse1 $9 #16 $8 #23 end $9 read $9 #11 < answer #23 end answer #22 C2 answer #21 B7"
-      " answer #20 $9",
+      "start $8 #16 $8 read $7 #15 > first $8 #14 C2 open $8 none leaf $8 #14 C2 #17 C2 leaf"
+      " $8 #13 B7 #18 B7 leaf $8 #12 reverse finish $8 #19 end start $9 #20 $9 read $8 #12"
+      " reverse next $9 #11 < pop $8 none open $9 none reverse1 $9 finish $8 #19 end reverse1"
+      " $9 #18 B7 #21 B7 reverse1 $9 #17 C2 #22 C2 reverse1 $9 #16 $8 finish $9 #23 end start"
+      " $10 #24 $10 read $9 #11 < answer finish $9 #23 end answer #22 C2 answer #21 B7 answer"
+      " #20 $9",
     ),
     (
       "copy B7 ; shift C2 D3",
-      "read $7 #18 > open $8 none #19 $8 #17 D3 > leaf $8 #17 D3 #20 D3 leaf $8 #16 C2 #21 C2"
-      " leaf $8 #15 shift #22 end $8 read $8 #15 shift pop $8 none open $9 none #23 $9 #14 ;"
-      " shift shift1 $9 $8 #22 end shift1 $9 #21 C2 #24 C2 shift2 $9 $8 #19 $8 shift2 $9 #20 D3"
-      " shift2 $9 #21 C2 #25 D3 shift2 $9 #22 end #26 end $9 read $9 #14 ; open $10 $9 none #27"
-      " $10 #13 B7 ; leaf $10 #13 B7 #28 B7 leaf $10 #12 copy #29 end $10 read $10 #12 copy pop"
-      " $10 $9 none open $11 $9 none #30 $11 #11 < copy copy1 $11 $10 #27 $10 copy1 $11 #28 B7"
-      " #31 B7 copy1 $11 #29 end #32 end $11 read $11 #11 < answer #32 end answer #31 B7 answer"
-      " #30 $11",
+      "start $8 #19 $8 read $7 #18 > first $8 #17 D3 open $8 none leaf $8 #17 D3 #20 D3 leaf"
+      " $8 #16 C2 #21 C2 leaf $8 #15 shift finish $8 #22 end start $9 #23 $9 read $8 #15 shift"
+      " next $9 #14 ; pop $8 none open $9 none shift1 $9 finish $8 #22 end shift1 $9 #21 C2"
+      " #24 C2 shift2 $9 start $8 #19 $8 shift2 $9 #20 D3 shift2 $9 #21 C2 #25 D3 shift2 $9"
+      " #22 end finish $9 #26 end start $10 #27 $10 read $9 #14 ; first $10 #13 B7 open $10 $9"
+      " none leaf $10 #13 B7 #28 B7 leaf $10 #12 copy finish $10 #29 end start $11 #30 $11"
+      " read $10 #12 copy next $11 #11 < pop $10 $9 none open $11 $9 none copy1 $11 start $10"
+      " #27 $10 copy1 $11 #28 B7 #31 B7 copy1 $11 #29 end finish $11 #32 end start $12 #33 $12"
+      " read $11 #11 < answer finish $11 #32 end answer #31 B7 answer #30 $11",
     ),
     (
       "remove_first A2 , swap_first_last A1 B2 C3",
-      "read $7 #19 > open $8 none #20 $8 #18 C3 > leaf $8 #18 C3 #21 C3 leaf $8 #17 B2 #22 B2"
-      " leaf $8 #16 A1 #23 A1 leaf $8 #15 swap_first_last #24 end $8 read $8 #15"
-      " swap_first_last pop $8 none open $9 none #25 $9 #14 , swap_first_last swap_first_last1"
-      " $9 $8 #24 end swap_first_last1 $9 #23 A1 #26 A1 swap_first_last2 $9 $8 #20 $8"
-      " swap_first_last2 $9 #21 C3 swap_first_last2 $9 #22 B2 swap_first_last2 $9 #23 A1 #27 B2"
-      " swap_first_last2 $9 #24 end swap_first_last3 $9 $8 #20 $8 swap_first_last3 $9 #21 C3"
-      " #28 C3 #29 end $9 read $9 #14 , open $10 $9 none #30 $10 #13 A2 , leaf $10 #13 A2 #31"
-      " A2 leaf $10 #12 remove_first #32 end $10 read $10 #12 remove_first pop $10 $9 none pop"
-      " $9 none open $11 none #33 $11 #11 < remove_first remove_first1 $11 $9 #25 $9"
+      "start $8 #20 $8 read $7 #19 > first $8 #18 C3 open $8 none leaf $8 #18 C3 #21 C3 leaf"
+      " $8 #17 B2 #22 B2 leaf $8 #16 A1 #23 A1 leaf $8 #15 swap_first_last finish $8 #24 end"
+      " start $9 #25 $9 read $8 #15 swap_first_last next $9 #14 , pop $8 none open $9 none"
+      " swap_first_last1 $9 finish $8 #24 end swap_first_last1 $9 #23 A1 #26 A1"
+      " swap_first_last2 $9 start $8 #20 $8 swap_first_last2 $9 #21 C3 swap_first_last2 $9 #22"
+      " B2 swap_first_last2 $9 #23 A1 #27 B2 swap_first_last2 $9 #24 end swap_first_last3 $9"
+      " start $8 #20 $8 swap_first_last3 $9 #21 C3 #28 C3 finish $9 #29 end start $10 #30 $10"
+      " read $9 #14 , first $10 #13 A2 open $10 $9 none leaf $10 #13 A2 #31 A2 leaf $10 #12"
+      " remove_first finish $10 #32 end start $11 #33 $11 read $10 #12 remove_first next $11"
+      " #11 < pop $10 $9 none pop $9 none open $11 none remove_first1 $11 start $9 #25 $9"
       " remove_first1 $11 #26 A1 #34 A1 remove_first1 $11 #27 B2 #35 B2 remove_first1 $11 #28"
-      " C3 #36 C3 remove_first1 $11 #29 end #37 end $11 read $11 #11 < answer #37 end answer"
-      " #36 C3 answer #35 B2 answer #34 A1 answer #33 $11",
+      " C3 #36 C3 remove_first1 $11 #29 end finish $11 #37 end start $12 #38 $12 read $11 #11"
+      " < answer finish $11 #37 end answer #36 C3 answer #35 B2 answer #34 A1 answer #33 $11",
     ),
   ],
 )

@@ -6,12 +6,14 @@ has unseen combinations of the terms that training has, `ood` unseen terms; scor
 Run:      python -m train.main --config configs/logic_in_context.py --workdir runs/logic
 Variants: softmax, hyla, differential
                      forms of attention
-          compete    heads compete, feed-forward networks are narrower by as many parameters
+          compete    heads compete
           gates      a gate on every head
+                     (with both, feed-forward networks are narrower by as many parameters)
           (none)     softmax
           debug      tiny, for a try
           hyla-paper and the like
-                     the published 50,000 steps
+                     the published 50,000 steps, heads that are 2 wide, T5's positions and dropout
+                     of attention
 Seeds:    --config.seed=S --config.task.data.seed=S, which also draws the unseen combinations
 """
 
@@ -24,15 +26,23 @@ from compmod_jax.tasks.logic_in_context import LogicInContextConfig
 from compmod_jax.training.experiment import Experiment, Phase
 from compmod_jax.training.optimizer import OptimizerConfig
 
-# Variant -> fields of the model. The width makes up for the routers of heads that compete.
+# Variant -> fields of the model. Widths make up for routers and gates of heads.
 MODELS: dict[str, dict[str, object]] = {
   "softmax": {},
   "hyla": {"attention_form": "hyla"},
   "differential": {"attention_form": "differential"},
-  "compete": {"compete": ("decoder_self",), "ffn_dim": 176},
-  "gates": {"gated_heads": ("decoder_self",)},
+  "compete": {"compete": ("decoder_self",), "ffn_dim": 178},
+  "gates": {"gated_heads": ("decoder_self",), "ffn_dim": 252},
 }
 STEPS, PUBLISHED_STEPS = 8000, 50_000
+# What the published program has, too.
+PUBLISHED: dict[str, object] = {
+  "head_dim": 2,
+  "positions": "relative_bias",
+  "relative_buckets": 128,
+  "relative_distance": 128,
+  "attention_dropout": 0.1,
+}
 
 
 def get_config(variant: str) -> Experiment:
@@ -40,9 +50,11 @@ def get_config(variant: str) -> Experiment:
   errors.check_choice("variant", variant, ["", *MODELS, *sorted(published), "debug"])
   if variant == "debug":
     return debug()
-  return regression(
-    variant.removesuffix("-paper") or "softmax", PUBLISHED_STEPS if variant in published else STEPS
-  )
+  model = variant.removesuffix("-paper") or "softmax"
+  if variant not in published:
+    return regression(model, STEPS)
+  experiment = regression(model, PUBLISHED_STEPS)
+  return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **PUBLISHED))
 
 
 def regression(model: str, steps: int) -> Experiment:

@@ -115,12 +115,14 @@ def write_gpt2(folder: str | Path, model: Gpt2, *, eos: int | None = None) -> No
   config = model.config
   config.check_layout("GPT-2")
   plain = not config.compete and not config.expert_layers and config.convolution == 1
+  plain = plain and config.head_dim in (None, config.dim // config.heads)
   check(
     plain and config.tied and config.positions == "learned" and not config.scale_embeddings,
     f"model has compete = {config.compete}, expert_layers = {config.expert_layers}, convolution ="
-    f" {config.convolution}, tied = {config.tied}, positions = {config.positions!r} and"
-    f" scale_embeddings = {config.scale_embeddings}; GPT-2 has no competition and no convolution, a"
-    " tied output, learned positions and embeddings that are not scaled. Export a model like that.",
+    f" {config.convolution}, head_dim = {config.head_dim}, tied = {config.tied}, positions ="
+    f" {config.positions!r} and scale_embeddings = {config.scale_embeddings}; GPT-2 has no"
+    " competition and no convolution, heads of width dim / heads, a tied output, learned positions"
+    " and embeddings that are not scaled. Export a model like that.",
   )
   entries = (
     entry._replace(names=tuple(_PREFIX + name for name in entry.names))

@@ -165,6 +165,7 @@ class StackConfig:
     for field in ("dropout", "attention_dropout", "ffn_dropout"):
       rate = getattr(self, field)
       errors.check(0 <= rate < 1, f"model.{field} is {rate}; it must be at least 0 and below 1.")
+    self._check_heads()
     check_positions(self.positions, self.dim, self.heads, self.position_kinds)
     errors.check(
       self.signal_dim >= 0
@@ -174,6 +175,19 @@ class StackConfig:
       " experts or mechanisms, whose nonlinearities no signal modulates.",
     )
     self._check_competition()
+
+  def _check_heads(self) -> None:
+    width = self.head_dim
+    errors.check(
+      width is None or width >= 1, f"model.head_dim is {width}; it must be at least 1, or none."
+    )
+    errors.check(
+      width is None
+      or self.positions not in ("relative", "rotary")
+      or width * self.heads == self.dim,
+      f"model.head_dim is {width} and model.positions is {self.positions!r}; these positions need"
+      " heads of width dim / heads. Leave head_dim out.",
+    )
 
   def _check_competition(self) -> None:
     for field in ("compete", "gated_heads", "switch_heads"):

@@ -41,6 +41,12 @@ class TextStackConfig(StackConfig):
       " read all of it. Leave one of them out.",
     )
     errors.check(
+      self.fast_weights == "off" or self.dim % self.heads == 0,
+      f"model.fast_weights is {self.fast_weights!r}, and model.heads = {self.heads} does not divide"
+      f" model.dim = {self.dim}; fast weights are dim / heads wide in each head, whatever head_dim"
+      " is. Choose a number of heads that divides the width, or leave fast_weights out.",
+    )
+    errors.check(
       self.convolution >= 1,
       f"model.convolution is {self.convolution}; it is a width in positions, 1 for none.",
     )
@@ -65,12 +71,14 @@ class Stack(nn.Module):
     side: the stack's name.
     norm: whether sub-layers are normalised before or after.
     tied_key_value: whether keys are values, too.
+    bidirectional: whether biases of relative positions know later keys, too.
   """
 
   config: TextStackConfig
   side: str
   norm: Norm
   tied_key_value: bool = False
+  bidirectional: bool = False
 
   def setup(self):
     """Makes the blocks."""
@@ -93,7 +101,8 @@ class Stack(nn.Module):
     self.depth = RandomDepth(c.fewest_repeats, c.own_layers(self.side))
     self.bias = None
     if isinstance(c, RelativeBiasConfig) and c.positions == "relative_bias":
-      self.bias = RelativeBias(c.heads, c.relative_buckets, c.relative_distance, False)
+      sizes = c.relative_buckets, c.relative_distance
+      self.bias = RelativeBias(c.heads, *sizes, self.bidirectional)
 
   def initial_state(self, batch: int, keys: int, *, beams: int = 1) -> State:
     """The state before the first position; see `Block.initial_state`."""

@@ -66,6 +66,8 @@ class DecoderConfig(RelativeBiasConfig, SystematicConfig, TextStackConfig, Model
   """Model width, a multiple of `heads`."""
   heads: int = 12
   """Attention heads of every layer."""
+  head_dim: int | None = None
+  """Width of every head; none: dim / heads."""
   ffn_dim: int = 3072
   """Width of the feed-forward networks' hidden layer."""
   activation: Activation = "gelu_tanh"
@@ -101,16 +103,7 @@ class DecoderConfig(RelativeBiasConfig, SystematicConfig, TextStackConfig, Model
     return DecoderLM(self, vocab, pad)
 
   def regressor(self, outputs: int) -> "DecoderRegressor":
-    """The module for sequences of vectors, where `tied` and `scale_embeddings` mean nothing.
-
-    Raises:
-      UserError: positions are `relative_bias`, which know earlier positions alone.
-    """
-    errors.check(
-      self.positions != "relative_bias",
-      "model.positions is 'relative_bias', which a regressor does not have. Choose others, such as"
-      " relative.",
-    )
+    """The module for sequences of vectors, where `tied` and `scale_embeddings` mean nothing."""
     return DecoderRegressor(self, outputs)
 
   def seq2seq(self, source_vocab: int, target_vocab: int, pad: int) -> "PairDecoder":
@@ -399,7 +392,7 @@ class DecoderRegressor(nn.Module):
     self.positions = PositionTable(c.positions, c.random_positions or c.max_length, c.dim, dtype)
     self.labels = PositionLabels(c.random_positions, c.max_length)
     self.drop = Dropout(c.dropout)
-    self.decoder = Stack(c, DECODER, "pre")
+    self.decoder = Stack(c, DECODER, "pre", bidirectional=True)
     self.output_norm = layer_norm(dtype, c.norm_epsilon)
     self.head = nn.Dense(self.outputs, kernel_init=logical(lecun, "embed", "units"))
 

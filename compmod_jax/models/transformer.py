@@ -93,17 +93,6 @@ class TransformerConfig(RelativeBiasConfig, SystematicConfig, ModelConfig):
     self._check_options()
 
   def _check_options(self) -> None:
-    width = self.head_dim
-    errors.check(
-      width is None or width >= 1, f"model.head_dim is {width}; it must be at least 1, or none."
-    )
-    errors.check(
-      width is None
-      or self.positions not in ("relative", "rotary")
-      or width * self.heads == self.dim,
-      f"model.head_dim is {width} and model.positions is {self.positions!r}; these positions need"
-      " heads of width dim / heads. Leave head_dim out.",
-    )
     self.check_relative_bias()
     errors.check(
       all(count >= 2 for count in self.target_labels),

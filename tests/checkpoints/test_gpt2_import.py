@@ -1,5 +1,6 @@
 """A GPT-2 folder becomes a model folder by one command, and is analysed by another."""
 
+import dataclasses
 import json
 import shutil
 
@@ -73,6 +74,14 @@ def test_tokens_that_are_added_have_hardly_any_probability_and_change_no_other_l
   assert (added <= 3 / (PIECES + 3)).all()
   with pytest.raises(UserError, match="use its tokenizer"):
     with_tokens(more, PIECES)
+
+
+def test_heads_that_are_no_part_of_the_width_are_not_exported(theirs, tmp_path):
+  model = read_gpt2(theirs)
+  wide = dataclasses.replace(model.config, head_dim=2 * model.config.dim)
+  with pytest.raises(UserError, match=f"head_dim = {wide.head_dim}, .* heads of width dim / heads"):
+    write_gpt2(tmp_path / "out", model._replace(config=wide))
+  assert not (tmp_path / "out").exists()
 
 
 def test_a_tokenizer_in_one_file_is_that_of_its_parts(theirs, tmp_path):

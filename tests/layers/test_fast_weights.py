@@ -197,6 +197,10 @@ def test_the_neuromodulatory_set_gates_the_plasticity_of_a_layer():
   ("make", "words"),
   [
     (
+      lambda: DecoderConfig(fast_weights="hebbian", dim=16, heads=3, head_dim=4),
+      r"model\.heads = 3 does not divide model\.dim = 16",
+    ),
+    (
       lambda: DecoderConfig(fast_weights="hebbian", mechanism_layers=("decoder_0",)),
       "reads its slice of the width alone",
     ),

@@ -81,11 +81,6 @@ def test_what_cannot_be_is_told(config, vocabularies, match):
     config.seq2seq(*vocabularies, 0)
 
 
-def test_regressors_have_no_relative_bias():
-  with pytest.raises(UserError, match="'relative_bias', which a regressor does not have"):
-    dataclasses.replace(CONFIG, positions="relative_bias").regressor(1)
-
-
 # A task's model.
 
 PAIRS = [("der hund schläft", "the dog sleeps"), ("die katze", "A cat sees One bird")]

@@ -161,10 +161,11 @@ DECODERS: dict[str, dict[str, Any]] = {
     "activation": "gelu",
     "attention_form": "hyla",
   },
-  "relative bias": {
+  "relative bias, wide heads": {
     "positions": "relative_bias",
     "relative_buckets": 6,
     "relative_distance": 5,
+    "head_dim": 5,
     "compete": ("decoder_self",),
     "competition": heads(),
   },

@@ -427,7 +427,7 @@ def shown_rows(folder, columns):
   return rows
 
 
-CONVOLVED = "near words, Muon, decoder alone, convolution, scratchpad"
+TO_STRINGS = "decoder alone, convolution, scratchpad"
 BEST = (
   ("scan_mcd1-3000-steps", "relative, scratchpad", "test", "97.8 (5 % of the data)"),
   ("scan_mcd2-3000-steps", "relative, scratchpad", "test", ""),
@@ -443,8 +443,7 @@ BEST = (
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_2", ""),
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_3", ""),
   ("cogs-3000-steps", "relative", "held_out", "81 (of `gen`)"),
-  ("pcfg_systematicity-8000-steps", "near words, Muon, one vocabulary, scratchpad", "test", "96"),
-  ("pcfg_productivity-4000-steps", CONVOLVED, "test", "85"),
+  ("pcfg_systematicity-3000-steps", "relative", "test", "96"),
   ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup_forward-3000-steps", "near words, blanks, scratchpad", "deeper", "100"),
@@ -660,26 +659,6 @@ def ingredients_in_short():
   yield f"{alike['exact_match']:.1f} % are right ({few[0]} of those with a single function"
   yield f"{few[1]} with four), of those with a pair of functions that training lacks"
   yield f"training lacks {unseen['exact_match']:.1f} %"
-  (convolved,) = cells("generalisation/pcfg_productivity-4000-steps")[CONVOLVED].values()
-  more = convolved["scores"]["test"]
-  yield f"gets {more['exact_match']:.1f} % of sentences with more functions than training has"
-  few = [f"{more[f'exact_match/functions/{n}']:.0f}" for n in (9, 10, 13, "17-24")]
-  yield f"{few[0]} % are right of sentences with nine functions, {few[1]} with ten"
-  yield f"{few[2]} with thirteen and {few[3]} with 17 to 24"
-  words = ("769-1024", "1537-2048", "2049-3072", "3073-4096")
-  shares = [f"{more[f'exact_match/target_words/{n}']:.0f}" for n in words]
-  yield f"{shares[0]} % of those with 769 to 1,024 words, {shares[1]} with 1,537 to 2,048"
-  yield f"{shares[2]} with 2,049 to 3,072 and {shares[3]} with 3,073 to 4,096"
-  row = "near words, Muon, one vocabulary, scratchpad"
-  (pairs,) = cells("generalisation/pcfg_systematicity-8000-steps")[row].values()
-  by_functions = (
-    [f"{pairs['scores'][part][f'exact_match/functions/{n}']:.0f}" for n in (3, 4, 5, 6)]
-    for part in ("test", "iid")
-  )
-  (three, four, five, six) = (
-    f"{one} and {other}" for one, other in zip(*by_functions, strict=True)
-  )
-  yield f"are right in {three} % (three functions), {four} (four), {five} (five), {six} (six)"
   row = "relative, index hints, scratchpad"
   written = [one["scores"] for one in cells("generalisation/addition-3000-steps")[row].values()]
   shares = [

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from compmod_jax.core.errors import check_choice
+from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.synthetic.scan import PROGRESS
 from compmod_jax.layers.experts import ExpertsConfig
 from compmod_jax.layers.mixture_of_depths import DepthRouterConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
-from compmod_jax.models.base import ModelConfig
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.seq2seq_lstm import Seq2SeqLstmConfig
 from compmod_jax.models.transformer import TransformerConfig
@@ -43,7 +43,7 @@ class _Data:
     steps: of training; 0: those of the configuration.
     scratchpad: words of a target at most that says the steps to the answer, in training; 0: none
       can.
-    outputs: words of such an output at most, where those of tests are longer; 0: by the source.
+    outputs: words of an output at most that says the steps to a string; 0: none can.
   """
 
   text: str
@@ -68,7 +68,7 @@ class _Data:
   @property
   def nested(self) -> bool:
     """Whether expressions have others inside, deeper in tests than in training."""
-    return "deeper" in self.parts or self.config.startswith("pcfg_set:")
+    return "deeper" in self.parts
 
   @property
   def tables(self) -> bool:
@@ -165,15 +165,13 @@ SCALES = {
     "PCFG SET, four pairs of functions in the test alone",
     "pcfg_set:systematicity",
     steps=_SCAN,
-    scratchpad=640,
-    outputs=3000,
+    outputs=4608,
   ),
   "pcfg_productivity": _Data(
     "PCFG SET, up to eight functions in training",
     "pcfg_set:productivity",
     steps=_SCAN,
-    scratchpad=640,
-    outputs=3000,
+    outputs=4608,
   ),
 }
 """Name of a scale -> its data."""
@@ -189,14 +187,29 @@ _NEAR_WORDS: dict[str, object] = {
   "relative_distance": 13,
 }
 _NEAR_WORDS_RATE = 2e-3  # of learning
-_SHARED = "near words, Muon, one vocabulary"
-_JOINED = 16  # most functions of PCFG SET's training sentences that are joined, as tests have
-# The same of longer ones, words of a batch, padded lengths; then words of outputs, and of texts.
-_FURTHER, _FURTHER_BATCH, _FURTHER_LENGTHS = 24, 2304, (256, 512, 768, 1152, 1664, 2304)
-_FURTHER_OUTPUTS, _FURTHER_POSITIONS = 4096, 4608
-_SHORT_BATCHES, _CONVOLUTION = 1000, 4
-_LONGEST_BATCH, _LONGEST_LENGTHS = 2560, (256, 512, 768, 1152, 1664, 2560)
-_LONGEST_OUTPUTS, _LONGEST_POSITIONS = 4608, 5120
+_STRINGS = DecoderConfig(
+  decoder_layers=2,
+  dim=128,
+  heads=4,
+  ffn_dim=512,
+  activation="relu",
+  positions="relative_bias",
+  relative_buckets=40,
+  relative_distance=21,
+  convolution=4,
+  scale_embeddings=True,
+  max_length=5120,
+  dropout=0.0,
+)
+"""Writes the steps to strings: looks up its source as it looks up steps."""
+_JOINED = 24  # most functions of its training sentences that are joined, as tests have
+_STRING_BATCHES = BatchConfig(
+  tokens=2560,
+  buckets=(256, 512, 768, 1152, 1664, 2560),
+  ceiling=640,
+  short_batches=1000,
+  own_lengths=True,
+)
 _BLANKS = 6  # one more than the functions that the deepest compositions have beyond trained ones
 _WIDTH = 256  # of feed-forward networks, for which the widths below are
 _ENCODER, _ALL = ("encoder_self",), ("encoder_self", "decoder_self", "cross")
@@ -349,47 +362,12 @@ def generalisation(scale: str) -> Spec:
       optimizer = dataclasses.replace(base.optimizer, learning_rate=_NEAR_WORDS_RATE)
       near_words = with_model(dataclasses.replace(base, optimizer=optimizer), **_NEAR_WORDS)
       written["near words"] = near_words
-      written["near words, Muon"] = dataclasses.replace(near_words, optimizer=MUON)
-      shared = with_model(written["near words, Muon"], share_embeddings="all")
-      written[_SHARED] = _with_task(shared, target_tokenizer=None)
       if data.tables:
         written["near words, blanks"] = _with_data(near_words, blanks=_BLANKS)
     for name, experiment in written.items():
       experiments[f"{name}, scratchpad"] = _with_scratchpad(experiment, data)
-    if data.outputs:
-      # Words of a long source are found late, so that short ones come first. A pass is not repeated
-      # often enough for dropout.
-      start = with_model(experiments[f"{_SHARED}, scratchpad"], dropout=0.0)
-      joined = _with_data(start, joined=_JOINED)
-      batch = translation_task(joined).batch
-      longer = dataclasses.replace(batch, ceiling=2 * data.scratchpad)
-      short_first = dataclasses.replace(longer, short_first=1)
-      experiments[f"{_SHARED}, joined, scratchpad"] = _with_task(joined, batch=short_first)
-      # A decoder alone looks up its source as it looks up steps, which it learns anyway.
-      alone = _with_task(joined, batch=longer)
-      alone = dataclasses.replace(alone, model=_decoder_like(alone.model))
-      experiments["near words, Muon, decoder alone, joined, scratchpad"] = alone
-      # Biases reach over all that starts a string; small batches bring more steps.
-      batch = dataclasses.replace(batch, tokens=_FURTHER_BATCH, buckets=_FURTHER_LENGTHS)
-      further = _with_task(_with_data(joined, joined=_FURTHER), batch=batch)
-      further = with_model(
-        further, relative_buckets=40, relative_distance=21, max_length=_FURTHER_POSITIONS
-      )
-      decode = dataclasses.replace(translation_task(further).decode, max_extra=_FURTHER_OUTPUTS)
-      further = _with_task(further, decode=decode)
-      further = dataclasses.replace(further, model=_decoder_like(further.model))
-      experiments["near words, Muon, decoder alone, joined further, scratchpad"] = further
-      # Words that are looked up by what stands before them are found sooner among few, and where
-      # a key has what stands before it.
-      batch = dataclasses.replace(batch, short_batches=_SHORT_BATCHES)
-      convolved = with_model(_with_task(further, batch=batch), convolution=_CONVOLUTION)
-      experiments["near words, Muon, decoder alone, convolution, scratchpad"] = convolved
-      # As above, for longer sentences.
-      batch = dataclasses.replace(batch, tokens=_LONGEST_BATCH, buckets=_LONGEST_LENGTHS)
-      decode = dataclasses.replace(decode, max_extra=_LONGEST_OUTPUTS)
-      longer = with_model(convolved, max_length=_LONGEST_POSITIONS)
-      longer = _with_task(longer, batch=batch, decode=decode)
-      experiments["near words, Muon, decoder alone, convolution, longer, scratchpad"] = longer
+  if data.outputs:
+    experiments["decoder alone, convolution, scratchpad"] = _with_steps_to_strings(base, data)
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )
@@ -465,27 +443,22 @@ def _with_scratchpad(experiment: Experiment, data: _Data) -> Experiment:
   task = translation_task(experiment)
   batch = dataclasses.replace(task.batch, ceiling=data.scratchpad)
   ratio, extra = 4 * task.decode.max_ratio, 4 * task.decode.max_extra
-  if data.outputs:
-    ratio, extra = 0.0, data.outputs
-    experiment = with_model(experiment, max_length=data.outputs)
   decode = dataclasses.replace(task.decode, max_ratio=ratio, max_extra=extra)
   return _with_task(_with_data(experiment, scratchpad=True), batch=batch, decode=decode)
 
 
-def _decoder_like(model: ModelConfig) -> DecoderConfig:
-  """A decoder alone with the sizes of an encoder-decoder's decoder, and wider networks.
+def _with_steps_to_strings(experiment: Experiment, data: _Data) -> Experiment:
+  """A decoder that writes the steps to strings of any length.
 
-  It has fewer parameters: there is no encoder, and no attention to one.
+  Training sentences are joined, so that their steps are as long as those of tests. Words that are
+  looked up by what stands before them are found sooner among few, so that short batches come first,
+  and where a key has what stands before it, by a convolution.
   """
-  assert isinstance(model, TransformerConfig)
-  same = ("decoder_layers", "dim", "heads", "activation", "dropout")
-  same += ("positions", "relative_buckets", "relative_distance")
-  return DecoderConfig(
-    **{field: getattr(model, field) for field in same},
-    ffn_dim=2 * model.ffn_dim,
-    scale_embeddings=True,
-    max_length=2 * model.max_length,  # of source and target together
-  )
+  task = translation_task(experiment)
+  decode = dataclasses.replace(task.decode, max_ratio=0.0, max_extra=data.outputs)
+  written = _with_data(experiment, scratchpad=True, joined=_JOINED)
+  written = _with_task(written, batch=_STRING_BATCHES, decode=decode, target_tokenizer=None)
+  return dataclasses.replace(written, model=_STRINGS, optimizer=MUON)
 
 
 def _with_task(experiment: Experiment, **changes: Any) -> Experiment:

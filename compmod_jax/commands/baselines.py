@@ -7,6 +7,7 @@ grammar's own, or one learnt from the training pairs), and the translation of th
 training sentence. Of question answering, what `compmod_jax.data.qa.baselines` has: the share of
 exact answers from the question alone, the last sentence and other tricks, beside chance; and of
 every set what the words answer that question, options and passage share (`data.qa.overlap`).
+Of few-shot classification, the nearest mean of the raw examples of each class.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from compmod_jax.commands import cli
 from compmod_jax.commands.config_option import parse
 from compmod_jax.commands.evaluate import write_json
 from compmod_jax.data.base import HasSplits, Pairs
+from compmod_jax.tasks.few_shot import FewShotConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
 from compmod_jax.training.experiment import Experiment, translation_task
 
@@ -61,12 +63,43 @@ def main(argv: list[str]) -> None:
   if isinstance(task, AnsweringConfig):
     rows = answer_rows(task.data, args.splits, args.questions)
     print(answer_table(rows))
+  elif isinstance(task, FewShotConfig):
+    rows = episode_rows(task, args.splits)
+    print(episode_table(rows))
   else:
     rows = score(translation_task(args.config).data, args.splits)
     print(table(rows))
   if args.json is not None:
     command = cli.command("baselines", argv)
     write_json(args.json, {"name": args.config.name, "command": command, "rows": rows})
+
+
+def episode_rows(task: FewShotConfig, splits: Sequence[str]) -> list[dict[str, Any]]:
+  """Scores of the nearest mean of raw examples; see `analysis.nearest_examples`.
+
+  Args:
+    task: the classes, and the episodes on which models are scored.
+    splits: names; none for all but the training split.
+  """
+  from compmod_jax.analysis.nearest_examples import nearest_mean_scores
+  from compmod_jax.data.class_episodes import ClassEpisodes
+
+  dataset = ClassEpisodes(task)
+  splits = splits or [split for split in dataset.splits() if split != "train"]
+  ways = dict.fromkeys((task.episodes.ways, *task.also_ways))
+  return nearest_mean_scores(dataset, splits, tuple(ways), task.evaluate_episodes)
+
+
+def episode_table(rows: Sequence[dict[str, Any]]) -> str:
+  """The scores as aligned plain text."""
+  shown = [("baseline", "split", "ways", "episodes", "accuracy", "95 % interval")]
+  for row in rows:
+    low, mid, high = (
+      f"{100 * row[name]:.1f}" for name in ("accuracy_low", "accuracy", "accuracy_high")
+    )
+    sizes = str(row["ways"]), f"{row['episodes']:,}"
+    shown.append((row["baseline"], row["split"], *sizes, mid, f"{low} to {high}"))
+  return "\n".join([*_aligned(shown), "Accuracy in per cent."])
 
 
 def score(data: HasSplits, splits: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -66,9 +66,13 @@ class ClassEpisodeConfig:
     classes = np.arange(self.ways, dtype=np.int32)
     return np.concatenate([np.repeat(classes, self.shots), np.repeat(classes, self.queries)])
 
+  def of_ways(self, ways: int) -> "ClassEpisodeConfig":
+    """The same with so many classes."""
+    return dataclasses.replace(self, ways=ways)
+
   def of_rows(self, rows: int) -> "ClassEpisodeConfig":
     """The same with as many classes as this number of rows has."""
-    return dataclasses.replace(self, ways=rows // (self.shots + self.queries))
+    return self.of_ways(rows // (self.shots + self.queries))
 
   def describe(self) -> str:
     """Its size, in a few words."""

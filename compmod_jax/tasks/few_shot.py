@@ -165,7 +165,7 @@ class FewShotConfig:
         EpisodeScores(self.episodes, self.evaluate_episodes, self.tasks_at_once),
         *(
           EpisodeScores(
-            dataclasses.replace(self.episodes, ways=ways),
+            self.episodes.of_ways(ways),
             self.evaluate_episodes,
             self.tasks_at_once,
             f"{ways}_way/",

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from compmod_jax.analysis.nearest_examples import nearest_means
 from compmod_jax.commands import baselines
 from compmod_jax.core.errors import UserError
+from compmod_jax.data.class_episodes import ClassEpisodeConfig
 from compmod_jax.data.qa.question import FORMATS
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.synthetic.grammar import GrammarData
@@ -69,6 +72,46 @@ def test_the_program_prints_and_writes_both_baselines(data, tmp_path, capsys):
   assert lines[3].startswith("nearest training sentence        test")
   assert "100.00 %" in lines[3]
   assert "tok:13a" in printed
+
+
+FEW_SHOT = """
+import dataclasses
+from configs.few_shot_prototypes import get_config as original
+from compmod_jax.data.synthetic.glyphs import GlyphData
+
+def get_config(variant):
+  experiment = original("5shot")
+  task = dataclasses.replace(
+    experiment.task, data=GlyphData(examples=10), also_ways=(3,), evaluate_episodes=20
+  )
+  return dataclasses.replace(experiment, task=task)
+"""
+
+
+def test_raw_examples_are_a_baseline_of_few_shot_classification(tmp_path, capsys):
+  config, path = tmp_path / "config.py", tmp_path / "scores.json"
+  config.write_text(FEW_SHOT)
+  baselines.main(["--config", str(config), "--json", str(path)])
+  rows = json.loads(path.read_text())["rows"]
+  assert [(row["split"], row["ways"]) for row in rows] == [
+    ("valid", 5), ("valid", 3), ("test", 5), ("test", 3),
+  ]  # fmt: skip
+  assert {row["episodes"] for row in rows} == {20}
+  for row in rows:
+    assert 1 / row["ways"] < row["accuracy_low"] < row["accuracy"] < row["accuracy_high"]
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0].split()[:5] == ["baseline", "split", "ways", "episodes", "accuracy"]
+  assert f"{100 * rows[0]['accuracy']:.1f}" in lines[2]
+
+
+def test_a_query_is_of_the_class_whose_mean_is_nearest():
+  episodes = ClassEpisodeConfig(ways=3, shots=2, queries=4)
+  random = np.random.default_rng(0)
+  inputs = random.normal(size=(episodes.rows, 2, 3)) + 100
+  means = [inputs[2 * n : 2 * n + 2].mean(axis=0) for n in range(3)]
+  expected = [min(range(3), key=lambda n: np.linalg.norm(query - means[n])) for query in inputs[6:]]
+  assert nearest_means(inputs, episodes).tolist() == expected
+  assert len(set(expected)) == 3
 
 
 def test_the_grammar_brings_its_own_dictionary():

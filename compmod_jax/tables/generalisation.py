@@ -187,7 +187,7 @@ _NEAR_WORDS: dict[str, object] = {
   "relative_distance": 13,
 }
 _NEAR_WORDS_RATE = 2e-3  # of learning
-_STRINGS = DecoderConfig(
+_DECODER = DecoderConfig(
   decoder_layers=2,
   dim=128,
   heads=4,
@@ -201,7 +201,8 @@ _STRINGS = DecoderConfig(
   max_length=5120,
   dropout=0.0,
 )
-"""Writes the steps to strings: looks up its source as it looks up steps."""
+"""Looks up its source as it looks up the steps that it writes."""
+_ALONE = "decoder alone, convolution"
 _JOINED = 24  # most functions of its training sentences that are joined, as tests have
 _STRING_BATCHES = BatchConfig(
   tokens=2560,
@@ -362,12 +363,13 @@ def generalisation(scale: str) -> Spec:
       optimizer = dataclasses.replace(base.optimizer, learning_rate=_NEAR_WORDS_RATE)
       near_words = with_model(dataclasses.replace(base, optimizer=optimizer), **_NEAR_WORDS)
       written["near words"] = near_words
+      written[_ALONE] = _decoder_alone(near_words)
       if data.tables:
         written["near words, blanks"] = _with_data(near_words, blanks=_BLANKS)
     for name, experiment in written.items():
       experiments[f"{name}, scratchpad"] = _with_scratchpad(experiment, data)
   if data.outputs:
-    experiments["decoder alone, convolution, scratchpad"] = _with_steps_to_strings(base, data)
+    experiments[f"{_ALONE}, scratchpad"] = _with_steps_to_strings(_decoder_alone(base), data)
   columns = tuple(
     Column(f"exact {part.replace('_', ' ')}", part, "exact_match", 1) for part in data.parts
   )
@@ -447,18 +449,27 @@ def _with_scratchpad(experiment: Experiment, data: _Data) -> Experiment:
   return _with_task(_with_data(experiment, scratchpad=True), batch=batch, decode=decode)
 
 
+def _decoder_alone(experiment: Experiment) -> Experiment:
+  """The experiment with a decoder alone.
+
+  Its convolution tells every key what stands before it, by which words are looked up. Sources,
+  which are shorter than steps, are not padded as these are.
+  """
+  batch = dataclasses.replace(translation_task(experiment).batch, own_lengths=True)
+  joint = _with_task(experiment, batch=batch, target_tokenizer=None)
+  return dataclasses.replace(joint, model=_DECODER, optimizer=MUON)
+
+
 def _with_steps_to_strings(experiment: Experiment, data: _Data) -> Experiment:
-  """A decoder that writes the steps to strings of any length.
+  """The experiment with the steps to strings of any length.
 
   Training sentences are joined, so that their steps are as long as those of tests. Words that are
-  looked up by what stands before them are found sooner among few, so that short batches come first,
-  and where a key has what stands before it, by a convolution.
+  looked up by what stands before them are found sooner among few: short batches come first.
   """
   task = translation_task(experiment)
   decode = dataclasses.replace(task.decode, max_ratio=0.0, max_extra=data.outputs)
   written = _with_data(experiment, scratchpad=True, joined=_JOINED)
-  written = _with_task(written, batch=_STRING_BATCHES, decode=decode, target_tokenizer=None)
-  return dataclasses.replace(written, model=_STRINGS, optimizer=MUON)
+  return _with_task(written, batch=_STRING_BATCHES, decode=decode)
 
 
 def _with_task(experiment: Experiment, **changes: Any) -> Experiment:

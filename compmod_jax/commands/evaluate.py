@@ -10,6 +10,10 @@ A language model is scored on any text, with its own tokenizer, in windows that 
 tokens:
 
     python -m train.evaluate --workdir runs/lm --files ptb.valid.txt --unit line --stride 32
+
+Data that are drawn can be drawn anew:
+
+    python -m train.evaluate --workdir runs/pcfg_set --split test --data_fields seed=1 scored=500
 """
 
 import dataclasses
@@ -21,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from compmod_jax.commands import cli
-from compmod_jax.commands.options import ModelArgs, Opened, open_model
+from compmod_jax.commands.options import ModelArgs, Opened, changed_fields, open_model
 from compmod_jax.training.distributed.multihost import Multihost, joined
 from compmod_jax.training.progress import Progress
 
@@ -39,6 +43,9 @@ class Args(ModelArgs):
   """Text files on which a language model is scored in place of the splits of its data."""
   unit: Literal["paragraph", "file", "line"] = "line"
   """What a document of these files is: a line, what blank lines part, or a whole file."""
+  data_fields: tuple[str, ...] = ()
+  """Fields of the data's configuration that differ from training, as NAME=VALUE, for example
+  seed=1. What such data share with those of training is not looked for."""
   stride: int | None = None
   """Decoders: windows begin every N tokens, and the last ones of each count; 0: a window."""
   lowercase: bool = False
@@ -89,7 +96,7 @@ def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
   from compmod_jax.core.errors import check_choice
   from compmod_jax.training.final_evaluation import evaluate_splits
 
-  task = _with_stride(opened.model.task, args.stride)
+  task = _with_data(_with_stride(opened.model.task, args.stride), args.data_fields)
   splits = args.splits or task.dataset.final_splits()
   for split in splits:
     check_choice("--split", split, task.dataset.splits())
@@ -133,6 +140,17 @@ def _with_stride(task: "Task", stride: int | None) -> "Task":
     "--stride is for decoders, whose text is scored in windows; leave it out for this model.",
   )
   return _rebuilt(task, stride=stride)
+
+
+def _with_data(task: "Task", fields: tuple[str, ...]) -> "Task":
+  """The task on data whose configuration differs in these fields.
+
+  Raises:
+    UserError: there is no such field, or it cannot have this value.
+  """
+  if not fields:
+    return task
+  return _rebuilt(task, data=changed_fields(task.dataset.config.data, fields, "--data_fields"))
 
 
 def _on_file(task: "Task", file: Path, unit: Literal["paragraph", "file", "line"]) -> "Task":

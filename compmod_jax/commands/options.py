@@ -157,7 +157,7 @@ def _with_fields(model: "TrainedModel", fields: tuple[str, ...]) -> "TrainedMode
 
   if not fields:
     return model
-  config = _changed(model.task.model.config, fields, "--model_fields")
+  config = changed_fields(model.task.model.config, fields, "--model_fields")
   names = (field.partition("=")[0] for field in fields)
   return api.with_fields(model, **{name: getattr(config, name) for name in names})
 
@@ -175,11 +175,15 @@ def _recoding(model: "TrainedModel", fields: tuple[str, ...]) -> "TrainedModel":
     f"--recoding: the model in {model.folder} is no recurrent one, and recodes no states of its"
     " own. Leave it out; where a decoder searches there are --recode_layer and --recode_size.",
   )
-  return api.with_fields(model, recoding=_changed(config.recoding, fields, "--recoding"))
+  return api.with_fields(model, recoding=changed_fields(config.recoding, fields, "--recoding"))
 
 
-def _changed(config: C, fields: tuple[str, ...], option: str) -> C:
-  """The configuration with these fields, which an option has as NAME=VALUE."""
+def changed_fields(config: C, fields: tuple[str, ...], option: str) -> C:
+  """The configuration with these fields, which an option has as NAME=VALUE.
+
+  Raises:
+    UserError: there is no such field, or it cannot have this value.
+  """
   from compmod_jax.core import errors
   from compmod_jax.core.config import from_json, to_json
 

@@ -86,6 +86,22 @@ def test_one_split_another_model_and_another_way_to_decode_can_be_chosen(program
   assert [record["step"], record["decode"]["beams"]] == [10, 7]
 
 
+def test_a_model_is_scored_on_other_data_of_the_same_kind(program, tmp_path):
+  folder = tmp_path / "others"
+  tiny_model.write_data(folder)
+  for side in ("de", "en"):
+    lines = (folder / f"test.{side}").read_text().splitlines()
+    (folder / f"test.{side}").write_text("\n".join(lines[:2]) + "\n")
+  _, record = program("--split", "test", "--data_fields", f"folder={folder}")
+  (found,) = record["splits"]
+  _, record = program("--split", "test")
+  (trained,) = record["splits"]
+  assert (found["sentences"], trained["sentences"]) == (2, 9)
+  assert found["loss"] != trained["loss"]
+  with pytest.raises(UserError, match=r"--data_fields is 'foldr'.*Did you mean 'folder'"):
+    program("--data_fields", "foldr=x")
+
+
 def test_an_unknown_split_is_answered_with_the_nearest(program):
   with pytest.raises(UserError, match=r"--split is 'tset'.*Did you mean 'test'"):
     program("--splits", "valid", "tset")

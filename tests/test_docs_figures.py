@@ -450,7 +450,8 @@ BEST = (
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_2", ""),
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_3", ""),
   ("cogs-3000-steps", "relative", "held_out", "81 (of `gen`)"),
-  ("pcfg_systematicity-3000-steps", "relative", "test", "96"),
+  ("pcfg_systematicity-7000-steps", TO_STRINGS, "test", "96"),
+  ("pcfg_productivity-7000-steps", TO_STRINGS, "test", "85"),
   ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup_forward-3000-steps", "near words, blanks, scratchpad", "deeper", "100"),
@@ -666,6 +667,14 @@ def ingredients_in_short():
   yield f"{alike['exact_match']:.1f} % are right ({few[0]} of those with a single function"
   yield f"{few[1]} with four), of those with a pair of functions that training lacks"
   yield f"training lacks {unseen['exact_match']:.1f} %"
+  to_strings = [
+    cells(f"generalisation/pcfg_{name}-7000-steps")[TO_STRINGS][0]["scores"]
+    for name in ("systematicity", "productivity")
+  ]
+  for scores, name in zip(to_strings, ("systematicity", "productivity"), strict=True):
+    words = ("1025-1536", "1537-2048", "2049-3072", "3073-4096")
+    shares = [f"{scores['test'][f'exact_match/target_words/{n}']:.0f}" for n in words]
+    yield f"{name}: {shares[0]}, {shares[1]}, {shares[2]} and {shares[3]} %"
   row = "relative, index hints, scratchpad"
   written = [one["scores"] for one in cells("generalisation/addition-3000-steps")[row].values()]
   shares = [

@@ -671,6 +671,13 @@ def ingredients_in_short():
     cells(f"generalisation/pcfg_{name}-7000-steps")[TO_STRINGS][0]["scores"]
     for name in ("systematicity", "productivity")
   ]
+  again = [
+    record(f"systematic/pcfg_{name}-redrawn.json")["splits"][0]
+    for name in ("systematicity", "productivity")
+  ]
+  assert [(one["split"], one["sentences"]) for one in again] == [("test", 500)] * 2
+  shares = [f"{one['exact_match']:.1f}" for one in again]
+  yield f"of 500 sentences each that were drawn anew {shares[0]} and {shares[1]} % are right"
   for scores, name in zip(to_strings, ("systematicity", "productivity"), strict=True):
     words = ("1025-1536", "1537-2048", "2049-3072", "3073-4096")
     shares = [f"{scores['test'][f'exact_match/target_words/{n}']:.0f}" for n in words]

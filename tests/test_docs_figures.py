@@ -434,7 +434,7 @@ def shown_rows(folder, columns):
   return rows
 
 
-TO_STRINGS = "decoder alone, convolution, scratchpad"
+DECODER_ALONE = "decoder alone, convolution, scratchpad"
 BEST = (
   ("scan_mcd1-3000-steps", "relative, scratchpad", "test", "97.8 (5 % of the data)"),
   ("scan_mcd2-3000-steps", "relative, scratchpad", "test", ""),
@@ -450,8 +450,8 @@ BEST = (
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_2", ""),
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_3", ""),
   ("cogs-3000-steps", "relative", "held_out", "81 (of `gen`)"),
-  ("pcfg_systematicity-7000-steps", TO_STRINGS, "test", "96"),
-  ("pcfg_productivity-7000-steps", TO_STRINGS, "test", "85"),
+  ("pcfg_systematicity-7000-steps", DECODER_ALONE, "test", "96"),
+  ("pcfg_productivity-7000-steps", DECODER_ALONE, "test", "85"),
   ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup_forward-3000-steps", "near words, blanks, scratchpad", "deeper", "100"),
@@ -612,13 +612,16 @@ def nested_arithmetic():
     record(f"systematic/arithmetic-scratchpad-{name}.json")
     for name in ("without-own-number", "parts-when-closed")
   ]
+  alone = cells("generalisation/arithmetic-3000-steps")[DECODER_ALONE]
   forms = (
     "bracket around each symbol",
     "the same, closed brackets named",
     *["what its bracket holds behind each symbol"] * len(near),
+    *["the same, a decoder alone"] * len(alone),
   )
   rows = []
-  for form, one in zip(forms, (*before, *near), strict=True):
+  runs = (*before, *near, *(one for _, one in sorted(alone.items())))
+  for form, one in zip(forms, runs, strict=True):
     scores, positions = one["scores"], one["experiment"]["model"]["positions"]
     levels = [scores["deeper"][f"exact_match/depth/{n}"] for n in (7, 8)]
     shares = [scores[part]["exact_match"] for part in ("test", "deeper_valid", "deeper")]
@@ -668,7 +671,7 @@ def ingredients_in_short():
   yield f"{few[1]} with four), of those with a pair of functions that training lacks"
   yield f"training lacks {unseen['exact_match']:.1f} %"
   to_strings = [
-    cells(f"generalisation/pcfg_{name}-7000-steps")[TO_STRINGS][0]["scores"]
+    cells(f"generalisation/pcfg_{name}-7000-steps")[DECODER_ALONE][0]["scores"]
     for name in ("systematicity", "productivity")
   ]
   again = [

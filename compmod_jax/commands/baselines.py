@@ -80,6 +80,9 @@ def episode_rows(task: FewShotConfig, splits: Sequence[str]) -> list[dict[str, A
   Args:
     task: the classes, and the episodes on which models are scored.
     splits: names; none for all but the training split.
+
+  Raises:
+    UserError: an unknown split, or data that cannot be read.
   """
   from compmod_jax.analysis.nearest_examples import nearest_mean_scores
   from compmod_jax.data.class_episodes import ClassEpisodes

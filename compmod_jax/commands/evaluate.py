@@ -146,10 +146,16 @@ def _with_data(task: "Task", fields: tuple[str, ...]) -> "Task":
   """The task on data whose configuration differs in these fields.
 
   Raises:
-    UserError: there is no such field, or it cannot have this value.
+    UserError: the data have no fields, or none of this name, or it cannot have this value.
   """
+  from compmod_jax.core.errors import check
+
   if not fields:
     return task
+  check(
+    hasattr(task.dataset.config, "data"),
+    "--data_fields: the configuration of this model's task has no data of its own. Leave it out.",
+  )
   return _rebuilt(task, data=changed_fields(task.dataset.config.data, fields, "--data_fields"))
 
 

@@ -203,11 +203,11 @@ _DECODER = DecoderConfig(
 )
 """Looks up its source as it looks up the steps that it writes."""
 _ALONE = "decoder alone, convolution"
-_JOINED = 24  # most functions of its training sentences that are joined, as tests have
+_JOINED = 24  # most functions of PCFG SET's training sentences that are joined, as tests have
 _STRING_BATCHES = BatchConfig(
   tokens=2560,
   buckets=(256, 512, 768, 1152, 1664, 2560),
-  ceiling=640,
+  ceiling=640,  # of no effect beside buckets
   short_batches=1000,
   own_lengths=True,
 )
@@ -363,7 +363,7 @@ def generalisation(scale: str) -> Spec:
       optimizer = dataclasses.replace(base.optimizer, learning_rate=_NEAR_WORDS_RATE)
       near_words = with_model(dataclasses.replace(base, optimizer=optimizer), **_NEAR_WORDS)
       written["near words"] = near_words
-      written[_ALONE] = _decoder_alone(near_words)
+      written[_ALONE] = _decoder_alone(base)
       if data.tables:
         written["near words, blanks"] = _with_data(near_words, blanks=_BLANKS)
     for name, experiment in written.items():

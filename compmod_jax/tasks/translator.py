@@ -108,8 +108,8 @@ class Translator:
       sentences: raw source text.
       config: how to search; `decode` if not given.
       references: outputs that are expected, where they are known. Sentences whose references are
-        alike in length are searched together, so that few rows of a batch wait for its longest;
-        what is found for a sentence is the same.
+        alike in length are searched together, so that few rows of a batch wait for its longest.
+        What is found is the same up to rounding, but for samples, which are drawn by the batch.
       sharing: how batches are laid over devices.
       routing: also return the router weights of every step.
       edits: further ones; arguments of the compiled search, so that the same functions with other

@@ -23,7 +23,7 @@ import numpy as np
 from compmod_jax.core.errors import UserError, check, check_choice, short_list
 from compmod_jax.data import pipeline
 from compmod_jax.data.base import Batch, ClassExamples, Dataset, HasClasses, TrainIterator
-from compmod_jax.data.episodes import EpisodeBatches, flat
+from compmod_jax.data.episodes import EpisodeBatches, episode_shapes, flat
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.subsets import subset_numbers
 
@@ -258,7 +258,7 @@ class Classes(Dataset[D]):
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Batches of single examples with the numbers of their classes in the split."""
-    found, size = self.classes(split), max(multiple, _ROWS // multiple * multiple)
+    found, size = self.classes(split), pipeline.rows_of_batch(_ROWS, multiple)
     for start in range(0, len(found), size):
       rows = np.arange(start, min(start + size, len(found)))
       more = (0, size - len(rows))
@@ -376,7 +376,7 @@ class ClassEpisodes(Classes[C]):
     return [f"classes: {', '.join(found)}; training episodes are {self.trained.describe()}"]
 
   def _size(self, multiple: int) -> int:
-    return max(multiple, self.trained.batch // multiple * multiple)
+    return pipeline.rows_of_batch(self.trained.batch, multiple)
 
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
@@ -404,7 +404,8 @@ class ClassEpisodes(Classes[C]):
       config: what an episode holds; as the task's, if not given.
     """
     config = config or self.config.episodes
-    source, size = self.source(split, config), max(multiple, config.batch // multiple * multiple)
+    source = self.source(split, config)
+    size = pipeline.rows_of_batch(config.batch, multiple)
     found = source.fixed(count)
     for start in range(0, len(found), size):
       yield source.batch(found[start : start + size], size)
@@ -413,11 +414,7 @@ class ClassEpisodes(Classes[C]):
     self, shapes: Mapping[str, jax.ShapeDtypeStruct], multiple: int
   ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of a batch of episodes, given those of one of rows."""
-    first = (self._size(multiple), self.trained.rows)
-    return {
-      name: jax.ShapeDtypeStruct((*first, *leaf.shape[1:]), leaf.dtype)
-      for name, leaf in shapes.items()
-    }
+    return episode_shapes(shapes, self._size(multiple), self.trained.rows)
 
   def describe_batches(self) -> str:
     """What a training batch holds, in a few words."""

@@ -78,6 +78,16 @@ def flat(batch: Mapping[str, Any]) -> Batch:
   return {name: column.reshape(-1, *column.shape[2:]) for name, column in batch.items()}
 
 
+def episode_shapes(
+  shapes: Mapping[str, jax.ShapeDtypeStruct], episodes: int, rows: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes [episodes, rows, ...] of a batch, given those of one of rows [any, ...]."""
+  return {
+    name: jax.ShapeDtypeStruct((episodes, rows, *leaf.shape[1:]), leaf.dtype)
+    for name, leaf in shapes.items()
+  }
+
+
 class HasExamples(Protocol):
   """What a data set has to have besides the contract of all."""
 
@@ -241,7 +251,7 @@ class EpisodeDataset(DatasetAround[D]):
 
   def _size(self, multiple: int) -> int:
     """Episodes of a batch."""
-    return max(multiple, self.episode_config.batch // multiple * multiple)
+    return pipeline.rows_of_batch(self.episode_config.batch, multiple)
 
   def train_batches(
     self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
@@ -282,11 +292,7 @@ class EpisodeDataset(DatasetAround[D]):
     self, shapes: Mapping[str, jax.ShapeDtypeStruct], multiple: int
   ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of a batch of episodes, given those of one of rows."""
-    first = (self._size(multiple), self.episode_config.rows)
-    return {
-      name: jax.ShapeDtypeStruct((*first, *leaf.shape[1:]), leaf.dtype)
-      for name, leaf in shapes.items()
-    }
+    return episode_shapes(shapes, self._size(multiple), self.episode_config.rows)
 
   def describe_batches(self) -> str:
     """What a training batch holds, in a few words."""

@@ -6,7 +6,7 @@ order is one number.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,7 @@ __all__ = [
   "eval_batches",
   "iterate",
   "padding_share",
+  "rows_of_batch",
   "tokenise",
   "train_batches",
 ]
@@ -42,9 +43,14 @@ Plan = list[tuple[int, np.ndarray]]
 ENDLESS = 1 << 62
 
 
+def rows_of_batch(rows: int, multiple: int) -> int:
+  """Rows of a global batch: the largest multiple of a number up to `rows`, at least that number."""
+  return max(multiple, rows // multiple * multiple)
+
+
 def rows_of(bucket: int, config: BatchConfig, multiple: int = 1) -> int:
   """Rows of a global batch padded to a length: as many as its token budget has, or `multiple`."""
-  return max(multiple, config.tokens // bucket // multiple * multiple)
+  return rows_of_batch(config.tokens // bucket, multiple)
 
 
 def _fitting(rows: int, count: int, multiple: int) -> int:
@@ -292,42 +298,6 @@ class Batches(Protocol):
 
   def __len__(self) -> int: ...
   def __getitem__(self, index: int) -> Batch: ...
-
-
-class Drawn:
-  """Batches without end, at random access: what batch i holds is drawn from seeds and i.
-
-  Every process draws the whole batch and takes its own rows.
-
-  Args:
-    whole: the global batch of a generator, columns of [rows, ...].
-    seeds: of the generators.
-    rows: of a global batch.
-    share: number of the process, and how many there are.
-    name: what the batches hold.
-  """
-
-  def __init__(
-    self,
-    whole: Callable[[np.random.Generator], Batch],
-    seeds: Sequence[int],
-    rows: int,
-    share: tuple[int, int],
-    name: str,
-  ):
-    self._whole, self._seeds, self._share, self._name = whole, list(seeds), share, name
-    self._mine = rows // share[1]
-
-  def __len__(self) -> int:
-    return ENDLESS
-
-  def __repr__(self) -> str:
-    return self._name
-
-  def __getitem__(self, index: int) -> Batch:
-    first = self._share[0] * self._mine
-    batch = self._whole(np.random.default_rng([*self._seeds, int(index)]))
-    return {name: column[first:][: self._mine] for name, column in batch.items()}
 
 
 def iterate(batches: Batches, prefetch: int) -> TrainIterator:

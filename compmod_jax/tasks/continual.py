@@ -22,8 +22,9 @@ from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.losses import Term, token_nll
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data import pipeline
-from compmod_jax.data.base import TrainIterator
 from compmod_jax.data.class_episodes import Classes
+from compmod_jax.data.drawn import DrawnDataset
+from compmod_jax.data.episodes import episode_shapes
 from compmod_jax.data.sources.classes import ClassFolder, ClassLines, DigitsData, TfdsClasses
 from compmod_jax.data.synthetic.glyphs import GlyphData
 from compmod_jax.mechanisms import continual
@@ -143,12 +144,15 @@ class ContinualConfig:
     )
 
 
-class ClassSequences(Classes[ContinualConfig]):
+class ClassSequences(Classes[ContinualConfig], DrawnDataset[ContinualConfig]):
   """Trajectories of single classes for training, and classes in a fixed random order for use.
 
   A training batch has the columns `inputs` [trajectories, rows, ...], `labels` and `index`
   [trajectories, rows]: first the trajectory, then what is to be remembered.
   """
+
+  drawn = "trajectories"
+  no_parts = "what is to be remembered comes from all training classes"
 
   def check(self) -> None:
     """Loads all splits.
@@ -189,45 +193,32 @@ class ClassSequences(Classes[ContinualConfig]):
       )
     return lines
 
-  def train_batches(
-    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
-  ) -> tuple[TrainIterator, int]:
-    """See `Dataset`.
-
-    Raises:
-      UserError: a part of the training data is asked for.
-    """
-    pipeline.check_processes(multiple, process, processes)
-    errors.check(
-      part == "all",
-      f"phases.part is {part!r}, but what is to be remembered comes from all training classes. Set"
-      " it to 'all'.",
-    )
-    count, members = self._count(multiple), self.members("train")
-    seeds, share = (_TRAINED, seed), (process, processes)
-    drawn = pipeline.Drawn(
-      lambda draw: self._drawn(draw, count, members), seeds, count, share, "trajectories"
-    )
-    return pipeline.iterate(drawn, 4), max(1, len(self.classes("train")) // self._rows(count))
-
-  def _count(self, multiple: int) -> int:
+  @property
+  def batch_rows(self) -> int:
     """Trajectories of a batch."""
-    return max(multiple, self.config.trajectories // multiple * multiple)
+    return self.config.trajectories
 
-  def _rows(self, count: int) -> int:
-    return count * self.config.rows
+  def seeds(self, seed: int) -> tuple[int, ...]:
+    """Others than those of other draws with this seed."""
+    return (_TRAINED, seed)
 
-  def _drawn(
-    self, draw: np.random.Generator, count: int, members: list[np.ndarray]
-  ) -> pipeline.Batch:
-    """A training batch."""
-    examples, config = self.classes("train"), self.config
+  def epoch(self, rows: int) -> int:
+    """Batches that show as many examples as there are."""
+    return max(1, len(self.classes("train")) // (rows * self.config.rows))
+
+  @functools.cached_property
+  def _training_members(self) -> list[np.ndarray]:
+    return self.members("train")
+
+  def draw(self, random: np.random.Generator, rows: int) -> pipeline.Batch:
+    """Trajectories, each with what is to be remembered."""
+    examples, config, members = self.classes("train"), self.config, self._training_members
     numbers = np.stack([
       np.concatenate([
-        draw.permutation(members[draw.integers(len(members))])[: config.trajectory],
-        draw.integers(len(examples), size=config.remember),
+        random.permutation(members[random.integers(len(members))])[: config.trajectory],
+        random.integers(len(examples), size=config.remember),
       ])
-      for _ in range(count)
+      for _ in range(rows)
     ])  # fmt: skip
     return {
       "inputs": examples.inputs[numbers],
@@ -248,11 +239,8 @@ class ClassSequences(Classes[ContinualConfig]):
     self, shapes: Mapping[str, jax.ShapeDtypeStruct], multiple: int
   ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of a batch of trajectories, given those of one of rows."""
-    first = (self._count(multiple), self.config.rows)
-    return {
-      name: jax.ShapeDtypeStruct((*first, *leaf.shape[1:]), leaf.dtype)
-      for name, leaf in shapes.items()
-    }
+    trajectories = pipeline.rows_of_batch(self.batch_rows, multiple)
+    return episode_shapes(shapes, trajectories, self.config.rows)
 
   def describe_batches(self) -> str:
     """What a training batch holds, in a few words."""

@@ -26,7 +26,7 @@ from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.data import pipeline
-from compmod_jax.data.base import Dataset, TrainIterator
+from compmod_jax.data.drawn import DrawnDataset
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.metrics.regression import determination
 from compmod_jax.models.base import Classifier, ModelConfig
@@ -229,7 +229,7 @@ class FuzzyLogicConfig:
     return f"Regression by {model.describe()}, of {self.data.describe()}."
 
 
-class FuzzyPoints(Dataset[FuzzyLogicConfig]):
+class FuzzyPoints(DrawnDataset[FuzzyLogicConfig]):
   """Points and the values of all expressions there; a training epoch is 100 batches.
 
   Batches have the columns `inputs` [rows, variables], `targets` [rows, expressions] and `index`.
@@ -239,6 +239,9 @@ class FuzzyPoints(Dataset[FuzzyLogicConfig]):
     expressions: what is learned.
     variances: of the expressions' values at evenly drawn points, [expressions].
   """
+
+  drawn = "points"
+  no_parts = "points are drawn without end and have no parts"
 
   def __init__(self, config: FuzzyLogicConfig):
     self.config = config
@@ -266,9 +269,6 @@ class FuzzyPoints(Dataset[FuzzyLogicConfig]):
     targets = self.targets(points).astype(np.float32)
     return {"inputs": np.pad(points, more), "targets": np.pad(targets, more), "index": index}
 
-  def check(self) -> None:
-    """Nothing can be missing: all is drawn."""
-
   def notes(self) -> list[str]:
     """The expressions."""
     first = self.config.data.first
@@ -283,32 +283,18 @@ class FuzzyPoints(Dataset[FuzzyLogicConfig]):
     found = self.targets(self.points("train")).astype(np.float32)
     return {"expressions": fingerprint(len(found), "points", [found.reshape(-1)])}
 
-  def files(self) -> dict[str, bytes]:
-    """None: all follows from the configuration."""
-    return {}
+  @property
+  def batch_rows(self) -> int:
+    """Points of a batch."""
+    return self.config.rows
 
-  def train_batches(
-    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
-  ) -> tuple[TrainIterator, int]:
-    """See `Dataset`.
+  def seeds(self, seed: int) -> tuple[int, ...]:
+    """That of the data, too."""
+    return (self.config.data.seed, _POINTS, seed)
 
-    Raises:
-      UserError: a part of the training data is asked for; points have no number.
-    """
-    pipeline.check_processes(multiple, process, processes)
-    errors.check(
-      part == "all",
-      f"phases.part is {part!r}, but points are drawn without end and have no parts. Set it to"
-      " 'all'.",
-    )
-    rows = max(multiple, self.config.rows // multiple * multiple)
-    data, share = self.config.data, (process, processes)
-
-    def whole(draw: np.random.Generator) -> pipeline.Batch:
-      return self.batch(draw.random((rows, data.variables), np.float32), rows)
-
-    drawn = pipeline.Drawn(whole, (data.seed, _POINTS, seed), rows, share, "points")
-    return pipeline.iterate(drawn, 4), 100
+  def draw(self, random: np.random.Generator, rows: int) -> pipeline.Batch:
+    """Evenly distributed points."""
+    return self.batch(random.random((rows, self.config.data.variables), np.float32), rows)
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Batches in which every point of a split is once."""

@@ -21,7 +21,7 @@ from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.data import pipeline
-from compmod_jax.data.base import Dataset, TrainIterator
+from compmod_jax.data.drawn import DrawnDataset
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.transformed_digits import TRANSFORMATIONS, Halves, TransformedDigits
 from compmod_jax.mechanisms.competing_experts import (
@@ -111,7 +111,7 @@ class ImageExpertsConfig:
     return f"{self.data.describe().capitalize()}, inverted by {model.describe()}."
 
 
-class TransformedImages(Dataset[ImageExpertsConfig]):
+class TransformedImages(DrawnDataset[ImageExpertsConfig]):
   """Images of one half, transformed, beside untransformed ones of the other.
 
   A batch has the columns `transformed` and `originals` [rows, height, width] and `index` [rows]. To
@@ -119,6 +119,9 @@ class TransformedImages(Dataset[ImageExpertsConfig]):
   columns `untransformed` [rows, height, width] and `transformation` [rows], which training lacks.
   A training epoch is as many batches as show as many images as there are.
   """
+
+  drawn = "transformed images"
+  no_parts = "the images are already parted into those that are transformed and those that are not"
 
   def __init__(self, config: ImageExpertsConfig):
     self.config = config
@@ -148,40 +151,27 @@ class TransformedImages(Dataset[ImageExpertsConfig]):
     found = self.halves("train")
     return {"images": fingerprint(sum(map(len, found)), "images", map(np.ravel, found))}
 
-  def files(self) -> dict[str, bytes]:
-    """None."""
-    return {}
+  @property
+  def batch_rows(self) -> int:
+    """Transformed images of a batch."""
+    return self.config.rows
 
-  def train_batches(
-    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
-  ) -> tuple[TrainIterator, int]:
-    """See `Dataset`.
+  def seeds(self, seed: int) -> tuple[int, ...]:
+    """That of the data, too."""
+    return (self.config.data.seed, _BATCHES, seed)
 
-    Raises:
-      UserError: a part of the training data is asked for; halves are all the parts there are.
-    """
-    pipeline.check_processes(multiple, process, processes)
-    errors.check(
-      part == "all",
-      f"phases.part is {part!r}, but the images are already parted into those that are transformed"
-      " and those that are not. Set it to 'all'.",
-    )
-    rows = max(multiple, self.config.rows // multiple * multiple)
-    epoch = max(1, len(self.halves("train").hidden) // rows)
-    seeds, share = (self.config.data.seed, _BATCHES, seed), (process, processes)
-    drawn = pipeline.Drawn(
-      lambda draw: self._drawn(draw, rows), seeds, rows, share, "transformed images"
-    )
-    return pipeline.iterate(drawn, 4), epoch
+  def epoch(self, rows: int) -> int:
+    """Batches that show as many images as there are."""
+    return max(1, len(self.halves("train").hidden) // rows)
 
-  def _drawn(self, draw: np.random.Generator, rows: int) -> pipeline.Batch:
-    """A training batch."""
+  def draw(self, random: np.random.Generator, rows: int) -> pipeline.Batch:
+    """Images of one half under transformations, beside images of the other."""
     data, halves = self.config.data, self.halves("train")
-    hidden = draw.integers(len(halves.hidden), size=rows)
-    shown = draw.integers(len(halves.originals), size=rows)
-    numbers = draw.integers(_COUNT, size=rows)
+    hidden = random.integers(len(halves.hidden), size=rows)
+    shown = random.integers(len(halves.originals), size=rows)
+    numbers = random.integers(_COUNT, size=rows)
     return {
-      "transformed": data.transformed(halves.hidden[hidden], numbers, draw).astype(np.float32),
+      "transformed": data.transformed(halves.hidden[hidden], numbers, random).astype(np.float32),
       "originals": halves.originals[shown].astype(np.float32),
       "index": hidden.astype(np.int32),
     }
@@ -193,7 +183,7 @@ class TransformedImages(Dataset[ImageExpertsConfig]):
     draw = np.random.default_rng([data.seed, _SCORED, *split.encode()])
     image = np.repeat(np.arange(len(halves.hidden)), _COUNT)
     number = np.tile(np.arange(_COUNT), len(halves.hidden))
-    size = max(multiple, _ROWS // multiple * multiple)
+    size = pipeline.rows_of_batch(_ROWS, multiple)
     for start in range(0, len(image), size):
       part = slice(start, start + size)
       hidden = halves.hidden[image[part]].astype(np.float32)

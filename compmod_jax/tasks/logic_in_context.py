@@ -22,7 +22,7 @@ from compmod_jax.core.bounds import check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.data import pipeline
-from compmod_jax.data.base import Dataset, TrainIterator
+from compmod_jax.data.drawn import DrawnDataset
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.data.synthetic.logic_in_context import LogicInContextData, Sequences
 from compmod_jax.metrics.regression import determination
@@ -113,7 +113,7 @@ class LogicInContextConfig:
     return f"Regression by {model.describe()}, of {self.data.describe()}."
 
 
-class ContextSequences(Dataset[LogicInContextConfig]):
+class ContextSequences(DrawnDataset[LogicInContextConfig]):
   """Sequences as batches; a training epoch is 100 batches.
 
   Batches have the columns `inputs` [rows, points, variables + 1], `targets` [rows] and `index`.
@@ -121,6 +121,9 @@ class ContextSequences(Dataset[LogicInContextConfig]):
   Attributes:
     config: the task's configuration.
   """
+
+  drawn = "sequences"
+  no_parts = "sequences are drawn without end and have no parts"
 
   def __init__(self, config: LogicInContextConfig):
     self.config = config
@@ -131,9 +134,6 @@ class ContextSequences(Dataset[LogicInContextConfig]):
     if split not in self._scored:
       self._scored[split] = self.config.data.sequences(split, 0, self.config.eval_sequences)
     return self._scored[split]
-
-  def check(self) -> None:
-    """Nothing can be missing: all is drawn."""
 
   def notes(self) -> list[str]:
     """How many expressions each part has."""
@@ -147,31 +147,15 @@ class ContextSequences(Dataset[LogicInContextConfig]):
     arrays = [found.inputs.reshape(-1), found.targets]
     return {"sequences": fingerprint(_IDENTIFIED, "sequences", arrays)}
 
-  def files(self) -> dict[str, bytes]:
-    """None: all follows from the configuration."""
-    return {}
+  @property
+  def batch_rows(self) -> int:
+    """Sequences of a batch."""
+    return self.config.rows
 
-  def train_batches(
-    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
-  ) -> tuple[TrainIterator, int]:
-    """See `Dataset`; a batch has successive sequences, from a number that is drawn.
-
-    Raises:
-      UserError: a part of the training data is asked for; it has no end.
-    """
-    pipeline.check_processes(multiple, process, processes)
-    errors.check(
-      part == "all",
-      f"phases.part is {part!r}, but sequences are drawn without end and have no parts. Set it to"
-      " 'all'.",
-    )
-    rows, data = max(multiple, self.config.rows // multiple * multiple), self.config.data
-
-    def whole(draw: np.random.Generator) -> pipeline.Batch:
-      return _batch(data.sequences("train", int(draw.integers(_NUMBERS)), rows), rows)
-
-    drawn = pipeline.Drawn(whole, (seed,), rows, (process, processes), "sequences")
-    return pipeline.iterate(drawn, 4), 100
+  def draw(self, random: np.random.Generator, rows: int) -> pipeline.Batch:
+    """Successive sequences, from a number that is drawn."""
+    first = int(random.integers(_NUMBERS))
+    return _batch(self.config.data.sequences("train", first, rows), rows)
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Batches in which every sequence of a split is once."""

@@ -23,7 +23,7 @@ from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data import pipeline
-from compmod_jax.data.base import Dataset, TrainIterator
+from compmod_jax.data.drawn import DrawnDataset
 from compmod_jax.data.fingerprint import Fingerprints, fingerprint
 from compmod_jax.mechanisms.meta_transfer import (
   Adaptation,
@@ -460,7 +460,7 @@ def _fitted(
   return jax.vmap(lambda one: fit_tables(one, model.pseudocount))(both)
 
 
-class Episodes(Dataset[MetaTransferConfig]):
+class Episodes(DrawnDataset[MetaTransferConfig]):
   """Episodes of samples, drawn when they are needed; a training epoch is 100 batches.
 
   Batches have the columns `x` and `y` [episodes, steps, samples] and `index` [episodes].
@@ -469,21 +469,21 @@ class Episodes(Dataset[MetaTransferConfig]):
     training: pairs of the training distribution.
   """
 
+  drawn = "episodes"
+  no_parts = "episodes are drawn without end and have no parts"
+
   def __init__(self, config: MetaTransferConfig):
     self.config = config
     self.training = config.data.training()
 
   def batch(self, draw: np.random.Generator, episodes: int, rows: int) -> pipeline.Batch:
-    """So many episodes, and filler rows below them."""
+    """These many episodes, and filler rows below them."""
     config = self.config
     drawn = config.data.episodes(draw, (episodes, config.steps, config.samples))
     more = ((0, rows - episodes), (0, 0), (0, 0))
     index = np.full(rows, -1, np.int32)
     index[:episodes] = np.arange(episodes)
     return {"x": np.pad(drawn.x, more), "y": np.pad(drawn.y, more), "index": index}
-
-  def check(self) -> None:
-    """Nothing can be missing: all is drawn."""
 
   def notes(self) -> list[str]:
     """A sentence on the training distribution."""
@@ -493,31 +493,18 @@ class Episodes(Dataset[MetaTransferConfig]):
     """What identifies the training distribution, from which all else follows."""
     return {"pairs": fingerprint(len(self.training.x), "pairs", self.training)}
 
-  def files(self) -> dict[str, bytes]:
-    """None: what the models are fitted to follows from the configuration."""
-    return {}
+  @property
+  def batch_rows(self) -> int:
+    """Episodes of a batch."""
+    return self.config.episodes
 
-  def train_batches(
-    self, *, part: str = "all", seed: int, multiple: int, process: int = 0, processes: int = 1
-  ) -> tuple[TrainIterator, int]:
-    """See `Dataset`.
+  def seeds(self, seed: int) -> tuple[int, ...]:
+    """That of the distribution, too."""
+    return (self.config.data.seed, _EPISODES, seed)
 
-    Raises:
-      UserError: a part of the training data is asked for; episodes have no number.
-    """
-    pipeline.check_processes(multiple, process, processes)
-    errors.check(
-      part == "all",
-      f"phases.part is {part!r}, but episodes are drawn without end and have no parts. Set it to"
-      " 'all'.",
-    )
-    rows = max(multiple, self.config.episodes // multiple * multiple)
-    seeds = (self.config.data.seed, _EPISODES, seed)
-    share = (process, processes)
-    drawn = pipeline.Drawn(
-      lambda draw: self.batch(draw, rows, rows), seeds, rows, share, "episodes"
-    )
-    return pipeline.iterate(drawn, 4), 100
+  def draw(self, random: np.random.Generator, rows: int) -> pipeline.Batch:
+    """Episodes without filler."""
+    return self.batch(random, rows, rows)
 
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """One batch with all episodes of a split, always the same."""

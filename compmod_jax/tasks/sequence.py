@@ -163,7 +163,7 @@ class SequenceData(Dataset[SequenceConfig]):
   ) -> tuple[TrainIterator, int]:
     """See `Dataset`; the order is drawn anew in every epoch, whose rest is left out."""
     pipeline.check_processes(multiple, process, processes)
-    rows = max(multiple, self.config.rows // multiple * multiple)
+    rows = pipeline.rows_of_batch(self.config.rows, multiple)
     count = len(self.sequences("train").inputs)
     numbers = subset_numbers(part, count, small_share=self.config.small_share, seed=seed)
     errors.check(

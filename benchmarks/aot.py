@@ -24,8 +24,7 @@ from benchmarks.designs import Design, Sizes, designs
 HEADS, DTYPES = (4, 8, 12, 16), ("float32", "bfloat16")
 # Together they hold every kernel, forward and backward.
 COMPILED = (
-  ("both", "forward"),
-  ("both", "training"),
+  ("packed", "forward"),
   ("packed", "training"),
   ("softmax alone", "training"),
 )

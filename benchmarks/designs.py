@@ -100,10 +100,6 @@ def designs(kernel: kernels.Implementation) -> dict[str, Design]:
     scaled = a["signatures"] / a["signatures"].shape[1] ** 0.5
     return keys.astype(jnp.float32) @ scaled.T
 
-  def from_inputs(a: Any) -> jax.Array:
-    layer = a["first"], a["shift"]
-    return kernels.routing_weights(a["x"], folded(a), first=layer, implementation=kernel)
-
   def from_hidden(a: Any) -> jax.Array:
     return kernels.routing_weights(a["pre"], folded(a), implementation=kernel)
 
@@ -119,25 +115,24 @@ def designs(kernel: kernels.Implementation) -> dict[str, Design]:
     member = jnp.repeat(jnp.eye(units, dtype=a["heads"].dtype), features // units, axis=1)
     return (a["heads"] * (plain(a).astype(member.dtype) @ member)) @ a["out"]
 
-  def through(weights: Callable[[Any], jax.Array], way: kernels.Implementation) -> Any:
+  def through(weights: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Array]:
     def program(a: Any) -> jax.Array:
-      return kernels.scaled_projection(weights(a), a["heads"], a["out"], implementation=way)
+      scale = weights(a).astype(a["heads"].dtype)
+      apart = a["heads"].reshape(*scale.shape, -1)
+      return (scale[..., None] * apart).reshape(a["heads"].shape) @ a["out"]
 
     return program
 
   made = (
     Design("no routing", lambda a: a["heads"] @ a["out"], ("heads", "out")),
-    Design("plain XLA", through(plain, "reference"), _EVERY),
+    Design("plain XLA", through(plain), _EVERY),
     Design("flat XLA", flat, _EVERY),
-    Design("softmax alone", through(softmax, "reference"), _EVERY),
-    Design("weights in one", through(from_inputs, "reference"), _EVERY),
-    Design("scaling folded", through(plain, kernel), _EVERY),
-    Design("both", through(from_inputs, kernel), _EVERY),
+    Design("softmax alone", through(softmax), _EVERY),
     # The product for queries, keys and values makes and writes the first layer's outputs; in
     # training both products of its gradient read that gradient.
     Design(
       "packed",
-      through(from_hidden, kernel),
+      through(from_hidden),
       ("pre", "heads", "out", *_ROUTER[2:]),
       elsewhere=(1, 3),
     ),

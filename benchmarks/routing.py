@@ -7,18 +7,18 @@ of 64, width 512, bfloat16: on an H100 at 16,384 tokens, on TPUs at 131,072. Byt
 the compiled programs as `benchmarks/census.py` says; the floor is these bytes at the memory's full
 bandwidth, and model time what takes longer, they or the products of matrices at their peak; no such
 figure is a measured time. Designs whose kernels matter only elsewhere are counted with what they
-move there. Then whole attention layers for the same devices, rows of 128 tokens, in which the heads
-come from XLA's attention.
+move there. Whole layers are counted by `benchmarks.attention`.
 
 With --device gpu or tpu the same is counted for the accelerator that is here, and timed on it,
 beside the floor: every design, after its results and gradients were compared with the definition's
-in float32, and the layers.
+in float32, and whole attention layers.
 
 On the CPU no kernel runs: an attention layer whose heads compete against the plain layer, 2,048
 tokens, width 512, float32, forward and training (gradients of parameters and inputs), fused and
 step by step. Then layers that compute in bfloat16, 512 tokens: routers whose products are in
 float32, as they are by default, against routers in bfloat16, for heads and for experts. In full
-about four minutes on 2 cores; `--types` measures the last part alone.
+about four minutes on 2 cores; `--types` measures the last part alone, `--compiled` what is compiled
+and counted.
 """
 
 import dataclasses
@@ -44,14 +44,8 @@ REPEATS = 50
 PASSES = ("forward", "training")
 COMPILED = ("h100", "v5e", "v5p")
 TOKENS = {"cuda": 16384, "tpu": 131072}
-# MiB on GPUs; on TPUs, model time over that of plain XLA.
-MOST_BYTES = {"forward": 55.0, "training": 190.0}
-MOST_TIME = 0.65
-# Measured on a GPU, over the plain projection.
-MOST_OVERHEAD = {"forward": 1.6, "training": 1.9}
 # Of results in bfloat16, over the largest of the definition's.
 MOST_ERROR = 0.03
-FUSED = ("both", "packed")
 LAYERS = {
   "plain": None,
   "competing": CompetitionConfig(),
@@ -86,19 +80,10 @@ def count_designs(report: common.Report, device: devices.Device, sizes: Sizes) -
         f"{k} {v:.1f}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items()
       )
       report.say(f"{design.name}, {name}: {cells}")
-  for design, name in ((d, p) for d in FUSED for p in PASSES):
-    mine, plain = table[f"{design}, {name}"], table[f"plain XLA, {name}"]
-    if device.platform == "cuda":
-      report.claim(
-        f"{device.name} {name}: MiB, {design}", mine["MiB"], 1.0, at_most=MOST_BYTES[name]
-      )
-    else:
-      report.claim(
-        f"{device.name} {name}: model time, {design} / plain XLA",
-        mine["model us"],
-        plain["model us"],
-        at_most=MOST_TIME,
-      )
+  for name in PASSES:
+    mine, plain = table[f"packed, {name}"], table[f"plain XLA, {name}"]
+    label = f"{device.name} {name}: model time, packed / plain XLA"
+    report.claim(label, mine["model us"], plain["model us"])
   return table
 
 
@@ -143,11 +128,9 @@ def measure_designs(
     seconds = report.measure(group, runs, rounds, amount=amount, unit="tokens")
     for name, values in seconds.items():
       table[f"{name}, {which}"]["measured us"] = float(np.median(values)) / REPEATS * 1e6
-    target = {"at_most": MOST_OVERHEAD[which]} if device.platform == "cuda" else {}
-    for name in FUSED:
-      label = f"{device.name} {which}: {name}"
-      report.claim(f"{label} / plain projection", seconds[name], seconds["no routing"], **target)
-      report.claim(f"{label} / plain XLA", seconds[name], seconds["plain XLA"])
+    for other in ("no routing", "plain XLA"):
+      label = f"{device.name} {which}: packed / {other}"
+      report.claim(label, seconds["packed"], seconds[other])
   return table
 
 
@@ -299,37 +282,17 @@ def _run(function: Callable[..., Any], *args: Any) -> Any:
   return jax.block_until_ready(function(*args))
 
 
-def count_layers(report: common.Report, device: devices.Device, case: Case) -> dict[str, Any]:
-  """Compiles the same layers for a device; what they move and take at best."""
-  inputs = jax.ShapeDtypeStruct(case.shape, jnp.dtype(case.dtype))
-  table: dict[str, Any] = {}
-  for name in LAYERS:
-    params, passes = case.layer(name)
-    for number, which in enumerate(PASSES):
-      args = (params, *[inputs] * (number + 1))
-      made = devices.compile_for(device, passes[which], args, case.dtype)
-      found = {"MiB": made.census.mebibytes, "model us": made.seconds * 1e6}
-      table[f"layer {name}, {which}"] = found
-      report.say(f"layer {name}, {which}: " + ", ".join(f"{k} {v:.1f}" for k, v in found.items()))
-  for which in PASSES:
-    mine, plain = (table[f"layer {name}, {which}"] for name in ("competing", "step by step"))
-    report.claim(
-      f"{device.name} {which}: MiB of the layer, competing / step by step",
-      mine["MiB"],
-      plain["MiB"],
-    )
-  return table
-
-
 def main() -> None:
   parser = common.options(__doc__, ("cpu", "gpu", "tpu"))
-  parser.add_argument("--types", action="store_true", help="routers' types on the CPU alone")
+  alone = parser.add_mutually_exclusive_group()
+  alone.add_argument("--types", action="store_true", help="routers' types on the CPU alone")
+  alone.add_argument("--compiled", action="store_true", help="counts alone; nothing is timed")
   options = parser.parse_args()
   here = options.device != "cpu"
   if not here and not options.types:
     devices.use_compilers()
   report = common.start("Competing heads on their way to the output projection", options)
-  if not here:
+  if not here and not options.compiled:
     if not options.types:
       measure_layers(report, Case(batch=4) if options.quick else Case(), ROUNDS)
     measure_types(report, Case(batch=4, dtype="bfloat16"), ROUNDS)
@@ -338,12 +301,12 @@ def main() -> None:
   compiled = [devices.DEVICES[name] for name in (COMPILED[:1] if options.quick else COMPILED)]
   for device in [devices.attached()] if here else compiled:
     sizes = Sizes(tokens=TOKENS[device.platform])
-    case = Case(batch=sizes.tokens // Case.time, dtype=sizes.dtype)
-    table = count_designs(report, device, sizes) | count_layers(report, device, case)
-    if here:
+    table = count_designs(report, device, sizes)
+    if here and not options.compiled:
       rounds = 20 if options.quick else ROUNDS
       for name, found in measure_designs(report, device, sizes, rounds).items():
         table[name] |= found
+      case = Case(batch=sizes.tokens // Case.time, dtype=sizes.dtype)
       measure_layers(report, case, rounds, device)
     report.tables[device.name] = table
   report.finish()

@@ -27,7 +27,6 @@ from compmod_jax.kernels.routing import (
   Readout,
   routing_softmax,
   routing_weights,
-  scaled_projection,
 )
 from compmod_jax.layers import deferred_scan, lm_head, lstm
 from compmod_jax.mechanisms import dispatch, expert_exchange, meta_transfer
@@ -235,15 +234,6 @@ def route() -> Rule:
   return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
 
 
-def project() -> Rule:
-  def ours(way: Any, weights: Any, heads: Any, kernel: Any) -> Any:
-    return scaled_projection(weights, heads, kernel, **way)
-
-  both = (functools.partial(ours, way) for way in (INTERPRETED, REFERENCE))
-  shapes = (6, 2), (6, 6), (6, 4)
-  return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
-
-
 def attention(platform: str, dim: int) -> Rule:
   """Heads that compete, from the product that made all they need."""
   heads, hidden = 2, 4
@@ -378,8 +368,7 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.mechanisms.expert_exchange._all_rounds": exchanged_experts,
   f"{ROUTING}.dispatch._softmax": softmax,
   f"{ROUTING}.dispatch._route": route,
-  f"{ROUTING}.dispatch._project": project,
-  # What the three before it use for their own derivatives.
+  # What the two before it use for their own derivatives.
   f"{ROUTING}.dispatch._apply": softmax,
 }
 NAMES = ("custom_vjp", "custom_jvp", "custom_gradient", "custom_transpose")

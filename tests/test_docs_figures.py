@@ -1273,8 +1273,6 @@ def h100_designs():
   rows = []
   for label, design in (
     ("no routing", "no routing"), ("plain XLA", "plain XLA"), ("softmax alone", "softmax alone"),
-    ("weights in one kernel from activations", "weights in one"),
-    ("scaling folded into the output projection", "scaling folded"), ("both", "both"),
     ("first matrix packed into queries, keys and values", "packed"),
   ):  # fmt: skip
     forward, training = (found[f"{design}, {way}"] for way in ("forward", "training"))
@@ -1301,7 +1299,7 @@ def tpu_designs():
       ),
     ]
     for design in (
-      "no routing", "plain XLA", "softmax alone", "weights in one", "scaling folded", "both",
+      "no routing", "plain XLA", "flat XLA", "softmax alone", "packed",
     )
   ]  # fmt: skip
 
@@ -1328,7 +1326,7 @@ def cpu_layers():
            "step by step": "the same, step by step / plain"}  # fmt: skip
   ways = ("forward", "training")
   return [
-    [label, *(ratio("routing-compiled", f"CPU {way}: {name}", 3) for way in ways)]
+    [label, *(ratio("routing-compiled-2026-11-23", f"CPU {way}: {name}", 3) for way in ways)]
     for label, name in names.items()
   ]
 
@@ -1873,7 +1871,7 @@ def later_sentences():
 
 
 def layer_sentences():
-  layers = record("benchmarks/routing-compiled.json")["tables"]
+  layers = record("benchmarks/routing-compiled-2026-11-23.json")["tables"]
   forward, training = (layers["h100"][f"layer plain, {way}"] for way in ("forward", "training"))
   yield f"move {forward['MiB']:,.0f} MiB forward and {training['MiB']:,.0f} in training"
   forward, training = (layers["v5e"][f"layer plain, {way}"] for way in ("forward", "training"))
@@ -1969,6 +1967,5 @@ def test_kernels_compiled_for_accelerators_are_those_of_their_file():
       "-" if v is None else f"{v:.1f}" if isinstance(v, float) else str(v) for v in values
     ])  # fmt: skip
   block = (ROOT / "docs" / "kernels-aot.md").read_text().split("```")[1]
-  shown = [line.replace("softmax alone", "softmax_alone").split() for line in block.splitlines()]
-  shown = [[cell.replace("_", " ") for cell in line] for line in shown if line][1:]
+  shown = [re.split(r"\s{2,}", line.strip()) for line in block.strip().splitlines()][1:]
   assert compare(shown, expected) == []

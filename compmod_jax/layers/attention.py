@@ -29,7 +29,7 @@ from compmod_jax.kernels.attention import (
 from compmod_jax.kernels.attention.blocks import attention_in_blocks
 from compmod_jax.kernels.attention.blocks import pays as pays_in_blocks
 from compmod_jax.kernels.attention.distances import Bias, DistanceBias, dense
-from compmod_jax.kernels.routing import Choice, Readout, scaled_projection
+from compmod_jax.kernels.routing import Choice, Readout
 from compmod_jax.layers.attention_forms import FORMS, AttentionForm, Keys
 from compmod_jax.layers.basic import Dropout
 from compmod_jax.layers.context import AttentionMask, Context
@@ -93,10 +93,11 @@ def attend(
   mask: AttentionMask = AttentionMask(),
   *,
   bias: Bias | None = None,
+  weights: Float[Array, "batch time heads"] | None = None,
   dropout: Dropout | None = None,
   intermediates: Intermediates = OFF,
 ) -> Float[Array, "batch time heads head_dim"]:
-  r"""Attention, :math:`\mathrm{softmax}(Q K^T / \sqrt{D_h}) V`, in each head.
+  r"""Attention, :math:`C_i \,\mathrm{softmax}(Q K^T / \sqrt{D_h}) V`, in each head.
 
   The intermediate `attention` [batch, heads, time, keys] holds the probabilities; when it is asked
   for, or when some are dropped without a kernel or blocks, they are formed explicitly, else the
@@ -108,17 +109,31 @@ def attend(
     value: one row a key position.
     mask: which keys a query may read.
     bias: added to the logits.
+    weights: C, what each head is multiplied with, in the same pass where a kernel runs; none for 1.
     dropout: acts on the probabilities; none for no dropout.
     intermediates: activations to read or change.
   """
-  explicit = intermediates.wants("attention")
   kernel = kernel_for(query, query.shape[-1], query.dtype, dropout=dropout is not None)
-  if not explicit and bias is None and kernel:
+  if not intermediates.wants("attention") and bias is None and kernel:
     visibility = mask.visibility()
     if visibility is not None:
-      return _in_kernel(
-        query, key, value, visibility, _dropped(dropout, len(query), query.shape[2])
-      )
+      dropped = _dropped(dropout, len(query), query.shape[2])
+      return _in_kernel(query, key, value, weights, visibility, dropped)
+  heads = _attend(query, key, value, mask, bias, dropout, intermediates)
+  return heads if weights is None else gate_heads(heads, weights)
+
+
+def _attend(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  mask: AttentionMask,
+  bias: Bias | None,
+  dropout: Dropout | None,
+  intermediates: Intermediates,
+) -> jax.Array:
+  """Attention without a kernel."""
+  explicit = intermediates.wants("attention")
   sizes = len(query), query.shape[2], query.shape[1], key.shape[1]
   if not explicit and platform_of(query) == "cpu" and pays_in_blocks(*sizes):
     return _in_blocks(query, key, value, mask, bias, _dropped(dropout, len(query), query.shape[2]))
@@ -144,6 +159,7 @@ def _in_kernel(
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
+  weights: jax.Array | None,
   visibility: Visibility,
   dropout: ProbabilityDropout | None,
 ) -> jax.Array:
@@ -154,12 +170,17 @@ def _in_kernel(
   time = query.shape[1]
 
   def read(
-    seen: Visibility, dropout: ProbabilityDropout | None, key: Any, value: Any, query: Any
+    seen: Visibility,
+    dropout: ProbabilityDropout | None,
+    weights: jax.Array | None,
+    key: Any,
+    value: Any,
+    query: Any,
   ) -> jax.Array:
     if query.shape[1] < time:
       seen = dataclasses.replace(seen, first_query=_first_query(query))
       dropout = _dropped_of_part(dropout, query, time)
-    return flash_attention(query, key, value, visibility=seen, dropout=dropout)
+    return flash_attention(query, key, value, weights=weights, visibility=seen, dropout=dropout)
 
   names: Any = _names_of(visibility, len(query))
   if names.query_ids is not None:
@@ -167,8 +188,15 @@ def _in_kernel(
   others, mine = ("batch", None, "heads", None), ("batch", "time", "heads", None)
   return sharding.on_parts(
     read,
-    [visibility, dropout, key, value, query],
-    [names, _names_of_dropout(dropout), others, others, mine],
+    [visibility, dropout, weights, key, value, query],
+    [
+      names,
+      _names_of_dropout(dropout),
+      None if weights is None else mine[:3],
+      others,
+      others,
+      mine,
+    ],
   )
 
 
@@ -371,7 +399,6 @@ class OutOfHeads(nn.Module):
   def __call__(
     self,
     heads: Float[Array, "batch time heads head_dim"] | jax.ShapeDtypeStruct,
-    weights: Float[Array, "batch time heads"] | None = None,
     *,
     within: Callable[[Projection], jax.Array] | None = None,
   ) -> Float[Array, "batch time embed"]:
@@ -379,7 +406,6 @@ class OutOfHeads(nn.Module):
 
     Args:
       heads: outputs of all heads.
-      weights: what each is multiplied with, in the same pass; none for nothing.
       within: from W_O and its bias to the result, where heads are nothing but their shape.
     """
     groups = self.mechanisms
@@ -391,32 +417,12 @@ class OutOfHeads(nn.Module):
     if isinstance(heads, jax.ShapeDtypeStruct):
       assert within is not None, "heads that are not there are made within"
       return within((_one_product(kernel.reshape(-1, self.dim)), bias))
-    if weights is None and groups == 1:
-      flat, features = kernel.reshape(-1, self.dim), heads.reshape(*heads.shape[:2], -1)
+    features = heads.reshape(*heads.shape[:2], -1)
+    if groups == 1:
+      flat = kernel.reshape(-1, self.dim)
       return over_rows(lambda rows: affine(rows, flat, bias), features)
-    bias = bias.astype(self.dtype)[None]
-    if groups > 1:
-      assert weights is None, "a product of slices weighs no heads in the same pass"
-      slices = kernel.reshape(groups, -1, kernel.shape[-1])
-      flat = heads.reshape(*heads.shape[:2], -1)
-      return over_rows(lambda rows: group_product(rows, slices) + bias, flat)
-    over = ("batch", "time")
-    made = sharding.on_parts(
-      functools.partial(_project_part, whole=heads.shape[2]),
-      [kernel, weights, heads],
-      [("heads", None, None), (*over, "heads"), (*over, "heads", None)],
-      result=(*over, None),
-    )
-    return made + bias[None]
-
-
-def _project_part(
-  kernel: jax.Array, weights: jax.Array, heads: jax.Array, *, whole: int
-) -> jax.Array:
-  """Weighted heads through the output projection, of the heads that a device has."""
-  flat = heads.reshape(*heads.shape[:2], -1)
-  made = scaled_projection(weights, flat, kernel.reshape(-1, kernel.shape[-1]))
-  return lax.psum(made, sharding.RULES["heads"]) if heads.shape[2] < whole else made
+    bias, slices = bias.astype(self.dtype)[None], kernel.reshape(groups, -1, kernel.shape[-1])
+    return over_rows(lambda rows: group_product(rows, slices) + bias, features)
 
 
 class Attention(nn.Module):
@@ -711,6 +717,46 @@ class Attention(nn.Module):
     dropout = self._active_dropout(ctx)
     return self.read(inputs, query, key, value, keys, bias=bias, dropout=dropout, ctx=ctx)
 
+  def _projected(
+    self,
+    inputs: Float[Array, "batch time embed"],
+    beside: tuple[jax.Array, jax.Array] | None,
+    bias: Bias | None,
+    ctx: Context,
+  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None, jax.Array | None, Bias | None]:
+    """What one product of the inputs gives.
+
+    Args:
+      inputs: what attention reads.
+      beside: matrix and bias of the router's first layer, if it is made with the rest.
+      bias: added to the logits.
+      ctx: as of `__call__`.
+
+    Returns:
+      Queries; keys and values, in self-attention; the first layer, before its relu; the bias, with
+      that of positions.
+    """
+    if self.cross:
+      query, *hidden = self.query(inputs, beside)
+      return self._unscaled(query), None, hidden[0] if hidden else None, bias
+    query, key, *others = self.query_key_value(inputs, beside)
+    if self.switch is not None:
+      others = (self.values(inputs, ctx.intermediates), *others)
+    value, *hidden = (key, *others) if self.tied_key_value else others
+    query = self._unscaled(query)
+    if self.positions == "rotary":
+      ids = ctx.position_ids
+      at = jnp.arange(query.shape[1])[None] if ids is None else ids.queries
+      query, key = rotate(query, at), rotate(key, at)
+    elif self.positions == "relative":
+      causal = ctx.mask.causal and not ctx.mask.prefix
+      query, relative = self.relative(query, ctx.position_ids, causal=causal)
+      bias = _sum(bias, relative)
+    elif self.positions in IN_ATTENTION:
+      bias = _sum(bias, distance_bias(self.heads, query.shape[1], ctx.position_ids))
+    bias = _sum(bias, ctx.position_bias)
+    return query, (key, value), hidden[0] if hidden else None, bias
+
   def __call__(
     self,
     inputs: Float[Array, "batch time embed"],
@@ -743,9 +789,9 @@ class Attention(nn.Module):
         return self.output(like, within=within), None
       heads = self._in_one_kernel(inputs, visibility, ctx)
       return self.output(intermediates("heads_scaled", heads)), None
-    # Whether nothing is formed between heads and output projection.
+    # Whether the router's first layer may be made beside queries, and weights by one kernel.
     fused = config is not None and config.fused and self.heads > 1 and self.mechanisms == 1
-    fused = fused and self.switch is None and not intermediates.wants("heads_scaled")
+    fused = fused and self.switch is None
     beside = None
     if config is not None and fused:
       # One product makes queries, keys, values and the router's first layer where it may. It has
@@ -753,58 +799,53 @@ class Attention(nn.Module):
       exact = jnp.dtype(self.dtype) == jnp.float32 and platform_of(inputs) == "cpu"
       if exact or config.dtype == "model":
         beside = self.router.hidden(inputs.shape[-1])
-    dropout = self._active_dropout(ctx)
-    attention = functools.partial(attend, dropout=dropout, intermediates=intermediates)
-    if self.cross:
-      (query, *hidden), value = self.query(inputs, beside), None
-      query = self._unscaled(query)
-      if state is not None:
-        heads = attend_cached(query, state, ctx.memory_mask, intermediates=intermediates)
-      else:
+    query, own, hidden, bias = self._projected(inputs, beside, bias, ctx)
+    routing = {"deterministic": ctx.deterministic, "intermediates": intermediates.scope("router")}
+    weights = None
+    if config is not None and fused:
+      first = self.router.hidden_of(inputs) if hidden is None else hidden
+      weights = self.router.weights_of(first, **routing)
+      weights = weights * self.heads if config.rescale else weights
+    newest = ctx.newest
+    # Of whole texts, or of prompts, before which nothing stands.
+    whole = state is None or (own is not None and newest is None)
+    # Attention itself multiplies heads with their weights unless something comes in between.
+    multiplies = whole and self.form == "softmax"
+    multiplies = multiplies and not self.gated and not intermediates.wants("heads")
+    attention = functools.partial(
+      attend,
+      bias=bias,
+      weights=weights if multiplies else None,
+      dropout=self._active_dropout(ctx),
+      intermediates=intermediates,
+    )
+    if own is not None and state is not None:
+      state = add_to_cache(state, as_cache(*own), jnp.asarray(ctx.start, jnp.int32))
+    if own is None:
+      if state is None:
         assert memory is not None, "cross attention reads a memory, or a state that holds it"
         mask = AttentionMask(explicit=ctx.memory_mask)
-        key, own = self._keys_and_values(memory)
-        heads = attention(query, key, own, mask, bias=bias)
-    else:
-      query, key, *others = self.query_key_value(inputs, beside)
-      if self.switch is not None:
-        others = (self.values(inputs, intermediates), *others)
-      value, *hidden = (key, *others) if self.tied_key_value else others
-      query = self._unscaled(query)
-      if self.positions in IN_ATTENTION:
-        if self.positions == "rotary":
-          ids = ctx.position_ids
-          at = jnp.arange(query.shape[1])[None] if ids is None else ids.queries
-          query, key = rotate(query, at), rotate(key, at)
-        elif self.positions == "relative":
-          causal = ctx.mask.causal and not ctx.mask.prefix
-          query, relative = self.relative(query, ctx.position_ids, causal=causal)
-          bias = _sum(bias, relative)
-        else:
-          bias = _sum(bias, distance_bias(self.heads, query.shape[1], ctx.position_ids))
-      bias = _sum(bias, ctx.position_bias)
-      newest = ctx.newest
-      if state is not None:
-        state = add_to_cache(state, as_cache(key, value), jnp.asarray(ctx.start, jnp.int32))
-      if self.form != "softmax":
-        heads = self._read(inputs, query, (key, value), state, dense(bias), ctx)
-      elif state is None or newest is None:  # whole texts, or prompts, before which nothing stands
-        heads = attention(query, key, value, ctx.mask, bias=bias)
+        heads = attention(query, *self._keys_and_values(memory), mask)
       else:
-        filled, past = newest.start + query.shape[1], newest.past
-        heads = attend_cached(
-          query, state, past, bias=dense(bias), filled=filled, intermediates=intermediates
-        )
+        heads = attend_cached(query, state, ctx.memory_mask, intermediates=intermediates)
+    elif self.form != "softmax":
+      heads = self._read(inputs, query, own, state, dense(bias), ctx)
+    elif state is None or newest is None:
+      heads = attention(query, *own, ctx.mask)
+    else:
+      filled, past = newest.start + query.shape[1], newest.past
+      heads = attend_cached(
+        query, state, past, bias=dense(bias), filled=filled, intermediates=intermediates
+      )
     gates = self._gates(inputs, intermediates)
     heads = heads if gates is None else gate_heads(heads, gates)
     heads = intermediates("heads", heads)
     if config is None:
       return self._project(heads, inputs, intermediates), state
-    options = {"deterministic": ctx.deterministic, "intermediates": intermediates.scope("router")}
-    if fused:
-      first = hidden[0] if hidden else self.router.hidden_of(inputs)
-      weights = self.router.weights_of(first, **options)
-      return self.output(heads, weights * self.heads if config.rescale else weights), state
-    fill = value if config.inactive == "value" else None
-    heads = scale_heads(heads, self.router(inputs, **options), rescale=config.rescale, values=fill)
+    if weights is not None:
+      heads = heads if multiplies else gate_heads(heads, weights)
+      return self._project(heads, inputs, intermediates), state
+    fill = own[1] if own is not None and config.inactive == "value" else None
+    selection = self.router(inputs, **routing)
+    heads = scale_heads(heads, selection, rescale=config.rescale, values=fill)
     return self._project(heads, inputs, intermediates), state

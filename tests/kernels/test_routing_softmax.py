@@ -17,7 +17,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from scipy.special import softmax
 
 from compmod_jax.core import sharding
 from compmod_jax.core.errors import UserError
@@ -28,7 +27,6 @@ from compmod_jax.kernels.routing import (
   fold_signatures,
   routing_softmax,
   routing_weights,
-  scaled_projection,
 )
 
 SMALL = Blocks(
@@ -36,10 +34,6 @@ SMALL = Blocks(
   tpu_tokens=16,
   gpu_elements=64,
   gpu_route=16,
-  gpu_tokens=16,
-  gpu_columns=16,
-  gpu_inner=16,
-  gpu_programs=4,
 )
 WAYS: dict[str, dict[str, Any]] = {
   "reference": {"implementation": "reference"},
@@ -128,26 +122,11 @@ def true_softmax(case: Case, choice: Choice) -> list[np.ndarray]:
 
 
 def true_route(case: Case, choice: Choice) -> list[np.ndarray]:
-  rows, matrix, bias, *first = double(case.args)
-  before = rows @ first[0] + first[1] if first else rows
-  hidden = np.maximum(before, 0)
+  rows, matrix, bias = double(case.args)
+  hidden = np.maximum(rows, 0)
   weights = true_weights(hidden @ matrix + bias, choice)
   errors = true_slopes(weights, double([case.cotangent])[0], choice)
-  below = (errors @ matrix.T) * (before > 0)
-  made = [weights, below, hidden.T @ errors, errors.sum(axis=0)]
-  if first:
-    made[1] = below @ first[0].T
-    made += [rows.T @ below, below.sum(axis=0)]
-  return made
-
-
-def true_project(case: Case) -> list[np.ndarray]:
-  weights, heads, kernel = double(case.args)
-  (cotangent,) = double([case.cotangent])
-  spread = np.repeat(weights, heads.shape[1] // weights.shape[1], axis=1)
-  scaled = cotangent @ kernel.T
-  d_weights = (scaled * heads).reshape(*weights.shape, -1).sum(axis=-1)
-  return [(spread * heads) @ kernel, d_weights, spread * scaled, (spread * heads).T @ cotangent]
+  return [weights, (errors @ matrix.T) * (rows > 0), hidden.T @ errors, errors.sum(axis=0)]
 
 
 # Arguments.
@@ -158,23 +137,10 @@ def softmax_case(tokens: int, units: int) -> Case:
   return Case((scores,), numbers(tokens, units, seed=1))
 
 
-def route_case(tokens: int, units: int, embed: int, hidden: int, dtype: str) -> Case:
-  """With a first layer unless `embed` is 0."""
-  rows = numbers(tokens, embed or hidden, seed=2, dtype=dtype)
+def route_case(tokens: int, units: int, hidden: int, dtype: str) -> Case:
+  rows = numbers(tokens, hidden, seed=2, dtype=dtype)
   readout = numbers(hidden, units, seed=3, scale=hidden**-0.5, dtype=dtype)
-  first = ()
-  if embed:
-    kernel = numbers(embed, hidden, seed=4, scale=embed**-0.5, dtype=dtype)
-    first = (kernel, numbers(hidden, seed=5, scale=0.1))
-  args = (rows, readout, numbers(units, seed=6), *first)
-  return Case(args, numbers(tokens, units, seed=7))
-
-
-def project_case(tokens: int, units: int, width: int, embed: int, dtype: str) -> Case:
-  weights = softmax(numbers(tokens, units, seed=8), axis=-1)
-  heads = numbers(tokens, units * width, seed=9, dtype=dtype)
-  kernel = numbers(units * width, embed, seed=10, scale=(units * width) ** -0.5, dtype=dtype)
-  return Case((weights, heads, kernel), numbers(tokens, embed, seed=11, dtype=dtype))
+  return Case((rows, readout, numbers(units, seed=6)), numbers(tokens, units, seed=7))
 
 
 def softmax_by(choice: Choice, **how: Any) -> Any:
@@ -182,9 +148,8 @@ def softmax_by(choice: Choice, **how: Any) -> Any:
 
 
 def route_by(choice: Choice, **how: Any) -> Any:
-  def function(rows: Any, matrix: Any, bias: Any, *first: Any) -> Any:
-    readout = Readout(matrix.astype(jnp.float32), bias)
-    return routing_weights(rows, readout, first=first or None, choice=choice, **how)
+  def function(rows: Any, matrix: Any, bias: Any) -> Any:
+    return routing_weights(rows, Readout(matrix.astype(jnp.float32), bias), choice=choice, **how)
 
   return function
 
@@ -205,55 +170,29 @@ def test_weights_and_their_gradients_are_those_of_double_precision(way, tokens, 
 
 @each_way
 @few
-@given(
-  tokens=tokens_of,
-  units=units_of,
-  embed=st.sampled_from([0, 24, 40]),
-  hidden=st.integers(3, 40),
-  choice=choices,
-)
-@example(tokens=37, units=12, embed=20, hidden=24, choice=Choice("top_k", 3))
-@example(tokens=21, units=5, embed=0, hidden=17, choice=Choice("threshold", threshold=0.2))
-def test_weights_straight_from_activations_are_those_of_double_precision(
-  way, tokens, units, embed, hidden, choice
+@given(tokens=tokens_of, units=units_of, hidden=st.integers(3, 40), choice=choices)
+@example(tokens=37, units=12, hidden=24, choice=Choice("top_k", 3))
+@example(tokens=21, units=5, hidden=17, choice=Choice("threshold", threshold=0.2))
+def test_weights_straight_from_hidden_activations_are_those_of_double_precision(
+  way, tokens, units, hidden, choice
 ):
-  case = route_case(tokens, units, embed, hidden, "float32")
+  case = route_case(tokens, units, hidden, "float32")
   agree(differentiate(route_by(choice, **WAYS[way]), case), true_route(case, choice))
 
 
 @each_way
-@few
-@given(
-  tokens=tokens_of,
-  units=st.sampled_from([2, 3, 8, 12]),
-  width=st.sampled_from([1, 5, 16, 24]),
-  embed=st.integers(1, 40),
-)
-@example(tokens=37, units=12, width=20, embed=24)
-def test_projecting_weighted_heads_agrees_with_double_precision(way, tokens, units, width, embed):
-  case = project_case(tokens, units, width, embed, "float32")
-  agree(differentiate(functools.partial(scaled_projection, **WAYS[way]), case), true_project(case))
-
-
-@each_way
 def test_bfloat16_is_as_exact_as_its_inputs(way):
-  case = route_case(37, 8, 24, 20, "bfloat16")
+  case = route_case(37, 8, 20, "bfloat16")
   found = differentiate(route_by(Choice(), **WAYS[way]), case)
   agree(found, true_route(case, Choice()), "bfloat16")
-  case = project_case(37, 8, 16, 24, "bfloat16")
-  found = differentiate(functools.partial(scaled_projection, **WAYS[way]), case)
-  agree(found, true_project(case), "bfloat16")
 
 
 def test_the_tpu_simulator_agrees_with_double_precision():
   choice = Choice("top_k", 5)
   case = softmax_case(20, 12)
   agree(differentiate(softmax_by(choice, **SIMULATED), case), true_softmax(case, choice))
-  for embed in (0, 24):
-    case = route_case(20, 12, embed, 8, "float32")
-    agree(differentiate(route_by(choice, **SIMULATED), case), true_route(case, choice))
-  case = project_case(20, 12, 4, 8, "float32")
-  agree(differentiate(functools.partial(scaled_projection, **SIMULATED), case), true_project(case))
+  case = route_case(20, 12, 8, "float32")
+  agree(differentiate(route_by(choice, **SIMULATED), case), true_route(case, choice))
 
 
 def test_interpreters_fill_what_lies_past_the_end_with_nan():
@@ -293,14 +232,14 @@ def test_a_row_with_nothing_left_gives_zeros_and_masked_units_get_no_gradient(wa
 
 @each_way
 def test_units_that_are_masked_everywhere_take_no_part(way):
-  rows, matrix, bias, *first = route_case(20, 6, 24, 8, "float32").args
+  rows, matrix, bias = route_case(20, 6, 8, "float32").args
   route = jax.jit(route_by(Choice(), **WAYS[way]))
   keep = np.array([True, False, True, True, False, False])
-  found = np.asarray(route(rows, matrix, np.where(keep, bias, -np.inf), *first))
-  alone = route(rows, matrix[:, keep], bias[keep], *first)
+  found = np.asarray(route(rows, matrix, np.where(keep, bias, -np.inf)))
+  alone = route(rows, matrix[:, keep], bias[keep])
   np.testing.assert_array_equal(found[:, ~keep], 0)
   np.testing.assert_allclose(found[:, keep], alone, atol=1e-6)
-  nothing = route(rows, matrix, np.full(6, -np.inf, np.float32), *first)
+  nothing = route(rows, matrix, np.full(6, -np.inf, np.float32))
   np.testing.assert_array_equal(nothing, np.zeros((20, 6)))
 
 
@@ -331,22 +270,22 @@ def test_extreme_scores_give_finite_weights_and_gradients(way, rule):
 
 @pytest.mark.parametrize("way", ["default", "tpu"])
 def test_second_derivatives_are_those_of_the_reference(way):
-  case, heads = route_case(5, 3, 4, 6, "float32"), project_case(5, 3, 2, 4, "float32").args[1:]
+  case = route_case(5, 3, 6, "float32")
 
-  def slope(how: dict[str, Any], args: Any, heads: Any) -> Any:
-    def total(args: Any, heads: Any) -> Any:
+  def slope(how: dict[str, Any], args: Any) -> Any:
+    def total(args: Any) -> Any:
       weights = route_by(Choice(), **how)(*args)
       weights = weights + routing_softmax(weights, **how)
-      return jnp.sum(jnp.sin(scaled_projection(weights, *heads, **how)))
+      return jnp.sum(case.cotangent * jnp.sin(weights))
 
-    return sum(jnp.sum(jnp.cos(g)) for g in jax.tree.leaves(jax.grad(total, (0, 1))(args, heads)))
+    return sum(jnp.sum(jnp.cos(g)) for g in jax.tree.leaves(jax.grad(total)(args)))
 
   @jax.jit
-  def second(args: Any, heads: Any) -> Any:
+  def second(args: Any) -> Any:
     every = (WAYS[way], WAYS["reference"])
-    return [jax.grad(functools.partial(slope, how), (0, 1))(args, heads) for how in every]
+    return [jax.grad(functools.partial(slope, how))(args) for how in every]
 
-  found, truth = second(case.args, heads)
+  found, truth = second(case.args)
   for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
     np.testing.assert_allclose(one, two, atol=1e-4)
 
@@ -398,26 +337,25 @@ def test_what_cannot_be_is_refused_by_name(arguments, message):
 def test_a_named_kernel_refuses_what_it_cannot_and_the_default_falls_back(
   way, tokens, units, dtype, message
 ):
-  heads, kernel = numbers(tokens, 2 * units, seed=1, dtype=dtype), numbers(2 * units, 8, seed=2)
-  weights = softmax(numbers(tokens, units, seed=0), axis=-1)
+  args = route_case(tokens, units, 8, dtype).args
 
-  def project(way: str) -> jax.Array:
-    return jax.jit(functools.partial(scaled_projection, **WAYS[way]))(weights, heads, kernel)
+  def route(way: str) -> jax.Array:
+    return jax.jit(route_by(Choice(), **WAYS[way]))(*args)
 
   with pytest.raises(UserError, match=message):
-    project(way)
-  np.testing.assert_array_equal(project("default"), project("reference"))
+    route(way)
+  np.testing.assert_array_equal(route("default"), route("reference"))
   if dtype == "float32":
     with pytest.raises(UserError, match=message):
-      routing_softmax(jnp.asarray(weights), **WAYS[way])
+      routing_softmax(jnp.asarray(numbers(tokens, units, seed=0)), **WAYS[way])
 
 
 def test_a_tpu_kernel_refuses_what_its_vector_memory_cannot_hold():
-  weights = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-  heads, kernel = (jax.ShapeDtypeStruct((size, 4096), jnp.bfloat16) for size in (8, 4096))
-  how = {"implementation": "tpu", "interpret": True}
+  shapes = (8, 16384), (16384, 8), (8,)
+  types = jnp.bfloat16, jnp.bfloat16, jnp.float32
+  args = [jax.ShapeDtypeStruct(*one) for one in zip(shapes, types, strict=True)]
   with pytest.raises(UserError, match="MiB of vector memory, more than 40"):
-    jax.eval_shape(functools.partial(scaled_projection, **how), weights, heads, kernel)
+    jax.eval_shape(route_by(Choice(), implementation="tpu", interpret=True), *args)
 
 
 CALLS = {"tpu": "tpu_custom_call", "cuda": "__gpu$xla.gpu.triton"}
@@ -425,30 +363,26 @@ CALLS = {"tpu": "tpu_custom_call", "cuda": "__gpu$xla.gpu.triton"}
 
 def lowered(platform: str, units: int, dtype: str, **how: Any) -> str:
   """Text of a program for a platform that runs everything forward and backward."""
-  route = route_case(300, units, 128, 64, dtype)
-  project = project_case(300, units, 32, 128, dtype)
+  route = route_case(300, units, 64, dtype)
 
-  def everything(route: Any, project: Any) -> Any:
+  def everything(route: Any) -> Any:
     choice = Choice("top_k", units - 1)
     weights = route_by(choice, **how)(*route)
-    weights = routing_softmax(weights, choice=choice, **how)
-    weights = weights + route_by(choice, **how)(route[0] @ route[3], *route[1:3])
-    return jnp.sum(scaled_projection(weights, *project[1:], **how).astype(jnp.float32))
+    return jnp.sum(jnp.sin(routing_softmax(weights, choice=choice, **how)))
 
-  traced = jax.jit(jax.value_and_grad(everything, (0, 1)))
+  traced = jax.jit(jax.value_and_grad(everything))
   if platform == "cpu":
-    return traced.lower(route.args, project.args).as_text()
+    return traced.lower(route.args).as_text()
   with sharding.tracing_for(DEVICES[platform]):
-    traced = traced.trace(route.args, project.args)
-    return traced.lower(lowering_platforms=(platform,)).as_text()
+    return traced.trace(route.args).lower(lowering_platforms=(platform,)).as_text()
 
 
 @pytest.mark.parametrize(("platform", "name"), [("tpu", "tpu"), ("cuda", "gpu")])
 @pytest.mark.parametrize(("units", "dtype"), [(12, "float32"), (8, "bfloat16")])
 def test_every_kernel_lowers_for_its_platform_without_the_hardware(platform, name, units, dtype):
   named = lowered(platform, units, dtype, implementation=name)
-  # The softmax, routing from activations and from hidden ones, the projection; and backward.
-  assert named.count(CALLS[platform]) >= 8
+  # Both functions, forward and backward.
+  assert named.count(CALLS[platform]) >= 4
   chosen = lowered(platform, units, dtype)
   assert chosen.count(CALLS[platform]) == named.count(CALLS[platform])
 

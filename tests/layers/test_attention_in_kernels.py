@@ -59,9 +59,9 @@ COMPETITIONS = {"plain": None, "soft": SOFT, "inside": PACKED, "shared": SHARED}
 
 
 def layer(name: str, cross: bool = False, dropout: float = 0.0) -> Attention:
-  """Of a competition by name; before it may stand that heads have gates, or distances penalties."""
+  """Of a competition by name, behind `gated`, or what positions are: ALiBi (`distant`), rotary."""
   more, _, competition = name.rpartition(" ")
-  positions = "alibi" if more == "distant" else "learned"
+  positions = {"distant": "alibi", "rotary": "rotary"}.get(more, "learned")
   options = {"cross": cross, "dropout": dropout, "head_dim": 64, "positions": positions}
   return Attention(
     DIM, HEADS, competition=COMPETITIONS[competition], gated=more == "gated", **options
@@ -115,6 +115,7 @@ def assert_close(found, true):
     ("gated plain", "causal, padding"),
     ("gated inside", "none"),
     ("distant soft", "causal, padding"),
+    ("rotary soft", "causal, padding"),
   ],
 )
 def test_self_attention_is_the_same(name, mask, in_kernels):
@@ -139,11 +140,14 @@ def test_cross_attention_is_the_same(in_kernels):
   module, given = layer("soft", cross=True), params("soft", cross=True)
   inputs, memory = numbers(BATCH, TIME, DIM, seed=2), numbers(BATCH, KEYS, DIM, seed=3)
   ctx = Context(memory_mask=valid(KEYS, (13, 6))[:, None, None])
-  true, _ = outcome(module, given, inputs, ctx, memory)
+  sites = ("heads_scaled", "router/weights")
+  true, _ = outcome(module, given, inputs, ctx, memory, capture=sites)
   for platform in PLATFORMS:
     in_kernels(platform)
-    found, text = outcome(module, given, inputs, ctx, memory)
-    assert "pallas_call" in text
+    found, text = outcome(module, given, inputs, ctx, memory, capture=sites)
+    assert text.count("pallas_call[") == 2 + (platform == "gpu")
+    # Heads are multiplied inside.
+    assert f"f32[{BATCH},{TIME},{HEADS},64] = mul" not in text
     assert_close(found, true)
 
 

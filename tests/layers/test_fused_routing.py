@@ -174,15 +174,23 @@ def test_what_is_between_the_kernels_can_be_read_and_changed_while_fused(more):
   assert_close(expected, found)
 
 
-@pytest.mark.parametrize(
-  "asked",
-  [{"capture": ["heads_scaled"]}, {"edits": {"heads_scaled": lambda a: 2 * a}}],
-)
-def test_where_what_is_never_formed_is_asked_for_the_plain_way_runs(asked):
+@pytest.mark.parametrize("fields", [{}, {"rescale": True}])
+def test_scaled_heads_can_be_read_and_changed_while_fused(fields):
+  config = dataclasses.replace(PLAIN, **fields)
+  asked = {"capture": ["heads_scaled"], "edits": {"heads_scaled": lambda a: jnp.sin(2 * a)}}
+  fused = module(config, "fused")
+  assert is_fused(fused, **asked)
+  expected, found = (computed(one, **asked) for one in (module(config), fused))
+  assert set(found[1]) == {"heads_scaled"}
+  assert_close(expected, found)
+  assert np.max(np.abs(np.subtract(found[0], computed(fused)[0]))) > 1e-3
+
+
+def test_reading_what_the_layer_forms_changes_no_bit():
   fused = module(PLAIN, "fused")
-  assert not is_fused(fused, **asked)
-  expected, found = (computed(one, **asked) for one in (module(PLAIN), fused))
-  jax.tree.map(np.testing.assert_array_equal, expected, found)
+  plain, _ = computed(fused)
+  for site in ("heads", "heads_scaled", "router/weights"):
+    np.testing.assert_array_equal(computed(fused, capture=[site])[0], plain)
 
 
 def test_what_kernels_do_not_do_runs_the_plain_way():

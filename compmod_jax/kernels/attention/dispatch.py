@@ -300,7 +300,7 @@ def _refusals(
     refusal = f"{jnp.dtype(dtype)} is neither float32 nor bfloat16"
   elif hidden:
     rows = (layout.batch * layout.queries, hidden)
-    found = routing_shapes.route(rows, (hidden, layout.heads), False, dtype, blocks)
+    found = routing_shapes.route(rows, (hidden, layout.heads), dtype, blocks)
   found = found or dict.fromkeys(("gpu", "tpu"), refusal)
   return found | {"tpu": found["tpu"] or ("it draws no dropout" if dropout else None)}
 
@@ -401,7 +401,7 @@ class _Routed(NamedTuple):
     packed, shift, kernel, bias, factor, projection, *masks = args
     packed = _shifted(packed, shift)
     hidden = packed[:, self.column :]
-    weights, _ = routing_reference.route(hidden, None, kernel, bias, choice=self.choice)
+    weights = routing_reference.route(hidden, kernel, bias, choice=self.choice)
     args = (weights * factor, projection, *masks)
     heads = _Attention(self.layout).define((packed,), None, *args)
     return heads, weights

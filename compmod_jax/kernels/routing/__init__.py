@@ -2,7 +2,6 @@
 
 - `routing_softmax`: scores to weights.
 - `routing_weights`: activations, or the inference network's first layer, to weights.
-- `scaled_projection`: head outputs times their weights, through the output projection.
 
 Each has a definition (`reference`), a kernel for TPUs (`tpu`) and one for NVIDIA GPUs (`gpu`);
 `dispatch` chooses. On CPU the definition is as fast as a layer without routing.
@@ -15,7 +14,6 @@ from compmod_jax.kernels.routing.dispatch import (
   fold_signatures,
   routing_softmax,
   routing_weights,
-  scaled_projection,
 )
 from compmod_jax.kernels.routing.reference import MASKED, Choice, Rule, Selection, rank, select
 
@@ -31,6 +29,5 @@ __all__ = [
   "rank",
   "routing_softmax",
   "routing_weights",
-  "scaled_projection",
   "select",
 ]

@@ -1,7 +1,6 @@
 """What kernels share: sizes of blocks, and the competition inside a block."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +23,6 @@ class Blocks:
   """Scores of the softmax by itself; far more do not fit into registers."""
   gpu_route: int = 64
   """Tokens of the inference network, a power of two."""
-  gpu_tokens: int = 128
-  """Tokens of the output projection."""
-  gpu_columns: int = 128
-  """Columns of the output projection."""
-  gpu_inner: int = 64
-  """Terms of a product that are added at once."""
-  gpu_programs: int = 96
-  """Programs of a sum over tokens, whose shares are summed apart: more would write more shares."""
 
   def of_type(self, dtype: DTypeLike) -> "Blocks":
     """Half as many tokens of the inference network in float32, whose exact products need room.
@@ -41,10 +32,6 @@ class Blocks:
     exact = jnp.dtype(dtype) == jnp.float32
     tokens = max(16, self.gpu_route // 2) if exact else self.gpu_route
     return dataclasses.replace(self, gpu_route=tokens)
-
-  def splits(self, tiles: tuple[int, ...]) -> int:
-    """Into how many parts a GPU takes the tokens of a sum whose result has this many tiles."""
-    return max(1, self.gpu_programs // math.prod(tiles))
 
 
 def choose(scores: jax.Array, axis: int, choice: Choice) -> jax.Array:

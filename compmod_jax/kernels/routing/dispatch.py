@@ -21,14 +21,12 @@ from compmod_jax.core.linear import exactly
 from compmod_jax.core.sharding import platform_of
 from compmod_jax.kernels.routing import reference, shapes
 from compmod_jax.kernels.routing.blocks import Blocks
-from compmod_jax.kernels.routing.reference import Choice, First
+from compmod_jax.kernels.routing.reference import Choice
 
 Implementation = Literal["reference", "tpu", "gpu"]
 _PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
-_Static = tuple[tuple[str, Choice | bool], ...]
+_Static = tuple[tuple[str, Choice], ...]
 """Keyword arguments of a function of the reference, which compiled programs hold as constants."""
-_Arguments = tuple[jax.Array | First | None, ...]
-"""Its positional arguments."""
 
 
 class Readout(NamedTuple):
@@ -126,23 +124,21 @@ def routing_softmax(
 
 
 def routing_weights(
-  inputs: Float[Array, "*rows inner"],
+  inputs: Float[Array, "*rows hidden"],
   readout: Readout,
   *,
-  first: First | None = None,
   choice: Choice = Choice(),
   implementation: Implementation | None = None,
   interpret: Hashable = False,
   blocks: Blocks = Blocks(),
 ) -> Float[Array, "*rows units"]:
-  r"""Weights of competing units straight from activations: nothing between is written.
+  r"""Weights of competing units from hidden activations: nothing between is written.
 
-  .. math:: C_j = \mathrm{select}(\mathrm{relu}(x_j W_1 + b_1) M + c)
+  .. math:: C_j = \mathrm{select}(\mathrm{relu}(z_j) M + c)
 
   Args:
-    inputs: activations x or, without `first`, :math:`x W_1 + b_1` that another product made.
+    inputs: z, the inference network's first layer before its relu.
     readout: see `fold_signatures`; M is rounded to the type of `inputs`.
-    first: W_1 [embed, hidden] and b_1 [hidden].
     choice: which units stay.
     implementation: how; `None` for the best way that platform and shapes allow.
     interpret: run a named kernel without its hardware: true, or `pltpu.InterpretParams()`.
@@ -157,55 +153,14 @@ def routing_weights(
   rows = inputs.reshape(-1, inputs.shape[-1])
   matrix, units = readout.kernel.astype(inputs.dtype), readout.kernel.shape[1]
   choice = dataclasses.replace(choice, keep=choice.kept(units))
-  if first is not None:
-    first = first[0].astype(inputs.dtype), first[1]
-  refusals = functools.partial(
-    shapes.route, rows.shape, matrix.shape, first is not None, rows.dtype, blocks
-  )
+  refusals = functools.partial(shapes.route, rows.shape, matrix.shape, rows.dtype, blocks)
   plan = make_plan(implementation, interpret, blocks, refusals, rows)
   weights: jax.Array
   if plan is None:
-    weights, _ = reference.route(rows, first, matrix, readout.bias, choice=choice)
+    weights = reference.route(rows, matrix, readout.bias, choice=choice)
   else:
-    weights = _route(choice, plan, rows, first, matrix, readout.bias)
+    weights = _route(choice, plan, rows, matrix, readout.bias)
   return weights.reshape(*inputs.shape[:-1], units)
-
-
-def scaled_projection(
-  weights: Float[Array, "*rows heads"],
-  heads: Float[Array, "*rows features"],
-  kernel: Float[Array, "features embed"],
-  *,
-  implementation: Implementation | None = None,
-  interpret: Hashable = False,
-  blocks: Blocks = Blocks(),
-) -> Float[Array, "*rows embed"]:
-  r"""Head outputs times their weights, through the output projection, in one pass.
-
-  .. math:: y_j = \sum_i C_{ij}\, \tilde o_{ij} W_{O,i}
-
-  Args:
-    weights: C, float32.
-    heads: outputs of all heads side by side.
-    kernel: W_O; rounded to the type of `heads`.
-    implementation: how; `None` for the best way that platform and shapes allow.
-    interpret: run a named kernel without its hardware: true, or `pltpu.InterpretParams()`.
-    blocks: sizes of blocks.
-
-  Raises:
-    UserError: a named implementation cannot do it, or the features are no multiple of the heads.
-  """
-  (features, embed), units = kernel.shape, weights.shape[-1]
-  if features % units:
-    raise errors.UserError(
-      f"scaled_projection got {features} features for {units} heads; they must be a multiple."
-    )
-  scale, rows = weights.reshape(-1, units), heads.reshape(-1, features)
-  refusals = functools.partial(shapes.project, scale.shape, kernel.shape, rows.dtype, blocks)
-  plan = make_plan(implementation, interpret, blocks, refusals, rows)
-  project = reference.project if plan is None else functools.partial(_project, plan)
-  out = project(scale.astype(jnp.float32), rows, kernel.astype(rows.dtype))
-  return out.reshape(*heads.shape[:-1], embed)
 
 
 # The choice of how something is computed.
@@ -261,7 +216,7 @@ def make_plan(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _apply(name: str, static: _Static, plan: Plan, args: _Arguments) -> PyTree:
+def _apply(name: str, static: _Static, plan: Plan, args: tuple[jax.Array, ...]) -> PyTree:
   """Runs a function of the reference's name; its derivative is that of the reference.
 
   Reverse mode, any order.
@@ -270,14 +225,14 @@ def _apply(name: str, static: _Static, plan: Plan, args: _Arguments) -> PyTree:
 
 
 def _apply_forward(
-  name: str, static: _Static, plan: Plan, args: _Arguments
-) -> tuple[PyTree, _Arguments]:
+  name: str, static: _Static, plan: Plan, args: tuple[jax.Array, ...]
+) -> tuple[PyTree, tuple[jax.Array, ...]]:
   return _apply(name, static, plan, args), args
 
 
 def _apply_backward(
-  name: str, static: _Static, plan: Plan, args: _Arguments, gradient: PyTree
-) -> tuple[_Arguments]:
+  name: str, static: _Static, plan: Plan, args: tuple[jax.Array, ...], gradient: PyTree
+) -> tuple[tuple[jax.Array, ...]]:
   function = functools.partial(getattr(reference, name), **dict(static))
   return (jax.vjp(function, *args)[1](gradient),)
 
@@ -285,9 +240,7 @@ def _apply_backward(
 _apply.defvjp(_apply_forward, _apply_backward)
 
 
-def _run(
-  name: str, static: Mapping[str, Choice | bool], plan: Plan, *args: jax.Array | First | None
-) -> PyTree:
+def _run(name: str, static: Mapping[str, Choice], plan: Plan, *args: jax.Array) -> PyTree:
   """Runs the planned kernel, or that of the platform which the program is lowered for."""
   options = {**static, "blocks": plan.blocks, "interpret": plan.interpret}
   kernels = {
@@ -334,70 +287,25 @@ def _softmax_backward(
 _softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
-class _Routed(NamedTuple):
-  """What the reverse pass of `_route` reads: the arguments of `reference.route_backward`."""
-
-  rows: jax.Array
-  hidden: jax.Array | None
-  first: First | None
-  matrix: jax.Array
-  weights: jax.Array
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _route(
-  choice: Choice,
-  plan: Plan,
-  rows: jax.Array,
-  first: First | None,
-  matrix: jax.Array,
-  bias: jax.Array,
+  choice: Choice, plan: Plan, rows: jax.Array, matrix: jax.Array, bias: jax.Array
 ) -> jax.Array:
   """Weights of rows. Reverse mode, any order."""
-  static = {"choice": choice, "keep_hidden": False}
-  return _run("route", static, plan, rows, first, matrix, bias)[0]
+  return _run("route", {"choice": choice}, plan, rows, matrix, bias)
 
 
 def _route_forward(
-  choice: Choice,
-  plan: Plan,
-  rows: jax.Array,
-  first: First | None,
-  matrix: jax.Array,
-  bias: jax.Array,
-) -> tuple[jax.Array, _Routed]:
-  static = (("choice", choice), ("keep_hidden", True))
-  made: tuple[jax.Array, jax.Array | None]
-  made = _apply("route", static, plan, (rows, first, matrix, bias))
-  weights, hidden = made
-  return weights, _Routed(rows, hidden, first, matrix, weights)
+  choice: Choice, plan: Plan, rows: jax.Array, matrix: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+  weights: jax.Array = _route(choice, plan, rows, matrix, bias)
+  return weights, (rows, matrix, weights)
 
 
 def _route_backward(
-  choice: Choice, plan: Plan, kept: _Routed, gradient: jax.Array
-) -> tuple[jax.Array, First | None, jax.Array, jax.Array]:
+  choice: Choice, plan: Plan, kept: tuple[jax.Array, jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   return _apply("route_backward", (("choice", choice),), plan, (*kept, gradient))
 
 
 _route.defvjp(_route_forward, _route_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _project(plan: Plan, weights: jax.Array, heads: jax.Array, kernel: jax.Array) -> jax.Array:
-  """Scaled heads, projected. Reverse mode, any order."""
-  return _run("project", {}, plan, weights, heads, kernel)
-
-
-def _project_forward(
-  plan: Plan, weights: jax.Array, heads: jax.Array, kernel: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-  return _project(plan, weights, heads, kernel), (weights, heads, kernel)
-
-
-def _project_backward(
-  plan: Plan, args: tuple[jax.Array, jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  return _apply("project_backward", (), plan, (*args, gradient))
-
-
-_project.defvjp(_project_forward, _project_backward)

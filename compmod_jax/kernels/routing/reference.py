@@ -1,22 +1,21 @@
 r"""The definition of what the kernels of this folder compute, in plain array operations.
 
 .. math::
-   h_j = \mathrm{relu}(x_j W_1 + b_1), \quad s_j = h_j M + c, \quad
-   C_{ij} = \mathrm{softmax}_{i \in S_j}(s_{ij} / \tau), \quad
-   y_j = \sum_i C_{ij}\, \tilde o_{ij} W_{O,i}
+   s_j = \mathrm{relu}(z_j) M + c, \quad
+   C_{ij} = \mathrm{softmax}_{i \in S_j}(s_{ij} / \tau)
 
-S_j are the units that the rule keeps at position j. A score of minus infinity takes no part in
-the competition; a position where nothing is left has weights of 0.
+z_j is the inference network's first layer before its relu, S_j are the units that the rule keeps at
+position j. A score of minus infinity takes no part in the competition; a position where nothing is
+left has weights of 0.
 
-`softmax`, `route` and `project` are the definition: automatic differentiation of them gives the
-gradients. The functions `*_backward` say the same gradients in closed form, from what the forward
-pass kept; they are what runs where there is no kernel.
+`softmax` and `route` are the definition: automatic differentiation of them gives the gradients. The
+functions `*_backward` say the same gradients in closed form, from what the forward pass kept; they
+are what runs where there is no kernel.
 
 Source: Kolios 2023, section 5.3.2, equation 5.3, Table 5.3 and section 5.4.
 """
 
 import dataclasses
-import functools
 from typing import Literal, NamedTuple, get_args
 
 import jax
@@ -28,8 +27,6 @@ from compmod_jax.core import errors
 from compmod_jax.core.linear import exactly
 
 Rule = Literal["soft", "top_k", "threshold"]
-First = tuple[jax.Array, jax.Array]
-"""Kernel [embed, hidden] and bias [hidden] of the inference network's first layer."""
 
 # Finite, so that a row with nothing left stays free of NaN; far below any score of a float32 model.
 MASKED = -1e30
@@ -145,49 +142,23 @@ def softmax(scores: jax.Array, *, choice: Choice) -> jax.Array:
   return select(scores, mask=scores != -jnp.inf, **vars(choice)).weights
 
 
-def route(
-  rows: jax.Array,
-  first: First | None,
-  readout: jax.Array,
-  bias: jax.Array,
-  *,
-  choice: Choice,
-  keep_hidden: bool = False,
-) -> tuple[jax.Array, jax.Array | None]:
-  """Weights from activations, or from the inference network's first layer before its relu.
+def route(rows: jax.Array, readout: jax.Array, bias: jax.Array, *, choice: Choice) -> jax.Array:
+  """Weights [tokens, units], float32, from the inference network's first layer before its relu.
 
   Args:
-    rows: [tokens, embed], or [tokens, hidden] without `first`.
-    first: the first layer.
+    rows: [tokens, hidden].
     readout: M [hidden, units], of the type of `rows`.
     bias: c [units], float32.
     choice: which units stay.
-    keep_hidden: also return the hidden activations, where `first` makes them.
-
-  Returns:
-    weights [tokens, units], float32; hidden activations [tokens, hidden] or nothing.
   """
-  # Products of the router decide who wins: float32 operands are not rounded for them.
-  product = functools.partial(
-    jnp.matmul, precision=exactly(rows.dtype), preferred_element_type=jnp.float32
-  )
-  if first is not None:
-    rows = product(rows, first[0]) + first[1].astype(jnp.float32)[None]
   hidden = jnp.maximum(rows, 0).astype(readout.dtype)
-  weights = softmax(product(hidden, readout) + bias[None], choice=choice)
-  return weights, hidden if keep_hidden and first is not None else None
+  return softmax(_product(hidden, readout) + bias[None], choice=choice)
 
 
-def project(weights: jax.Array, heads: jax.Array, kernel: jax.Array) -> jax.Array:
-  """Head outputs times their weights, through the output projection.
-
-  Args:
-    weights: [tokens, heads], float32.
-    heads: [tokens, heads * head_dim], heads side by side.
-    kernel: [heads * head_dim, embed].
-  """
-  scaled = _scaled(weights, heads)
-  return jnp.matmul(scaled, kernel, preferred_element_type=jnp.float32).astype(heads.dtype)
+def _product(left: jax.Array, right: jax.Array) -> jax.Array:
+  """A product of the router, which decides who wins: float32 operands are not rounded for it."""
+  precision = exactly(left.dtype)
+  return jnp.matmul(left, right, precision=precision, preferred_element_type=jnp.float32)
 
 
 def slopes(weights: jax.Array, gradient: jax.Array, temperature: float, axis: int) -> jax.Array:
@@ -202,57 +173,19 @@ def softmax_backward(weights: jax.Array, gradient: jax.Array, *, choice: Choice)
 
 
 def route_backward(
-  rows: jax.Array,
-  hidden: jax.Array | None,
-  first: First | None,
-  readout: jax.Array,
-  weights: jax.Array,
-  gradient: jax.Array,
-  *,
-  choice: Choice,
-) -> tuple[jax.Array, First | None, jax.Array, jax.Array]:
-  """Gradients of `route` with respect to rows, first layer, readout and bias.
+  rows: jax.Array, readout: jax.Array, weights: jax.Array, gradient: jax.Array, *, choice: Choice
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Gradients of `route` with respect to rows, readout and bias.
 
   Args:
     rows: as in `route`.
-    hidden: what `route` kept, where there is a first layer.
-    first: as in `route`.
     readout: as in `route`.
     weights: what `route` returned.
     gradient: with respect to it.
     choice: as in `route`.
   """
-  product = functools.partial(
-    jnp.matmul, precision=exactly(rows.dtype), preferred_element_type=jnp.float32
-  )
-  hidden = jnp.maximum(rows, 0) if hidden is None else hidden
+  hidden = jnp.maximum(rows, 0)
   slope = softmax_backward(weights, gradient, choice=choice)
   exact = slope.astype(hidden.dtype)
-  below = jnp.where(hidden > 0, product(exact, readout.T), 0).astype(hidden.dtype)
-  d_readout = product(hidden.T, exact).astype(readout.dtype)
-  if first is None:
-    return below, None, d_readout, jnp.sum(slope, axis=0)
-  kernel, shift = first
-  d_kernel = product(rows.T, below).astype(kernel.dtype)
-  d_shift = jnp.sum(below, axis=0, dtype=jnp.float32).astype(shift.dtype)
-  d_rows = product(below, kernel.T).astype(rows.dtype)
-  return d_rows, (d_kernel, d_shift), d_readout, jnp.sum(slope, axis=0)
-
-
-def project_backward(
-  weights: jax.Array, heads: jax.Array, kernel: jax.Array, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Gradients of `project` with respect to weights, heads and kernel."""
-  tokens, units = weights.shape
-  product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
-  scaled = product(gradient, kernel.T)
-  split = (tokens, units, heads.shape[1] // units)
-  d_weights = jnp.sum((scaled * heads).reshape(split), axis=-1)
-  d_heads = _scaled(weights, scaled).astype(heads.dtype)
-  d_kernel = product(_scaled(weights, heads).T, gradient).astype(kernel.dtype)
-  return d_weights, d_heads, d_kernel
-
-
-def _scaled(weights: jax.Array, heads: jax.Array) -> jax.Array:
-  split = heads.reshape(*weights.shape, heads.shape[1] // weights.shape[1])
-  return (weights.astype(heads.dtype)[..., None] * split).reshape(heads.shape)
+  below = jnp.where(hidden > 0, _product(exact, readout.T), 0).astype(hidden.dtype)
+  return below, _product(hidden.T, exact).astype(readout.dtype), jnp.sum(slope, axis=0)

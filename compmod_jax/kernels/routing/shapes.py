@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 MOST_UNITS = 64
 # Of a GPU's registers and shared memory.
-MOST_HIDDEN, MOST_WIDTH = 256, 128
+MOST_HIDDEN = 256
 # Of a TPU's vector memory, blocks may take this much.
 ROOM = 40 * 2**20
 
@@ -21,23 +21,12 @@ def softmax(tokens: int, units: int) -> Refusals:
   return {"tpu": refusal, "gpu": refusal}
 
 
-def route(rows: Shape, matrix: Shape, first: bool, dtype: DTypeLike, blocks: Blocks) -> Refusals:
-  """Refusals of the inference network: rows [tokens, inner], matrix [hidden, units]."""
-  (tokens, inner), (hidden, units) = rows, matrix
+def route(rows: Shape, matrix: Shape, dtype: DTypeLike, blocks: Blocks) -> Refusals:
+  """Refusals of the inference network's end: rows [tokens, hidden], matrix [hidden, units]."""
+  (tokens, hidden), units = rows, matrix[1]
   refusal = _common(tokens, units, dtype)
-  weights = hidden * units + (inner * hidden if first else 0)
-  tpu = refusal or _room(2 * inner + hidden, weights, dtype, blocks)
+  tpu = refusal or _room(3 * hidden, hidden * units, dtype, blocks)
   wide = f"{hidden} hidden units are more than {MOST_HIDDEN}" if hidden > MOST_HIDDEN else None
-  return {"tpu": tpu, "gpu": refusal or wide}
-
-
-def project(weights: Shape, kernel: Shape, dtype: DTypeLike, blocks: Blocks) -> Refusals:
-  """Refusals of the output projection: weights [tokens, heads], kernel [features, embed]."""
-  (tokens, units), (features, embed) = weights, kernel
-  refusal = _common(tokens, units, dtype)
-  tpu = refusal or _room(2 * features + embed, features * embed, dtype, blocks)
-  width = features // units
-  wide = f"heads of {width} are wider than {MOST_WIDTH}" if width > MOST_WIDTH else None
   return {"tpu": tpu, "gpu": refusal or wide}
 
 

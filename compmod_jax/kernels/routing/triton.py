@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
@@ -91,44 +90,6 @@ def store_line(ref: jax.Ref, row: jax.Array | int, start: jax.Array | int, line:
   (size,) = line.shape
   mask = start + jnp.arange(size) < ref.shape[1]
   plt.store(ref.at[row, pl.ds(start, size)], line.astype(ref.dtype), mask=mask)
-
-
-def sum_over_tokens(
-  term: Callable[[jax.Array], jax.Array],
-  tokens: int,
-  shape: tuple[int, int],
-  chunk: int,
-  splits: int,
-) -> jax.Array:
-  """This program's share of a sum: the last axis of its grid splits the tokens.
-
-  Args:
-    term: from the first of `chunk` tokens to what they add.
-    tokens: all of them.
-    shape: of the sum.
-    chunk: tokens of a term.
-    splits: length of that axis.
-  """
-  turns = pl.cdiv(pl.cdiv(tokens, chunk), splits)
-  first = pl.program_id(2) * turns
-
-  def add(i: jax.Array, total: jax.Array) -> jax.Array:
-    return total + term((first + i) * chunk)
-
-  return lax.fori_loop(0, turns, add, jnp.zeros(shape, jnp.float32))
-
-
-def store_part(
-  parts: jax.Ref,
-  height: int,
-  start: tuple[jax.Array | int, jax.Array | int],
-  share: jax.Array,
-  rows: int | None = None,
-) -> None:
-  """Writes a share of a block of a matrix of this height; shares lie one below another."""
-  left = height - start[0]
-  place = (pl.program_id(2) * height + start[0], start[1])
-  store(parts, place, share, rows=left if rows is None else rows)
 
 
 def join(parts: jax.Array, splits: int, dtype: DTypeLike) -> jax.Array:

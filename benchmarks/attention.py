@@ -14,11 +14,13 @@ thread and spilt bytes are the worst of the layer's Triton kernels. Two minutes 
 
 Layers: `plain`; `float32`, the default, whose routers' products are in float32 beside attention;
 `inside`, whose routers are in the model's type, so that one product makes their first layer, too.
+Then cross attention to as many other rows of 128, without competition and with the default one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.tree_util import KeyPath
@@ -34,6 +36,7 @@ TOKENS = {"h100": 16_384, "v5e": 131_072}
 TIMES = (128, 1024, 4096)
 INSIDE = CompetitionConfig(dtype="model")
 LAYERS = {"plain": None, "float32": CompetitionConfig(), "inside": INSIDE}
+CROSS = {"cross, plain": None, "cross, float32": CompetitionConfig()}
 # What must move: every array that is an operand or a result of a product or a kernel, once. Kernels
 # for TPUs that hold the output projection save heads and their gradient of it.
 FLOOR = {
@@ -66,14 +69,8 @@ def count(device: devices.Device, time: int, name: str, which: str) -> dict[str,
   tokens = TOKENS[device.name]
   case = Case(batch=tokens // time, time=time, dim=WIDTH, heads=HEADS, dtype="bfloat16")
   params, passes = case.passes(Attention(WIDTH, HEADS, LAYERS[name], dtype=case.dtype))
-
-  def given(path: KeyPath, leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    rounded = path_name(path).endswith("kernel")
-    return jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16 if rounded else leaf.dtype)
-
-  params = jax.tree.map_with_path(given, params)
   inputs = jax.ShapeDtypeStruct(case.shape, jnp.dtype(case.dtype))
-  args = (params, *[inputs] * (PASSES.index(which) + 1))
+  args = (rounded(params), *[inputs] * (PASSES.index(which) + 1))
   on_gpu = device.platform == "cuda"
   made = devices.compile_for(device, passes[which], args, case.dtype, kernels=on_gpu)
   whole, names = made.census.bytes, list(UNREAD)[: 2 * (PASSES.index(which) + 1)]
@@ -94,6 +91,39 @@ def count(device: devices.Device, time: int, name: str, which: str) -> dict[str,
     found["registers"] = max(registers for registers, _ in made.kernels.values())
     found["spilt"] = max(spilt for _, spilt in made.kernels.values())
   return found
+
+
+def count_cross(device: devices.Device, name: str, which: str) -> dict[str, Any]:
+  """What one pass of cross attention moves: gradients are of parameters, inputs and memory."""
+  tokens, time = TOKENS[device.name], TIMES[0]
+  layer = Attention(WIDTH, HEADS, CROSS[name], cross=True, dtype="bfloat16")
+  few = jnp.zeros((1, 1, WIDTH), jnp.bfloat16)
+  params = nn.unbox(jax.eval_shape(layer.init, jax.random.key(0), few, None, few))["params"]
+
+  def forward(params: Any, inputs: jax.Array, memory: jax.Array) -> jax.Array:
+    return layer.apply({"params": params}, inputs, None, memory)[0]
+
+  def training(cotangent: jax.Array, *args: Any) -> Any:
+    output, pull = jax.vjp(forward, *args)
+    return output, pull(cotangent)
+
+  rows = jax.ShapeDtypeStruct((tokens // time, time, WIDTH), jnp.bfloat16)
+  function: Callable[..., Any] = forward if which == "forward" else training
+  args = (
+    (rounded(params), rows, rows) if which == "forward" else (rows, rounded(params), rows, rows)
+  )
+  made = devices.compile_for(device, function, args, "bfloat16")
+  return {"MiB": made.census.mebibytes, "kernels": made.census.kernels}
+
+
+def rounded(params: Any) -> Any:
+  """Shapes of parameters, matrices in bfloat16."""
+
+  def given(path: KeyPath, leaf: Any) -> jax.ShapeDtypeStruct:
+    matrix = path_name(path).endswith("kernel")
+    return jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16 if matrix else leaf.dtype)
+
+  return jax.tree.map_with_path(given, params)
 
 
 def main() -> None:
@@ -122,6 +152,15 @@ def count_all(report: common.Report, device: devices.Device, quick: bool) -> dic
       report.claim(f"{title}, competition inside", inside, 1.0, at_most=most[which])
       report.claim(f"{title}, competition inside / plain", inside, plain)
       report.claim(f"{title}, plain / what must move", plain, floor[which])
+  for which in PASSES:
+    for name in CROSS:
+      row = f"{name}, {which}"
+      table[row] = count_cross(device, name, which)
+      report.say(f"{device.name}, {row}: {table[row]['MiB']:.0f} MiB")
+    competing, plain = (table[f"{name}, {which}"]["MiB"] for name in reversed(CROSS))
+    report.claim(
+      f"{device.name}, cross attention, {which}: MiB, competing / plain", competing, plain
+    )
   return table
 
 

@@ -1,5 +1,6 @@
 """Attention layers: explicit references, competition of heads, steps of decoding, sites."""
 
+import contextlib
 import functools
 from typing import Any
 
@@ -8,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from accelerators import DEVICES
 
+from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import Intermediates, run, zero_units
+from compmod_jax.layers import attention as attention_layers
 from compmod_jax.layers.attention import Attention, IntoHeads, OutOfHeads, attend
 from compmod_jax.layers.context import AttentionMask, Context, Newest
 from compmod_jax.layers.kv_cache import ancestor_mask
@@ -289,6 +293,39 @@ def test_projections_start_xavier_uniform_into_heads_with_gain_one_over_sqrt_two
   for p, limit in ((into, bound / np.sqrt(2)), (out, bound)):
     assert 0.98 * limit < np.abs(np.asarray(p["kernel"])).max() <= limit
     np.testing.assert_array_equal(p["bias"], 0)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_on_tpus_each_projection_of_many_tokens_is_a_product_of_its_own(beside, monkeypatch):
+  into, inputs = IntoHeads(3, HEADS, 2), numbers(2, 6, DIM)
+  held = {"kernel": numbers(DIM, HEADS, 3, 2, seed=1), "bias": numbers(HEADS, 3, 2, seed=2)}
+  extra = (numbers(DIM, 5, seed=3), numbers(5, seed=4)) if beside else None
+
+  def program() -> Any:
+    """Traced anew: projections, and gradients of parameters and inputs."""
+
+    def made(held: Any, inputs: Any, extra: Any) -> Any:
+      return into.apply({"params": held}, inputs, extra)
+
+    def differentiated(*args: Any) -> Any:
+      found, pull = jax.vjp(made, *args)
+      return found, pull(jax.tree.map(jnp.sin, found))
+
+    return jax.jit(differentiated)
+
+  def products(platform: str | None = None) -> int:
+    with sharding.tracing_for(DEVICES[platform]) if platform else contextlib.nullcontext():
+      return str(program().trace(held, inputs, extra).jaxpr).count("dot_general[")
+
+  monkeypatch.setattr(attention_layers, "_MANY", 13)
+  assert products("tpu") == products() == 3
+  monkeypatch.setattr(attention_layers, "_MANY", 12)
+  assert products("tpu") == 3 * (4 if beside else 3)
+  assert products("cuda") == products() == 3
+  expected = program()(held, inputs, extra)
+  monkeypatch.setattr(attention_layers, "platform_of", lambda array: "tpu")
+  found = program()(held, inputs, extra)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, atol=1e-5), expected, found)
 
 
 def test_bfloat16_computes_in_bfloat16_but_scores_and_probabilities_in_float32():

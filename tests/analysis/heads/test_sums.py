@@ -142,7 +142,11 @@ def test_pairs_of_weight_and_norm_are_those_of_the_tokens(subject, totals, activ
     at = read_at(subject, "source", number)
     norm = np.linalg.norm(captured[f"{SITE}/heads"], axis=-1)
     expected.append(np.stack([captured[f"{SITE}/router/weights"], norm], axis=2)[at])
-  np.testing.assert_allclose(values, np.concatenate(expected), rtol=1e-5)
+  weights, norms = np.moveaxis(np.concatenate(expected), 1, 0)
+  np.testing.assert_allclose(values[:, 1], norms, rtol=1e-5)
+  # Scores are as exact as they are large, and weights are their exponentials.
+  found, true = np.log(values[:, 0]), np.log(weights)
+  np.testing.assert_allclose(found, true, rtol=1e-6, atol=1e-5)
   assert set(blocks.tolist()) <= set(range(4))
   assert len(totals[SITE].between) == len(subject.batches)
   assert len(totals["decoder/layer_0/self"].sampled[0]) == 0

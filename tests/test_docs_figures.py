@@ -1920,7 +1920,7 @@ def cross_attention_sentences():
     ]
 
   yield "moves {} MiB forward and {} in training, and {} and {} where".format(*moved("v5e"))
-  yield "it is {} and {}, and {} and {} (391".format(*moved("h100"))
+  yield "it is {} and {}, and {} and {} (388".format(*moved("h100"))
 
 
 def cached_attention_sentences():

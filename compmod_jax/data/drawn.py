@@ -38,7 +38,7 @@ class DrawnDataset(Dataset[C]):
     return (seed,)
 
   def epoch(self, rows: int) -> int:
-    """How many batches of so many rows are called an epoch."""
+    """How many batches, each of this number of rows, are called an epoch."""
     return 100
 
   def check(self) -> None:

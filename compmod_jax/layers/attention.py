@@ -825,8 +825,8 @@ class Attention(nn.Module):
     fused = fused and self.switch is None
     beside = None
     if config is not None and fused:
-      # One product makes queries, keys, values and the router's first layer where it may. It has
-      # one type, and in float32 the model's precision, which is that of float32 on a CPU alone.
+      # Queries, keys, values and the router's first layer are made together where they may: in one
+      # type, and in float32 with the model's precision, which is that of float32 on a CPU alone.
       exact = jnp.dtype(self.dtype) == jnp.float32 and platform_of(inputs) == "cpu"
       if exact or config.dtype == "model":
         beside = self.router.hidden(inputs.shape[-1])

@@ -144,7 +144,7 @@ def test_pairs_of_weight_and_norm_are_those_of_the_tokens(subject, totals, activ
     expected.append(np.stack([captured[f"{SITE}/router/weights"], norm], axis=2)[at])
   weights, norms = np.moveaxis(np.concatenate(expected), 1, 0)
   np.testing.assert_allclose(values[:, 1], norms, rtol=1e-5)
-  # Scores are as exact as they are large, and weights are their exponentials.
+  # Two programs round a score of 50 apart by 4e-6 and more, and its exponential by that share.
   found, true = np.log(values[:, 0]), np.log(weights)
   np.testing.assert_allclose(found, true, rtol=1e-6, atol=1e-5)
   assert set(blocks.tolist()) <= set(range(4))

@@ -10,13 +10,16 @@ Bytes are counted as `benchmarks/census.py` says: the operands and results of ev
 instruction, in full. A kernel that reads or writes some columns of a matrix counts these alone in
 `MiB`, and the whole matrix in `MiB of whole operands`: beside routers' columns, those of keys and
 values where a GPU's forward pass writes queries with their bias for the reverse pass. Registers a
-thread and spilt bytes are the worst of the layer's Triton kernels. Two minutes on 2 cores.
+thread and spilt bytes are the worst of the layer's Triton kernels. Four minutes on 2 cores.
 
 Layers: `plain`; `float32`, the default, whose routers' products are in float32 beside attention;
 `inside`, whose routers are in the model's type, so that one product makes their first layer, too.
-Then cross attention to as many other rows of 128, without competition and with the default one.
+Then cross attention to as many other rows of 128, without competition and with the default one;
+and self-attention with a learned bias for each distance in each head, in rows of 128 and 1,024,
+given by distance, or as an array of all pairs, with which no kernel runs.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,12 +31,16 @@ from jax.tree_util import KeyPath
 from benchmarks import common, devices
 from benchmarks.routing import PASSES, Case
 from compmod_jax.core.parameters import path_name
+from compmod_jax.kernels.attention.distances import DistanceBias
 from compmod_jax.layers.attention import Attention
+from compmod_jax.layers.context import Context
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 
 WIDTH, HEADS = 512, 8
 TOKENS = {"h100": 16_384, "v5e": 131_072}
 TIMES = (128, 1024, 4096)
+BIASED = {"biases by distance": False, "biases of pairs": True}
+BIASED_TIMES = TIMES[:2]
 INSIDE = CompetitionConfig(dtype="model")
 LAYERS = {"plain": None, "float32": CompetitionConfig(), "inside": INSIDE}
 CROSS = {"cross, plain": None, "cross, float32": CompetitionConfig()}
@@ -103,16 +110,46 @@ def count_cross(device: devices.Device, name: str, which: str) -> dict[str, Any]
   def forward(params: Any, inputs: jax.Array, memory: jax.Array) -> jax.Array:
     return layer.apply({"params": params}, inputs, None, memory)[0]
 
-  def training(cotangent: jax.Array, *args: Any) -> Any:
-    output, pull = jax.vjp(forward, *args)
-    return output, pull(cotangent)
-
   rows = jax.ShapeDtypeStruct((tokens // time, time, WIDTH), jnp.bfloat16)
-  function: Callable[..., Any] = forward if which == "forward" else training
-  args = (
-    (rounded(params), rows, rows) if which == "forward" else (rows, rounded(params), rows, rows)
-  )
-  made = devices.compile_for(device, function, args, "bfloat16")
+  return count_pass(device, which, forward, rows, rounded(params), rows, rows)
+
+
+def count_biased(device: devices.Device, time: int, which: str, dense: bool) -> dict[str, Any]:
+  """What one pass of self-attention moves: gradients are of parameters, inputs and the bias.
+
+  No kernel runs where the bias is `dense`, an array of all pairs.
+  """
+  layer = Attention(WIDTH, HEADS, dtype="bfloat16")
+  few = jnp.zeros((1, 1, WIDTH), jnp.bfloat16)
+  params = nn.unbox(jax.eval_shape(layer.init, jax.random.key(0), few))["params"]
+
+  def forward(params: Any, inputs: jax.Array, numbers: jax.Array) -> jax.Array:
+    bias = DistanceBias(numbers)
+    ctx = Context(position_bias=bias.dense() if dense else bias)
+    return layer.apply({"params": params}, inputs, ctx=ctx)[0]
+
+  rows = jax.ShapeDtypeStruct((TOKENS[device.name] // time, time, WIDTH), jnp.bfloat16)
+  numbers = jax.ShapeDtypeStruct((HEADS, 2 * time - 1), jnp.float32)
+  return count_pass(device, which, forward, rows, rounded(params), rows, numbers)
+
+
+def count_pass(
+  device: devices.Device,
+  which: str,
+  forward: Callable[..., jax.Array],
+  slope: jax.ShapeDtypeStruct,
+  *args: Any,
+) -> dict[str, Any]:
+  """What a function moves, or that and its gradients."""
+
+  def training(slope: jax.Array, *args: Any) -> Any:
+    output, pull = jax.vjp(forward, *args)
+    return output, pull(slope)
+
+  if which == "forward":
+    made = devices.compile_for(device, forward, args, "bfloat16")
+  else:
+    made = devices.compile_for(device, training, (slope, *args), "bfloat16")
   return {"MiB": made.census.mebibytes, "kernels": made.census.kernels}
 
 
@@ -161,6 +198,15 @@ def count_all(report: common.Report, device: devices.Device, quick: bool) -> dic
     report.claim(
       f"{device.name}, cross attention, {which}: MiB, competing / plain", competing, plain
     )
+  for time, which in itertools.product(BIASED_TIMES[: 1 if quick else None], PASSES):
+    rows = [f"{name}, rows of {time}, {which}" for name in BIASED]
+    for row, dense in zip(rows, BIASED.values(), strict=True):
+      table[row] = count_biased(device, time, which, dense)
+      report.say(f"{device.name}, {row}: {table[row]['MiB']:.0f} MiB")
+    biased, dense = (table[row]["MiB"] for row in rows)
+    title = f"{device.name}, rows of {time}, {which}: MiB, biases by distance"
+    report.claim(f"{title} / plain", biased, table[f"plain, rows of {time}, {which}"]["MiB"])
+    report.claim(f"{title} / as an array of pairs", biased, dense)
   return table
 
 

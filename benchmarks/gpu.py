@@ -47,9 +47,11 @@ from compmod_jax.kernels.attention import (
   Visibility,
   flash_attention,
   packed_attention,
+  paired_attention,
   routed_attention,
 )
 from compmod_jax.kernels.attention.cached import attend_to_cache, attend_to_cache_on_gpu
+from compmod_jax.kernels.attention.distances import DistanceBias, of_pairs
 from compmod_jax.kernels.routing import Choice, Readout, Rule
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.positions import distance_penalties
@@ -89,12 +91,12 @@ class Check:
   Attributes:
     head_dim: columns of a head.
     dtype: of its operands.
-    visibility: which keys a query reads.
+    visibility: which keys a query reads; `biases` are added by distance, in causal order.
     queries: of an example.
     keys: likewise.
     key_heads: of 4 heads.
     rate: of dropout.
-    kind: `apart`, `packed` or `routed`.
+    kind: `apart`, `pairs`, `packed` or `routed`.
     rule: how the competition selects.
   """
 
@@ -128,7 +130,7 @@ class Check:
       return Visibility(causal=True, window=50, prefix=5)
     if self.visibility == "penalties":
       return Visibility(causal=True, penalties=distance_penalties(4))
-    return Visibility(causal=self.visibility == "causal")
+    return Visibility(causal=self.visibility in ("causal", "biases"))
 
   def functions(self) -> tuple[Function, Function, tuple[Any, jax.Array]]:
     """The kernel and the definition, each with its gradients, and their arguments."""
@@ -151,6 +153,12 @@ class Check:
       def run(args: Any, **how: Any) -> Any:
         return flash_attention(*args, weights=weights, **options, **how)
 
+    elif self.kind == "pairs":
+      wide = (draw(*made), draw(batch, self.keys, self.key_heads, 2, width))
+
+      def run(args: Any, **how: Any) -> Any:
+        return paired_attention(*args, **options, **how)
+
     elif self.kind == "packed":
       wide = (draw(batch, self.queries, heads, 3 * width), draw(heads, 3 * width, scale=0.3))
 
@@ -172,17 +180,28 @@ class Check:
         sizes = {"heads": heads, "head_dim": width, "choice": choice}
         return routed_attention(packed, bias, readout, **sizes, **options, **how)
 
+    biased = self.visibility == "biases"
+    if biased:
+      wide = (*wide, draw(heads, 2 * self.queries - 1))
+
+    def run_with_bias(args: Any, **how: Any) -> Any:
+      if biased:
+        *args, numbers = args
+        how["distance_bias"] = DistanceBias(numbers)
+      return run(tuple(args), **how)
+
     slope = draw(*(made if self.kind != "routed" else (batch, self.queries, heads * width)))
 
     def both(args: Any, slope: jax.Array, **how: Any) -> Any:
       def main(args: Any) -> Any:
-        found = run(args, **how)
+        found = run_with_bias(args, **how)
         return found[0] if self.kind == "routed" else found
 
       found, pull = jax.vjp(main, args)
       return found, pull(slope.astype(found.dtype))
 
-    narrow = jax.tree.map(lambda x: x.astype(self.dtype), wide[: 1 if self.kind != "apart" else 3])
+    count = {"apart": 3, "pairs": 2}.get(self.kind, 1)
+    narrow = jax.tree.map(lambda x: x.astype(self.dtype), wide[:count])
     args = ((*narrow, *wide[len(narrow) :]), slope.astype(self.dtype))
 
     def exact(args: Any, slope: jax.Array) -> Any:
@@ -207,6 +226,10 @@ CHECKS = (
   Check(64, "float32", "causal", key_heads=2, kind="apart"),
   Check(32, "float32", "padding", rate=0.1, kind="packed"),
   Check(64, "bfloat16", "penalties", kind="packed"),
+  Check(64, "bfloat16", "padding", queries=130, keys=333, key_heads=2, kind="pairs"),
+  Check(64, "float32", "biases"),
+  Check(64, "bfloat16", "biases", kind="packed"),
+  Check(128, "bfloat16", "biases", key_heads=2, rate=0.1, kind="apart"),
 )
 
 
@@ -293,8 +316,17 @@ def attention(report: common.Report, options: argparse.Namespace) -> None:
       made, _ = routed_attention(packed, shift, readout, **sizes, implementation="gpu")
       return made
 
-    def theirs(query: Any, key: Any, value: Any, how: Any, causal: bool = causal) -> Any:
-      return jax.nn.dot_product_attention(query, key, value, is_causal=causal, implementation=how)
+    def biased(query: Any, key: Any, value: Any, numbers: Any, seen: Visibility = seen) -> Any:
+      how: dict[str, Any] = {"distance_bias": DistanceBias(numbers), "implementation": "gpu"}
+      return flash_attention(query, key, value, visibility=seen, **how)
+
+    def theirs(
+      query: Any, key: Any, value: Any, numbers: Any = None, how: Any = None, causal: bool = causal
+    ) -> Any:
+      bias = None if numbers is None else of_pairs(numbers)[None].astype(query.dtype)
+      return jax.nn.dot_product_attention(
+        query, key, value, bias, is_causal=causal, implementation=how
+      )
 
     programs: dict[str, tuple[Function, tuple[jax.Array, ...]]] = {
       "ours": (ours, (query, key, value)),
@@ -303,6 +335,11 @@ def attention(report: common.Report, options: argparse.Namespace) -> None:
       "cuDNN": (functools.partial(theirs, how="cudnn"), (query, key, value)),
       "XLA": (functools.partial(theirs, how="xla"), (query, key, value)),
     }
+    if time == 1024:
+      numbers = drawn(7, HEADS, 2 * time - 1, dtype=jnp.float32)
+      one = (query, key, value, numbers)
+      programs["ours, biases by distance"] = biased, one
+      programs["cuDNN, biases by distance"] = functools.partial(theirs, how="cudnn"), one
     for which in PASSES:
       group = f"rows of {time}{', causal' if causal else ''}, {which}"
       timed = Timed(report, group, 5 if options.quick else 20)
@@ -328,6 +365,12 @@ def compare(report: common.Report, group: str, found: dict[str, np.ndarray]) -> 
     ),
     "our speed / cuDNN's": ("cuDNN", "ours", {}),
     "weights / without": ("ours, weights", "ours", {}),
+    "biases by distance / without": ("ours, biases by distance", "ours", {}),
+    "our speed / cuDNN's, biases by distance": (
+      "cuDNN, biases by distance",
+      "ours, biases by distance",
+      {},
+    ),
     "our time / XLA's": ("ours", "XLA", {}),
   }
   for name, (one, other, target) in ratios.items():

@@ -4,9 +4,9 @@
 
 In the environment of `make aot`: attention of heads with weights, forward and all gradients, heads
 of 32, 64, 96 and 128, float32 and bfloat16, with and without dropout of probabilities, of all
-pairs, of causal order within segments, and of that with penalties on distances, compiled for an
-H100 that is not here. Registers a thread and bytes that do not fit into them. About six minutes on
-2 cores.
+pairs, of causal order within segments, and of that with penalties on distances or a learned bias
+for each, compiled for an H100 that is not here. Registers a thread and bytes that do not fit into
+them. About eight minutes on 2 cores.
 """
 
 import dataclasses
@@ -17,11 +17,12 @@ import jax.numpy as jnp
 
 from benchmarks import common, devices
 from compmod_jax.kernels.attention import ProbabilityDropout, Visibility, packed_attention
+from compmod_jax.kernels.attention.distances import DistanceBias
 
 BATCH, TIME, HEADS = 16, 1024, 8
 WIDTHS, DTYPES, RATES = (32, 64, 96, 128), ("bfloat16", "float32"), (0.0, 0.1)
 KERNELS = ("_forward", "_backward")
-MASKS = ("", "masked", "masked, penalties")
+MASKS = ("", "masked", "masked, penalties", "masked, biases")
 
 
 def kernels_of(width: int, dtype: str, rate: float, mask: str) -> dict[str, tuple[int, int]]:
@@ -34,12 +35,14 @@ def kernels_of(width: int, dtype: str, rate: float, mask: str) -> dict[str, tupl
     ids: jax.Array,
     penalties: jax.Array,
     key: jax.Array,
+    numbers: jax.Array,
   ) -> jax.Array:
     dropout = ProbabilityDropout.of(key, rate, BATCH, HEADS) if rate else None
     seen = Visibility(causal=True, query_ids=ids, key_ids=ids) if mask else Visibility()
     if "penalties" in mask:
       seen = dataclasses.replace(seen, penalties=penalties)
-    how = {"dropout": dropout, "visibility": seen}
+    biased = DistanceBias(numbers) if "biases" in mask else None
+    how = {"dropout": dropout, "visibility": seen, "distance_bias": biased}
     heads = packed_attention(packed, bias, weights=weights, **how)  # type: ignore
     return jnp.sum(heads.astype(jnp.float32) ** 2)
 
@@ -50,10 +53,12 @@ def kernels_of(width: int, dtype: str, rate: float, mask: str) -> dict[str, tupl
     jax.ShapeDtypeStruct((BATCH, TIME), jnp.int32),
     jax.ShapeDtypeStruct((HEADS,), jnp.float32),
     jax.eval_shape(lambda: jax.random.key(0)),
+    jax.ShapeDtypeStruct((HEADS, 2 * TIME - 1), jnp.float32),
   )
-  training = jax.grad(total, (0, 1, 2))
+  training = jax.grad(total, (0, 1, 2, 6))
   made = devices.compile_for(devices.DEVICES["h100"], training, args, dtype, kernels=True)
-  return {name: made.kernels[name] for name in KERNELS}
+  names = [*KERNELS, *["_sum_diagonals"] * ("biases" in mask)]
+  return {name: made.kernels[name] for name in names}
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import pytest
 from compmod_jax.core import linear as rows
 from compmod_jax.core import sharding
 from compmod_jax.core.sharding import MeshConfig, make_mesh
-from compmod_jax.kernels import grouped
+from compmod_jax.kernels import float32_affine, grouped
 from compmod_jax.kernels.attention import blocks, distances, routed_attention
 from compmod_jax.kernels.cross_entropy import label_statistics
 from compmod_jax.kernels.routing import (
@@ -134,12 +134,15 @@ def narrow_product() -> Rule:
   return Rule(rows.narrow_product, jnp.matmul, (numbers(5, 4, seed=0), numbers(4, 2, seed=1)))
 
 
-def split_product() -> Rule:
+def split_affine() -> Rule:
   """Numbers are so few and round that half precision has them exactly."""
-  left, right = (
-    jnp.round(4 * numbers(*shape, seed=seed)) / 4 for seed, shape in enumerate(((5, 4), (4, 2)))
-  )
-  return Rule(rows._split_product, jnp.matmul, (left, right))
+  sizes = (5, 4), (4, 2), (2,)
+  args = tuple(jnp.round(4 * numbers(*size, seed=seed)) / 4 for seed, size in enumerate(sizes))
+
+  def plain(rows: Any, kernel: Any, bias: Any) -> Any:
+    return rows @ kernel + bias[None]
+
+  return Rule(float32_affine.split_affine, plain, args)
 
 
 SIZES = jnp.array([2, 0, 3])
@@ -351,7 +354,7 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.layers.lm_head.known_losses": known_losses,
   "compmod_jax.layers.lm_head._known_gradients": known_losses,
   "compmod_jax.core.linear.narrow_product": narrow_product,
-  "compmod_jax.core.linear._split_product": split_product,
+  "compmod_jax.kernels.float32_affine.split_affine": split_affine,
   "compmod_jax.core.linear._rounded_affine": affine,
   "compmod_jax.kernels.attention.blocks.attention_in_blocks.run": attention_in_blocks,
   "compmod_jax.kernels.attention.dispatch._rule.run": attention_on_a_gpu,

@@ -1374,6 +1374,22 @@ def attention_layers(device):
   ]  # fmt: skip
 
 
+def biased_layers():
+  tables = record("benchmarks/attention-compiled.json")["tables"]
+  return [
+    [
+      f"{title}, {way}",
+      *(
+        f"{tables[device][f'{row}, rows of {time}, {way}']['MiB']:,.0f}"
+        for time in (128, 1024)
+        for row in ("plain", "biases by distance", "biases of pairs")
+      ),
+    ]
+    for device, title in (("h100", "H100"), ("v5e", "v5e"))
+    for way in ("forward", "training")
+  ]
+
+
 def cached_attention():
   found = record("benchmarks/cached-attention-compiled.json")["tables"]["h100"]
   assert len(found) == 4 * 2 * 2
@@ -1393,7 +1409,8 @@ def cached_attention():
 def long_texts():
   found = record("benchmarks/long-text.json")["tables"]["h100"]
   spilt = record("benchmarks/attention-registers.json")["tables"]["h100"]
-  assert len(spilt) == 2 * 4 * 2 * 3 * 2
+  # Three kernels with biases by distance, two without.
+  assert len(spilt) == 2 * 4 * 2 * (3 * 2 + 3)
   assert not any(row["spilt"] for row in spilt.values())
   return [
     [
@@ -1522,6 +1539,7 @@ TABLES = {
   ("docs/kernels.md", "Attention on GPUs and TPUs", 1): lambda: attention_layers("h100"),
   ("docs/kernels.md", "Attention on GPUs and TPUs", 2): long_texts,
   ("docs/kernels.md", "Measured on an H100", 0): attention_on_a_gpu,
+  ("docs/kernels.md", "Biases by distance", 0): biased_layers,
   ("docs/kernels.md", "Decoding on GPUs", 0): cached_attention,
   ("docs/kernels.md", "What is different on TPUs", 0): lambda: attention_layers("v5e"),
   ("docs/kernels.md", "Attention on CPUs", 0): cpu_attention,
@@ -1920,13 +1938,16 @@ def cross_attention_sentences():
     ]
 
   yield "moves {} MiB forward and {} in training, and {} and {} where".format(*moved("v5e"))
-  yield "it is {} and {}, and {} and {} (388".format(*moved("h100"))
+  yield "moves {} MiB forward and {} in training, and {} and {} where heads".format(*moved("h100"))
 
 
 def cached_attention_sentences():
   found = record("benchmarks/cached-attention-compiled.json")["tables"]["h100"].values()
   most = max(row["kernel"] / row["keys and values"] for row in found)
   yield f"it moves at most {most:.2f} times the keys and values"
+  on_tpu = record("benchmarks/cached-attention-compiled.json")["tables"]["v5e"]
+  one, five = (on_tpu[f"{count} queries, heads of 64, bfloat16"]["XLA"] for count in (1, 5))
+  yield f"XLA's program moves {one:.0f} MiB for one query and {five:.0f} for five"
 
 
 def signal_sentences():

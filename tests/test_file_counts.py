@@ -78,7 +78,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     "tasks.continual", "tasks/continual", "ContinualConfig",
   ),
   "a task on sequences": ("tasks.sequence", "SequenceConfig", "SequenceTask", "SequenceScores"),
-  "penalties on distances": ("alibi", "distance_bias"),
+  "penalties on distances": ("alibi",),
   "attention that is no softmax over keys": (
     "attention_forms", "attention_form", "GeometricAttention", "HypernetworkAttention",
     "DifferentialAttention",
@@ -113,7 +113,7 @@ LATER = {
   "a sequence-to-sequence LSTM": {"compmod_jax/tables/translation.py"},
   "a bias of distances": {
     "compmod_jax/models/encoder.py", "compmod_jax/models/decoder_lm.py",
-    "compmod_jax/layers/stack.py",
+    "compmod_jax/layers/stack.py", "benchmarks/attention.py",
   },
   "rotary positions and those of Transformer-XL": {
     "configs/plastic_lm.py", "compmod_jax/layers/systematic.py", "compmod_jax/tables/nemot.py",

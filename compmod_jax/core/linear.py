@@ -8,8 +8,6 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from compmod_jax.core.sharding import platform_of
-
 
 def over_rows(
   product: Callable[[jax.Array], jax.Array], inputs: Float[Array, "batch time inner"]
@@ -101,52 +99,6 @@ def _narrow_backward(
 
 
 narrow_product.defvjp(_narrow_forward, _narrow_backward)
-
-
-def float32_product(
-  rows: Float[Array, "rows inner"], kernel: Float[Array, "inner outer"]
-) -> Float[Array, "rows outer"]:
-  """rows @ kernel as float32 has it, for a float32 kernel with many more rows than columns.
-
-  On GPUs, whose matrix units take no float32 operands, rows in bfloat16 meet the kernel's three
-  bfloat16 parts, whose sum it is. Products of their gradient are bfloat16, as those of other layers
-  of such a model are. TPUs would write more than they save, and CPUs take half as long again.
-  """
-  if rows.dtype == jnp.bfloat16 and platform_of(rows) in ("cuda", "gpu"):
-    return _split_product(rows, kernel)
-  return narrow_product(rows.astype(jnp.float32), kernel)
-
-
-@jax.custom_vjp
-def _split_product(rows: jax.Array, kernel: jax.Array) -> jax.Array:
-  """See `float32_product`. Reverse mode, any order."""
-  parts, left = list[jax.Array](), kernel
-  for _ in range(3):
-    # XLA may leave out a cast there and back, but not this.
-    parts.append(lax.reduce_precision(left, exponent_bits=8, mantissa_bits=7))
-    left = left - parts[-1]
-  whole = jnp.concatenate(parts, axis=1).astype(jnp.bfloat16)
-  made = jnp.matmul(rows, whole, preferred_element_type=jnp.float32)
-  first, second, third = jnp.split(made, 3, axis=1)
-  return third + second + first
-
-
-def _split_forward(
-  rows: jax.Array, kernel: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  return _split_product(rows, kernel), (rows, kernel)
-
-
-def _split_backward(
-  kept: tuple[jax.Array, jax.Array], errors: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  rows, kernel = kept
-  errors = errors.astype(rows.dtype)
-  d_kernel = jnp.matmul(rows.T, errors, preferred_element_type=jnp.float32)
-  return errors @ kernel.T.astype(rows.dtype), d_kernel.astype(kernel.dtype)
-
-
-_split_product.defvjp(_split_forward, _split_backward)
 
 
 def group_product(

@@ -24,6 +24,7 @@ from compmod_jax.kernels.attention import (
   flash_attention,
   kernel_for,
   packed_attention,
+  paired_attention,
   routed_attention,
 )
 from compmod_jax.kernels.attention.blocks import attention_in_blocks
@@ -45,7 +46,7 @@ from compmod_jax.layers.positions import (
   IN_ATTENTION,
   ModelPositions,
   RelativePositions,
-  distance_bias,
+  alibi_bias,
   distance_penalties,
   rotate,
 )
@@ -75,6 +76,8 @@ _OUT_OF_HEADS = nn.initializers.variance_scaling(
 
 _WHOLE: Any = ((None, None), (None,))
 """Names of the dimensions of W_O and its bias, which every device has whole."""
+_OF_DISTANCES = DistanceBias(("heads", None))  # pyright: ignore[reportArgumentType]  # names
+"""Those of a bias by distance."""
 
 
 def _within_slice(scale: float, width: int) -> Callable[..., jax.Array]:
@@ -115,11 +118,11 @@ def attend(
     intermediates: activations to read or change.
   """
   kernel = kernel_for(query, query.shape[-1], query.dtype, dropout=dropout is not None)
-  if not intermediates.wants("attention") and bias is None and kernel:
+  if kernel and not intermediates.wants("attention"):
     visibility = mask.visibility()
-    if visibility is not None:
+    if visibility is not None and (bias is None or isinstance(bias, DistanceBias)):
       dropped = _dropped(dropout, len(query), query.shape[2])
-      return _in_kernel(query, key, value, weights, visibility, dropped)
+      return _in_kernel(query, (key, value), weights, bias, visibility, dropped)
   heads = _attend(query, key, value, mask, bias, dropout, intermediates)
   return heads if weights is None else gate_heads(heads, weights)
 
@@ -158,14 +161,15 @@ def _attend(
 
 def _in_kernel(
   query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
+  keys_and_values: tuple[jax.Array, ...],
   weights: jax.Array | None,
+  by_distance: DistanceBias | None,
   visibility: Visibility,
   dropout: ProbabilityDropout | None,
 ) -> jax.Array:
   """Attention by a kernel, on every device for the examples, heads and queries that it has.
 
+  Keys and values are two arrays, or one as of `paired_attention`.
   Where times are split over devices, each is given the keys and values of all.
   """
   time = query.shape[1]
@@ -173,28 +177,36 @@ def _in_kernel(
   def read(
     seen: Visibility,
     dropout: ProbabilityDropout | None,
+    by_distance: DistanceBias | None,
     weights: jax.Array | None,
-    key: Any,
-    value: Any,
-    query: Any,
+    keys_and_values: tuple[jax.Array, ...],
+    query: jax.Array,
   ) -> jax.Array:
     if query.shape[1] < time:
-      seen = dataclasses.replace(seen, first_query=_first_query(query))
+      first = _first_query(query)
+      seen = dataclasses.replace(seen, first_query=first)
       dropout = _dropped_of_part(dropout, query, time)
-    return flash_attention(query, key, value, weights=weights, visibility=seen, dropout=dropout)
+      if by_distance is not None:
+        by_distance = by_distance.of_queries(first[0], query.shape[1])
+    masks = {"distance_bias": by_distance, "visibility": seen, "dropout": dropout}
+    if len(keys_and_values) == 1:
+      return paired_attention(query, keys_and_values[0], weights=weights, **masks)
+    key, value = keys_and_values
+    return flash_attention(query, key, value, weights=weights, **masks)
 
   names: Any = _names_of(visibility, len(query))
   if names.query_ids is not None:
     names = dataclasses.replace(names, query_ids=(names.query_ids[0], "time"))
-  others, mine = ("batch", None, "heads", None), ("batch", "time", "heads", None)
+  mine = "batch", "time", "heads", None
+  others = tuple(("batch", None, "heads", *[None] * (one.ndim - 3)) for one in keys_and_values)
   return sharding.on_parts(
     read,
-    [visibility, dropout, weights, key, value, query],
+    [visibility, dropout, by_distance, weights, keys_and_values, query],
     [
       names,
       _names_of_dropout(dropout),
+      None if by_distance is None else _OF_DISTANCES,
       None if weights is None else mine[:3],
-      others,
       others,
       mine,
     ],
@@ -219,7 +231,7 @@ def _in_blocks(
   if sharding.parts_of(query, "time") > 1:
     bias = dense(bias)  # a device has some of the queries
   if isinstance(bias, DistanceBias):
-    names_of_bias = DistanceBias(("heads", None))  # pyright: ignore[reportArgumentType]  # names
+    names_of_bias = _OF_DISTANCES
   elif bias is not None:
     bias = jnp.broadcast_to(bias, (len(bias), heads, time, key.shape[1]))
     names_of_bias = ("batch" if len(bias) == batch else None, "heads", "time", None)
@@ -325,9 +337,11 @@ class IntoHeads(nn.Module):
     beside: tuple[Float[Array, "embed other"], Float[Array, " other"]] | None = None,
     *,
     parts: int | None = None,
+    together: bool = False,
   ) -> tuple[Float[Array, "..."], ...]:
     """The projections, in order; last what another kernel and bias, of the same inputs, make.
 
+    `together` they are one array [batch, time, heads, projections, head_dim].
     In `parts` they are one matrix, to which a bias [columns] is still to be added: that and the
     bias. Each part holds as many heads as the others: the first projection of its heads, the
     second, and so on.
@@ -340,34 +354,34 @@ class IntoHeads(nn.Module):
     kernel = self.param("kernel", logical(init, "embed", *names), (embed, *shape))
     bias = _bias(self, names, shape)
     many = inputs.shape[0] * inputs.shape[1] >= _MANY
-    if parts is None and groups == 1 and many and platform_of(inputs) == "tpu":
+    apart = parts is None and not together
+    if apart and groups == 1 and many and platform_of(inputs) == "tpu":
       return self._each(inputs, kernel, bias, beside)
     if parts is not None and parts < self.heads:
       kernel, bias = (self._by_kind(one, parts) for one in (kernel, bias))
     kernel = kernel.astype(self.dtype).reshape(embed, -1)
     if parts is not None and parts < self.heads:
       kernel = _one_product(kernel)
-    whole = bias.reshape(-1)
-    bias = bias.astype(self.dtype).reshape(1, -1)
-    width = kernel.shape[1]
+    bias, width = bias.reshape(-1), kernel.shape[1]
     if beside is not None:
       kernel = jnp.concatenate([kernel, beside[0]], axis=1)
-      bias = jnp.concatenate([bias, beside[1][None]], axis=1)
-      whole = jnp.concatenate([whole, beside[1]])
+      bias = jnp.concatenate([bias, beside[1]])
     if parts is not None:
-      return over_rows(lambda rows: rows.astype(self.dtype) @ kernel, inputs), whole
+      return over_rows(lambda rows: rows.astype(self.dtype) @ kernel, inputs), bias
 
     def project(rows: jax.Array) -> jax.Array:
       if groups == 1:
-        return rows.astype(self.dtype) @ kernel + bias
+        return affine(rows.astype(self.dtype), kernel, bias)
       slices = kernel.reshape(embed, groups, -1).swapaxes(0, 1)
-      return group_product(rows.astype(self.dtype), slices) + bias
+      return group_product(rows.astype(self.dtype), slices) + bias.astype(self.dtype)[None]
 
     outputs = over_rows(project, inputs)
     # The gradient of a split is one concatenation; of slices it is a sum of padded arrays.
     own, *rest = jnp.split(outputs, [width], axis=-1) if beside is not None else (outputs,)
-    apart = own.reshape(*inputs.shape[:2], *shape)
-    return (*(jnp.squeeze(one, 3) for one in jnp.split(apart, self.projections, axis=3)), *rest)
+    made = own.reshape(*inputs.shape[:2], *shape)
+    if together:
+      return made, *rest
+    return (*(jnp.squeeze(one, 3) for one in jnp.split(made, self.projections, axis=3)), *rest)
 
   def _each(
     self,
@@ -589,7 +603,8 @@ class Attention(nn.Module):
       return None
     # Nothing happens between the product and the heads, which are multiplied by one factor at most.
     penalised = self.positions == "alibi" and ctx.position_ids is None
-    plain = (self.positions not in IN_ATTENTION or penalised) and ctx.position_bias is None
+    plain = self.positions not in IN_ATTENTION or penalised
+    plain = plain and (ctx.position_bias is None or isinstance(ctx.position_bias, DistanceBias))
     plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
     plain = plain and self.form == "softmax" and self.switch is None
     factors = config is None or (config.routing == "fused" and config.inactive == "null")
@@ -599,6 +614,19 @@ class Attention(nn.Module):
     if visibility is None or not penalised:
       return visibility
     return dataclasses.replace(visibility, penalties=distance_penalties(self.heads))
+
+  def _visibility_of_pairs(
+    self, query: jax.Array, mask: AttentionMask, bias: Bias | None, ctx: Context
+  ) -> Visibility | None:
+    """Which keys of a memory are read, where a kernel takes keys and values together; else None.
+
+    A TPU's kernel would copy them apart.
+    """
+    dropped = self._active_dropout(ctx) is not None
+    kernel = kernel_for(query, self.width, self.dtype, dropout=dropped)
+    if kernel != "gpu" or bias is not None or self.switch is not None:
+      return None
+    return None if ctx.intermediates.wants("attention") else mask.visibility()
 
   def _in_one_kernel(
     self,
@@ -612,6 +640,8 @@ class Attention(nn.Module):
     Or what the output projection makes of them.
     """
     config, seen = self.competition, _names_of(visibility, len(inputs))
+    by_distance = ctx.position_bias
+    assert by_distance is None or isinstance(by_distance, DistanceBias)
     options: dict[str, Any] = {
       "deterministic": ctx.deterministic,
       "intermediates": ctx.intermediates.scope("router"),
@@ -626,7 +656,8 @@ class Attention(nn.Module):
       readout = self.router.readout(**options) if beside else None
       if readout is not None:
         inside = options["intermediates"]
-        return self._routed(inputs, visibility, dropout, *readout, gates, inside, output)
+        beside_masks = by_distance, visibility, dropout
+        return self._routed(inputs, *beside_masks, *readout, gates, inside, output)
       if config.fused:
         weights = self.router.weights_of(self.router.hidden_of(inputs), **options)
       else:
@@ -637,16 +668,18 @@ class Attention(nn.Module):
     packed, bias = self.query_key_value(inputs, parts=parts)
     names, heads = ("batch", None, "heads", None), self.heads // parts
     return sharding.on_parts(
-      lambda visibility, dropout, output, weights, bias, packed: packed_attention(
+      lambda by_distance, visibility, dropout, output, weights, bias, packed: packed_attention(
         packed,
         bias,
         heads=heads * packed.shape[2],
         weights=weights,
         output=output,
+        distance_bias=by_distance,
         visibility=visibility,
         dropout=dropout,
       ),
       [
+        by_distance,
         visibility,
         dropout,
         output,
@@ -655,6 +688,7 @@ class Attention(nn.Module):
         packed.reshape(*inputs.shape[:2], parts, -1),
       ],
       [
+        None if by_distance is None else _OF_DISTANCES,
         seen,
         _names_of_dropout(dropout),
         _WHOLE if output is not None else None,
@@ -677,6 +711,7 @@ class Attention(nn.Module):
   def _routed(
     self,
     inputs: Float[Array, "batch time embed"],
+    by_distance: DistanceBias | None,
     visibility: Visibility,
     dropout: ProbabilityDropout | None,
     readout: Readout,
@@ -695,18 +730,20 @@ class Attention(nn.Module):
     parts = self._parts(inputs)
     packed, bias = self.query_key_value(inputs, beside, parts=parts)
     heads, weights = sharding.on_parts(
-      lambda visibility, dropout, output, bias, readout, gates, packed: attention(
+      lambda by_distance, visibility, dropout, output, bias, readout, gates, packed: attention(
         packed,
         bias,
         readout,
         by_kind=parts == 1,
         factor=rescaled if gates is None else rescaled * gates,
         output=output,
+        distance_bias=by_distance,
         visibility=visibility,
         dropout=dropout,
       ),
-      [visibility, dropout, output, bias, readout, gates, packed],
+      [by_distance, visibility, dropout, output, bias, readout, gates, packed],
       [
+        None if by_distance is None else _OF_DISTANCES,
         _names_of(visibility, len(inputs)),
         _names_of_dropout(dropout),
         _WHOLE if output is not None else None,
@@ -784,7 +821,7 @@ class Attention(nn.Module):
       query, relative = self.relative(query, ctx.position_ids, causal=causal)
       bias = _sum(bias, relative)
     elif self.positions in IN_ATTENTION:
-      bias = _sum(bias, distance_bias(self.heads, query.shape[1], ctx.position_ids))
+      bias = _sum(bias, alibi_bias(self.heads, query.shape[1], ctx.position_ids))
     bias = _sum(bias, ctx.position_bias)
     return query, (key, value), hidden[0] if hidden else None, bias
 
@@ -856,7 +893,14 @@ class Attention(nn.Module):
       if state is None:
         assert memory is not None, "cross attention reads a memory, or a state that holds it"
         mask = AttentionMask(explicit=ctx.memory_mask)
-        heads = attention(query, *self._keys_and_values(memory), mask)
+        seen = self._visibility_of_pairs(query, mask, bias, ctx)
+        if seen is None:
+          heads = attention(query, *self._keys_and_values(memory), mask)
+        else:
+          pairs = self.key_value(memory, together=True)
+          dropped = _dropped(self._active_dropout(ctx), len(query), self.heads)
+          own_weights = weights if multiplies else None
+          heads = _in_kernel(query, pairs, own_weights, None, seen, dropped)
       else:
         heads = attend_cached(query, state, ctx.memory_mask, intermediates=intermediates)
     elif self.form != "softmax":

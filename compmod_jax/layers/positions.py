@@ -140,7 +140,7 @@ def distance_penalties(heads: int) -> Float[Array, " heads"]:
   return jnp.asarray(2.0 ** (-8 * np.arange(1, heads + 1) / heads), jnp.float32)
 
 
-def distance_bias(
+def alibi_bias(
   heads: int, time: int, position_ids: PositionIds | None = None
 ) -> Float[Array, "#batch heads queries keys"] | DistanceBias:
   """What is added to the logits for `distance_penalties`, float32.

@@ -28,9 +28,11 @@ from compmod_jax.kernels.attention import (
   gpu,
   kernel_for,
   packed_attention,
+  paired_attention,
   routed_attention,
   tpu,
 )
+from compmod_jax.kernels.attention.distances import DistanceBias, sums_of_diagonals, windows
 from compmod_jax.kernels.attention.layout import KEY, QUERY, Layout
 from compmod_jax.kernels.routing import Choice, Readout
 from compmod_jax.tools import matmul_flops
@@ -72,8 +74,8 @@ def reads(seen: Visibility, query: int, key: int, example: int) -> bool:
   return other in (0, own)
 
 
-def expected(query, key, value, weights, seen: Visibility) -> np.ndarray:
-  """Heads, pair by pair in double precision."""
+def expected(query, key, value, weights, seen: Visibility, bias=None) -> np.ndarray:
+  """Heads, pair by pair in double precision; a bias has a number a head and distance."""
   query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
   made = np.zeros(query.shape)
   group = query.shape[2] // key.shape[2]
@@ -84,6 +86,8 @@ def expected(query, key, value, weights, seen: Visibility) -> np.ndarray:
       if seen.penalties is not None:
         place = t + (0 if seen.first_query is None else int(seen.first_query[0]))
         logits = logits - np.float64(seen.penalties[h]) * np.abs(place - np.array(keys))
+      if bias is not None:
+        logits = logits + np.array([bias[h, query.shape[1] - 1 - t + s] for s in keys], np.float64)
       shares = np.exp(logits - logits.max())
       made[b, t, h] = shares @ value[b, keys, h // group] / shares.sum()
       made[b, t, h] *= 1 if weights is None else weights[b, t, h]
@@ -169,6 +173,101 @@ def test_heads_and_gradients_are_those_of_double_precision(name):
     truth = true_of_weights[positive]
     np.testing.assert_allclose(of_weights[positive], truth, rtol=1e-4, atol=1e-4)
     assert not of_weights[~positive].any()
+
+
+BIASED = {
+  "everything": ((2, 37, 37, 2, 2, 64), Visibility(), "tpu", 0.0),
+  "blocks that are full": ((1, 32, 32, 2, 1, 32), Visibility(), "tpu, by blocks", 0.0),
+  "window and prefix": (
+    (1, 50, 50, 3, 3, 40),
+    Visibility(causal=True, window=9, prefix=3),
+    "tpu, by blocks",
+    0.0,
+  ),
+  "segments, and rows that read nothing": (
+    (3, 45, 45, 2, 1, 64),
+    Visibility(
+      causal=True,
+      query_ids=segments(3, 45, 0) + 1,
+      key_ids=hidden(segments(3, 45, 0) + 1, 40),
+    ),
+    "tpu, by blocks",
+    0.0,
+  ),
+  "one position": ((2, 1, 1, 2, 2, 32), Visibility(), "tpu", 0.0),
+  "a few of a device's queries": (
+    (2, 5, 45, 2, 2, 64),
+    Visibility(causal=True, first_query=np.array([25], np.int32)),
+    "tpu, by blocks",
+    0.0,
+  ),
+  "the later ones of a device's queries": (
+    (2, 21, 50, 2, 2, 64),
+    Visibility(causal=True, window=20, first_query=np.array([25], np.int32)),
+    "tpu",
+    0.0,
+  ),
+  "more queries than keys": ((1, 45, 14, 2, 1, 32), Visibility(), "tpu, by blocks", 0.0),
+  "dropout": ((2, 40, 40, 2, 2, 32), Visibility(causal=True), None, 0.3),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_biases_by_distance_and_their_gradients_are_those_of_double_precision(name):
+  (batch, queries, keys, heads, key_heads, dim), seen, tpu_way, rate = BIASED[name]
+  args = (
+    numbers(batch, queries, heads, dim, seed=1),
+    numbers(batch, keys, key_heads, dim, seed=2),
+    numbers(batch, keys, key_heads, dim, seed=3),
+    np.exp(numbers(batch, queries, heads, seed=4)),
+    numbers(heads, queries + keys - 1, seed=6),
+  )
+  slope = numbers(batch, queries, heads, dim, seed=5)
+  dropout = ProbabilityDropout.of(jax.random.key(7), rate, batch, heads) if rate else None
+  found = {}
+  for way in filter(None, ("reference", "gpu", tpu_way)):
+
+    def run(query, key, value, weights, bias, seen, options=WAYS[way]):
+      how = {"distance_bias": DistanceBias(bias), "visibility": seen, "dropout": dropout, **options}
+      return flash_attention(query, key, value, weights=weights, **how)
+
+    @jax.jit
+    def both(args, seen, slope, run=run):
+      made, pull = jax.vjp(lambda *args: run(*args, seen), *args)
+      return made, *pull(slope)
+
+    found[way] = jax.device_get(both(args, seen, slope))
+  true = found.pop("reference")
+  if not rate:
+    *plain, bias = args
+    np.testing.assert_allclose(true[0], expected(*plain, seen, bias), rtol=2e-5, atol=2e-6)
+  for mine in found.values():
+    for one, other in zip(mine, true, strict=True):
+      np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5 * max(1, np.abs(other).max()))
+  # Of a distance that no pair has, there is no gradient.
+  met = np.zeros(queries + keys - 1, bool)
+  for b, t, s in np.ndindex(batch, queries, keys):
+    met[queries - 1 - t + s] |= reads(seen, t, s, b)
+  assert not true[-1][:, ~met].any()
+
+
+@pytest.mark.parametrize(
+  ("queries", "keys", "block"), [(40, 40, (16, 16)), (40, 9, (16, 12)), (13, 40, (24, 16))]
+)
+def test_numbers_of_blocks_on_a_diagonal_are_those_of_their_pairs(queries, keys, block):
+  line, blocks = numbers(2, queries + keys - 1, seed=0), -(-queries // block[0])
+  found = np.asarray(windows(line, queries, blocks, block))
+  for query, key in np.ndindex(queries, keys):
+    (row, r), (column, c) = divmod(query, block[0]), divmod(key, block[1])
+    place = found[:, column - row + blocks - 1, block[0] - 1 - r + c]
+    np.testing.assert_array_equal(place, line[:, queries - 1 - query + key])
+
+
+def test_diagonals_are_summed():
+  pairs, sums = numbers(2, 24, 24, seed=1), np.zeros((2, 48))
+  for r, c in np.ndindex(24, 24):
+    sums[:, 23 - r + c] += pairs[:, r, c]
+  np.testing.assert_allclose(sums_of_diagonals(pairs), sums, rtol=1e-5, atol=1e-5)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
@@ -369,6 +468,34 @@ def test_packed_heads_are_those_of_their_parts():
       np.testing.assert_allclose(found, truth, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_pairs_of_keys_and_values_are_read_and_get_gradients_where_they_lie(way):
+  query, pairs = numbers(2, 21, 4, 32, seed=0), numbers(2, 37, 2, 2, 32, seed=1)
+  weights, slope = np.exp(numbers(2, 21, 4, seed=2)), numbers(2, 21, 4, 32, seed=3)
+  seen = Visibility(key_ids=hidden(np.zeros((2, 37), np.int32), 30))
+
+  def run(query, pairs, weights):
+    return paired_attention(query, pairs, weights=weights, visibility=seen, **WAYS[way])
+
+  def apart(query, pairs, weights):
+    key, value = pairs[..., 0, :], pairs[..., 1, :]
+    how = {"weights": weights, "visibility": seen, **WAYS["reference"]}
+    return flash_attention(query, key, value, **how)
+
+  @jax.jit
+  def both(*args):
+    pulled = [jax.vjp(function, *args) for function in (run, apart)]
+    return [(made, *pull(slope)) for made, pull in pulled]
+
+  found, true = jax.device_get(both(query, pairs, weights))
+  key, value = pairs[..., 0, :], pairs[..., 1, :]
+  np.testing.assert_allclose(
+    found[0], expected(query, key, value, weights, seen), rtol=2e-5, atol=2e-6
+  )
+  for one, other in zip(found, true, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5 * np.abs(other).max())
+
+
 def test_what_is_dropped_is_a_function_of_the_place_in_the_whole_array():
   """In a kernel as without one, whatever the blocks and however examples and heads are split."""
   (batch, heads, time, keys), rate = (2, 3, 21, 45), 0.25
@@ -502,6 +629,9 @@ def test_what_cannot_be_done_is_refused():
   query, key = numbers(1, 4, 3, 8, seed=0), numbers(1, 4, 2, 8, seed=0)
   with pytest.raises(UserError, match="3 heads of queries and 2 of keys; they must be a multiple"):
     flash_attention(query, key, key)
+  bias = DistanceBias(numbers(2, 6, seed=0))
+  with pytest.raises(UserError, match=r"numbers \(2, 6\) for 2 heads, 4 queries and 4 keys"):
+    flash_attention(key, key, key, distance_bias=bias)
   with pytest.raises(UserError, match=r"60 columns for 2 heads of 8 and 4 hidden units.* 52"):
     routed_attention(
       numbers(1, 4, 60, seed=0),

@@ -1,5 +1,6 @@
 """The attention layer by kernels, in the interpreter, beside the same layer without them."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,7 @@ from random_parameters import drawn
 from compmod_jax.core import sharding
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.kernels.attention import dispatch
+from compmod_jax.kernels.attention.distances import DistanceBias
 from compmod_jax.kernels.routing.dispatch import Plan
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.context import AttentionMask, Context
@@ -60,12 +62,18 @@ COMPETITIONS = {"plain": None, "soft": SOFT, "inside": PACKED, "shared": SHARED}
 
 def layer(name: str, cross: bool = False, dropout: float = 0.0) -> Attention:
   """Of a competition by name, behind `gated`, or what positions are: ALiBi (`distant`), rotary."""
-  more, _, competition = name.rpartition(" ")
+  more, _, competition = name.removeprefix("biased ").rpartition(" ")
   positions = {"distant": "alibi", "rotary": "rotary"}.get(more, "learned")
   options = {"cross": cross, "dropout": dropout, "head_dim": 64, "positions": positions}
   return Attention(
     DIM, HEADS, competition=COMPETITIONS[competition], gated=more == "gated", **options
   )
+
+
+def context(name: str, mask: str) -> Context:
+  """Under a mask by name; a `biased` layer's logits have a number for every distance added."""
+  bias = DistanceBias(numbers(HEADS, 2 * TIME - 1, seed=5)) if "biased" in name else None
+  return Context(mask=MASKS[mask](), position_bias=bias)
 
 
 @functools.cache
@@ -77,13 +85,14 @@ def params(name: str, cross: bool = False):
 
 
 def outcome(module, given, inputs, ctx, memory=None, capture=()):
-  """Outputs, captured sites, and gradients of parameters and inputs."""
+  """Outputs, captured sites, and gradients of parameters, inputs and a bias."""
 
-  def run(given, inputs, memory, mask, memory_mask):
+  def run(given, inputs, position_bias, memory, mask, memory_mask):
     intermediates = Intermediates(capture=frozenset(capture))
     context = Context(
       deterministic=ctx.deterministic,
       mask=mask,
+      position_bias=position_bias,
       memory_mask=memory_mask,
       intermediates=intermediates,
     )
@@ -91,12 +100,12 @@ def outcome(module, given, inputs, ctx, memory=None, capture=()):
     outputs, _ = module.apply(given, inputs, None, memory, ctx=context, rngs=rngs)
     return outputs, dict(intermediates.captured)
 
-  def total(given, inputs, *others):
-    outputs, captured = run(given, inputs, *others)
+  def total(*args):
+    outputs, captured = run(*args)
     return jnp.sum(jnp.sin(outputs)), (outputs, captured)
 
-  program = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))
-  args = (given, inputs, memory, ctx.mask, ctx.memory_mask)
+  program = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))
+  args = (given, inputs, ctx.position_bias, memory, ctx.mask, ctx.memory_mask)
   return jax.device_get(program(*args)), str(program.trace(*args).jaxpr)
 
 
@@ -116,11 +125,13 @@ def assert_close(found, true):
     ("gated inside", "none"),
     ("distant soft", "causal, padding"),
     ("rotary soft", "causal, padding"),
+    ("biased plain", "segments behind a prefix"),
+    ("biased inside", "causal, padding"),
   ],
 )
 def test_self_attention_is_the_same(name, mask, in_kernels):
   module, given = layer(name), params(name)
-  inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=MASKS[mask]())
+  inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), context(name, mask)
   sites = ("heads_scaled", *["head_gates"] * module.gated)
   sites += ("router/weights",) * (module.competition is not None)
   true, before = outcome(module, given, inputs, ctx, capture=sites)
@@ -128,9 +139,9 @@ def test_self_attention_is_the_same(name, mask, in_kernels):
   for platform in PLATFORMS:
     in_kernels(platform)
     found, text = outcome(module, given, inputs, ctx, capture=sites)
-    # Forward and backward, what a GPU's forms before the latter, and those of the competition
-    # where it is inside.
-    count = 2 + (platform == "gpu") + 2 * name.endswith("inside")
+    # Forward and backward, what a GPU's forms before the latter and sums of diagonals, and those of
+    # the competition where it is inside.
+    count = 2 + (platform == "gpu") * (1 + name.startswith("biased")) + 2 * name.endswith("inside")
     assert text.count("pallas_call[") == count
     assert set(found[1][1]) == set(sites)
     assert_close(found, true)
@@ -151,10 +162,13 @@ def test_cross_attention_is_the_same(in_kernels):
     assert_close(found, true)
 
 
-@pytest.mark.parametrize(("name", "tensor"), [("soft", 2), ("inside", 1), ("distant plain", 2)])
+@pytest.mark.parametrize(
+  ("name", "tensor"),
+  [("soft", 2), ("inside", 1), ("distant plain", 2), ("biased rotary plain", 2)],
+)
 def test_devices_have_their_examples_and_heads(name, tensor, in_kernels):
   module, given = layer(name), params(name)
-  inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), Context(mask=MASKS["causal, padding"]())
+  inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), context(name, "causal, padding")
   true, _ = outcome(module, given, inputs, ctx)
   devices = jax.devices()[: 2 * tensor]
   mesh = sharding.make_mesh(sharding.MeshConfig(data=2, tensor=tensor), devices)
@@ -173,14 +187,13 @@ def test_devices_have_their_examples_and_heads(name, tensor, in_kernels):
     ("soft", "causal, padding", 0.0),
     ("plain", "segments behind a prefix", 0.0),
     ("inside", "causal, padding", 0.3),
+    ("biased soft", "causal, padding", 0.0),
   ],
 )
 def test_devices_have_their_times(name, mask, dropout, in_kernels):
   module, given = layer(name, dropout=dropout), params(name)
-  inputs, ctx = (
-    numbers(BATCH, TIME, DIM, seed=2),
-    Context(deterministic=dropout == 0, mask=MASKS[mask]()),
-  )
+  inputs, ctx = numbers(BATCH, TIME, DIM, seed=2), context(name, mask)
+  ctx = dataclasses.replace(ctx, deterministic=dropout == 0)
   true, _ = outcome(module, given, inputs, ctx)
   mesh = sharding.make_mesh(sharding.MeshConfig(data=2, sequence=4), jax.devices())
   for platform in PLATFORMS:

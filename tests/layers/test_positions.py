@@ -15,8 +15,8 @@ from compmod_jax.layers.context import AttentionMask, Context, PositionIds
 from compmod_jax.layers.positions import (
   PositionLabels,
   RelativePositions,
+  alibi_bias,
   check_positions,
-  distance_bias,
   label,
   random_labels,
   rotate,
@@ -98,7 +98,7 @@ def test_relative_positions_of_one_after_the_other_need_no_numbers(time, causal)
 def test_the_penalty_of_a_head_is_its_slope_times_the_distance(heads):
   of_queries, of_keys = np.array([[0, 1, 2, 9], [4, 2, 0, 1]]), np.arange(TIME)[None]
   ids = PositionIds(jnp.asarray(of_queries), jnp.asarray(of_keys), 10)
-  found = np.asarray(distance_bias(heads, TIME, ids))
+  found = np.asarray(alibi_bias(heads, TIME, ids))
   assert found.shape == (2, heads, 4, TIME)
   for b, h, t, s in np.ndindex(found.shape):
     expected = -(2.0 ** (-8 * (h + 1) / heads)) * abs(int(of_queries[b, t]) - int(of_keys[0, s]))
@@ -106,10 +106,10 @@ def test_the_penalty_of_a_head_is_its_slope_times_the_distance(heads):
 
 
 def test_penalties_are_one_number_a_distance_where_positions_count_from_0():
-  found, ids = distance_bias(HEADS, TIME), jnp.arange(TIME)[None]
+  found, ids = alibi_bias(HEADS, TIME), jnp.arange(TIME)[None]
   assert isinstance(found, DistanceBias)
   assert found.numbers.shape == (HEADS, 2 * TIME - 1)
-  every = distance_bias(HEADS, TIME, PositionIds(ids, ids, TIME))
+  every = alibi_bias(HEADS, TIME, PositionIds(ids, ids, TIME))
   np.testing.assert_array_equal(found.dense(), every)
 
 
@@ -119,7 +119,7 @@ def test_attention_adds_the_penalty_to_the_logits():
   x, ids = jnp.asarray(draw(BATCH, TIME, HEADS * WIDTH)), jnp.arange(TIME)[None]
   params = jax.device_put(drawn(module.init, x))
   found, _ = module.apply(params, x, ctx=Context())
-  bias = distance_bias(HEADS, TIME, PositionIds(ids, ids, TIME))
+  bias = alibi_bias(HEADS, TIME, PositionIds(ids, ids, TIME))
   expected, _ = plain.apply(params, x, bias=bias, ctx=Context())
   np.testing.assert_array_equal(found, expected)
 

@@ -1,6 +1,7 @@
 """Flash attention whose heads may compete: no array of all pairs of positions is formed.
 
 - `flash_attention`: queries, keys and values, and a weight for every head and position.
+- `paired_attention`: the same from queries, and one product that made keys and values.
 - `packed_attention`: the same from one product that made all three.
 - `routed_attention`: from a product that made the first layer of the inference network, too, with
   the competition of the heads inside.
@@ -17,6 +18,7 @@ from compmod_jax.kernels.attention.dispatch import (
   flash_attention,
   kernel_for,
   packed_attention,
+  paired_attention,
   routed_attention,
 )
 from compmod_jax.kernels.attention.dropout import ProbabilityDropout
@@ -30,5 +32,6 @@ __all__ = [
   "flash_attention",
   "kernel_for",
   "packed_attention",
+  "paired_attention",
   "routed_attention",
 ]

@@ -5,7 +5,8 @@ r"""The definition of what the kernels of this folder compute, in plain array op
    \, v_{ik}
 
 for head i and position j, where V_j are the keys that position j may read. A position that may read
-none gets zeros. Where heads have penalties :math:`m_i`, logits are less by :math:`m_i |j - k|`.
+none gets zeros. Where heads have penalties :math:`m_i`, logits are less by :math:`m_i |j - k|`; a
+distance bias adds a number of each head to the logits of each distance :math:`j - k`.
 With dropout, probabilities are multiplied by its mask and scale. Automatic differentiation of it
 gives the gradients.
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from compmod_jax.kernels.attention.distances import DistanceBias
 from compmod_jax.kernels.attention.dropout import ProbabilityDropout
 from compmod_jax.kernels.attention.visibility import Visibility
 
@@ -28,6 +30,7 @@ def attention(
   key: Float[Array, "batch keys key_heads head_dim"],
   value: Float[Array, "batch keys key_heads head_dim"],
   weights: Float[Array, "batch queries heads"] | None,
+  distance_bias: DistanceBias | None,
   visibility: Visibility,
   dropout: ProbabilityDropout | None = None,
 ) -> Float[Array, "batch queries heads head_dim"]:
@@ -38,6 +41,7 @@ def attention(
     key: K; of heads in groups, one for every `heads / key_heads` of them.
     value: V.
     weights: C, float32; none for 1.
+    distance_bias: added to the logits; none for nothing.
     visibility: which keys a query may read.
     dropout: which probabilities become 0; none for no dropout.
   """
@@ -47,6 +51,9 @@ def attention(
   logits = logits / jnp.sqrt(jnp.float32(query.shape[-1]))
   penalty = visibility.penalty(query.shape[1], key.shape[1])
   logits = logits if penalty is None else logits - penalty
+  if distance_bias is not None:
+    later = jnp.arange(key.shape[1])[None] - jnp.arange(query.shape[1])[:, None]
+    logits = logits + distance_bias.numbers[:, later + (query.shape[1] - 1)][None]
   allowed = visibility.dense(query.shape[1], key.shape[1])
   allowed = jnp.ones((1, 1, 1, 1), bool) if allowed is None else allowed
   logits = jnp.where(allowed, logits, FAR)

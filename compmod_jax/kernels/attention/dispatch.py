@@ -21,8 +21,9 @@ from compmod_jax.core import errors
 from compmod_jax.core.linear import affine
 from compmod_jax.core.sharding import platform_of
 from compmod_jax.kernels.attention import definition
+from compmod_jax.kernels.attention.distances import DistanceBias
 from compmod_jax.kernels.attention.dropout import ProbabilityDropout
-from compmod_jax.kernels.attention.layout import Layout
+from compmod_jax.kernels.attention.layout import Gradients, Layout, Projection
 from compmod_jax.kernels.attention.visibility import Visibility
 from compmod_jax.kernels.routing import reference as routing_reference
 from compmod_jax.kernels.routing import shapes as routing_shapes
@@ -30,8 +31,6 @@ from compmod_jax.kernels.routing.blocks import Blocks
 from compmod_jax.kernels.routing.dispatch import Implementation, Plan, Readout, make_plan
 from compmod_jax.kernels.routing.reference import Choice
 
-Projection = tuple[Float[Array, "features embed"], Float[Array, " embed"]]
-"""W_O, features being all heads side by side, and its bias."""
 WIDEST = 128
 """Columns of a head that kernels take at most."""
 
@@ -61,6 +60,7 @@ def flash_attention(
   value: Float[Array, "batch keys key_heads head_dim"],
   *,
   weights: Float[Array, "batch queries heads"] | None = None,
+  distance_bias: DistanceBias | None = None,
   visibility: Visibility = Visibility(),
   dropout: ProbabilityDropout | None = None,
   implementation: Implementation | None = None,
@@ -80,6 +80,7 @@ def flash_attention(
     key: K; of heads in groups, one for every `heads / key_heads` of them.
     value: V.
     weights: C, float32; none for 1.
+    distance_bias: added to the logits; none for nothing.
     visibility: V_j, the keys that a query may read; a query that may read none gets zeros.
     dropout: which probabilities become 0; none for no dropout.
     implementation: how; `None` for the best way that platform and shapes allow.
@@ -87,7 +88,8 @@ def flash_attention(
     tiles: sizes of blocks.
 
   Raises:
-    UserError: a named implementation cannot do it, or heads are no multiple of key heads.
+    UserError: a named implementation cannot do it, heads are no multiple of key heads, or a bias
+      has not the distances of these positions.
   """
   heads, key_heads = query.shape[2], key.shape[2]
   if heads % key_heads:
@@ -96,12 +98,66 @@ def flash_attention(
       " multiple."
     )
   query, key, value = map(jnp.asarray, (query, key, value))
-  layout = Layout.apart(query, key)
-  rows = tuple(one.reshape(one.shape[0] * one.shape[1], -1) for one in (query, key, value))
-  own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
+  bias = _checked(distance_bias, Layout.apart(query, key), "flash_attention")
+  masks = weights, bias, visibility, dropout
+  given = query, key, value
+  return _of_matrices(Layout.apart(query, key), given, *masks, implementation, interpret, tiles)
+
+
+def paired_attention(
+  query: Float[Array, "batch queries heads head_dim"],
+  key_value: Float[Array, "batch keys heads 2 head_dim"],
+  *,
+  weights: Float[Array, "batch queries heads"] | None = None,
+  distance_bias: DistanceBias | None = None,
+  visibility: Visibility = Visibility(),
+  dropout: ProbabilityDropout | None = None,
+  implementation: Implementation | None = None,
+  interpret: Hashable = False,
+  tiles: Tiles = Tiles(),
+) -> Float[Array, "batch queries heads head_dim"]:
+  """The same where one product made keys and values, which nobody takes apart.
+
+  Args:
+    query: Q.
+    key_value: key and value of every head, side by side.
+    weights: as in `flash_attention`, and so the others.
+    distance_bias: added to the logits.
+    visibility: which keys a query may read.
+    dropout: which probabilities become 0.
+    implementation: how.
+    interpret: run a named kernel without its hardware.
+    tiles: sizes of blocks.
+
+  Raises:
+    UserError: a named implementation cannot do it, or a bias has not the distances of these
+      positions.
+  """
+  query, key_value = map(jnp.asarray, (query, key_value))
+  layout = Layout.paired(query, key_value)
+  bias = _checked(distance_bias, layout, "paired_attention")
+  masks = weights, bias, visibility, dropout
+  return _of_matrices(layout, (query, key_value), *masks, implementation, interpret, tiles)
+
+
+def _of_matrices(
+  layout: Layout,
+  arrays: tuple[Float[Array, "batch time ..."], ...],
+  weights: Float[Array, "batch queries heads"] | None,
+  distance_bias: DistanceBias | None,
+  visibility: Visibility,
+  dropout: ProbabilityDropout | None,
+  implementation: Implementation | None,
+  interpret: Hashable,
+  tiles: Tiles,
+) -> Float[Array, "batch queries heads head_dim"]:
+  """Scaled heads of arrays, queries first, that become matrices of a layout."""
+  rows = tuple(one.reshape(one.shape[0] * one.shape[1], -1) for one in arrays)
+  own = None if weights is None else weights.reshape(-1, layout.heads).astype(jnp.float32)
   plan = _plan(layout, implementation, interpret, tiles, rows[0], dropout=dropout)
   run = _rule(_Attention(layout), plan, tiles)
-  return run(rows, None, own, None, visibility, dropout).reshape(query.shape)
+  made = run(rows, None, own, None, distance_bias, visibility, dropout)
+  return made.reshape(arrays[0].shape)
 
 
 def packed_attention(
@@ -111,6 +167,7 @@ def packed_attention(
   heads: int | None = None,
   weights: Float[Array, "batch time heads"] | None = None,
   output: Projection | None = None,
+  distance_bias: DistanceBias | None = None,
   visibility: Visibility = Visibility(),
   dropout: ProbabilityDropout | None = None,
   implementation: Implementation | None = None,
@@ -128,6 +185,7 @@ def packed_attention(
     heads: how many; none for as many as parts.
     weights: as in `flash_attention`, and so the others.
     output: what heads go through, inside the kernel where it can; W_O is rounded to their type.
+    distance_bias: added to the logits.
     visibility: which keys a query may read.
     dropout: which probabilities become 0.
     implementation: how.
@@ -135,7 +193,8 @@ def packed_attention(
     tiles: sizes of blocks.
 
   Raises:
-    UserError: a named implementation cannot do it, or there are parts of several heads.
+    UserError: a named implementation cannot do it, there are parts of several heads, or a bias has
+      not the distances of these positions.
   """
   batch, time, parts, width = packed.shape
   heads = parts if heads is None else heads
@@ -151,7 +210,8 @@ def packed_attention(
   shift = None if bias is None else bias.reshape(1, -1).astype(jnp.float32)
   output = _rounded(output, rows)
   inside = _inside(output, layout, plan, tiles)
-  made = run((rows,), shift, own, inside, visibility, dropout)
+  distance_bias = _checked(distance_bias, layout, "packed_attention")
+  made = run((rows,), shift, own, inside, distance_bias, visibility, dropout)
   if output is None:
     return made.reshape(batch, time, heads, -1)
   return (made if inside else affine(made, *output)).reshape(batch, time, -1)
@@ -168,6 +228,7 @@ def routed_attention(
   choice: Choice = Choice(),
   factor: Float[Array, "#batch #time #heads"] | float = 1.0,
   output: Projection | None = None,
+  distance_bias: DistanceBias | None = None,
   visibility: Visibility = Visibility(),
   dropout: ProbabilityDropout | None = None,
   implementation: Implementation | None = None,
@@ -187,6 +248,7 @@ def routed_attention(
     choice: which heads stay.
     factor: what heads are multiplied by besides their weights.
     output: as in `packed_attention`.
+    distance_bias: added to the logits.
     visibility: the keys that a query may read.
     dropout: which probabilities become 0.
     implementation: how; `None` for the best way that platform and shapes allow.
@@ -198,7 +260,8 @@ def routed_attention(
     the weights, float32.
 
   Raises:
-    UserError: a named implementation cannot do it, or the columns do not fit.
+    UserError: a named implementation cannot do it, the columns do not fit, or a bias has not the
+      distances of these positions.
   """
   (batch, time, columns), hidden = packed.shape, readout.kernel.shape[0]
   if columns != 3 * heads * head_dim + hidden:
@@ -217,10 +280,28 @@ def routed_attention(
   output = _rounded(output, rows)
   inside = _inside(output, layout, plan, tiles)
   args = (rows, shift, kernel, readout.bias, factor.reshape(-1, heads), inside)
-  made, weights = run(*args, visibility, dropout)
+  distance_bias = _checked(distance_bias, layout, "routed_attention")
+  made, weights = run(*args, distance_bias, visibility, dropout)
   if output is not None and inside is None:
     made = affine(made, *output)
   return made.reshape(batch, time, -1), weights.reshape(batch, time, heads)
+
+
+def _checked(bias: DistanceBias | None, layout: Layout, function: str) -> DistanceBias | None:
+  """A bias in float32.
+
+  Raises:
+    UserError: it is not one of these heads and positions.
+  """
+  if bias is None:
+    return None
+  found, wanted = bias.numbers.shape, (layout.heads, layout.queries + layout.keys - 1)
+  if found != wanted:
+    raise errors.UserError(
+      f"{function} got distance_bias.numbers {found} for {layout.heads} heads, {layout.queries}"
+      f" queries and {layout.keys} keys; with a number a head and distance it is {wanted}."
+    )
+  return DistanceBias(bias.numbers.astype(jnp.float32))
 
 
 def kernel_for(
@@ -329,20 +410,20 @@ class _Run(NamedTuple):
 class _Attention(NamedTuple):
   """Heads [batch * queries, heads * head_dim] of matrices, bias and weights, under masks.
 
-  Or what a projection makes of them, which comes before the masks.
+  Or what a projection makes of them; that and a distance bias come before the masks.
   """
 
   layout: Layout
 
   def define(self, *args: PyTree) -> jax.Array:
     """The definition."""
-    matrices, bias, weights, projection, *masks = args
+    matrices, bias, weights, projection, distance_bias, *masks = args
     layout = self.layout
     if bias is not None:
       matrices = (_shifted(matrices[0], bias),)
     if weights is not None:
       weights = weights.reshape(layout.batch, layout.queries, layout.heads)
-    heads = definition.attention(*layout.split(matrices), weights, *masks)
+    heads = definition.attention(*layout.split(matrices), weights, distance_bias, *masks)
     heads = heads.reshape(layout.batch * layout.queries, -1)
     return heads if projection is None else affine(heads, *projection)
 
@@ -352,24 +433,23 @@ class _Attention(NamedTuple):
     return _kernels(run.platform)[0].forward(*args, **options, save=save)
 
   def backward(self, args: PyTree, results: PyTree, slope: jax.Array, run: _Run) -> PyTree:
-    """Gradients of matrices, bias, weights and projection."""
-    gradients, d_bias, delta, *more = self.reverse(args, results, slope, run)
-    weights, (d_projection,) = args[2], more or (None,)
-    d_weights = None if weights is None else _over(delta, weights)
-    return gradients, d_bias, d_weights, d_projection
+    """Gradients of matrices, bias, weights, projection and distance bias."""
+    found, weights = self.reverse(args, results, slope, run), args[2]
+    d_weights = None if weights is None else _over(found.delta, weights)
+    return found.matrices, found.bias, d_weights, found.projection, found.distance_bias
 
-  def reverse(self, args: PyTree, results: PyTree, slope: jax.Array, run: _Run) -> PyTree:
+  def reverse(self, args: PyTree, results: PyTree, slope: jax.Array, run: _Run) -> Gradients:
     """What the kernel returns."""
     args, options = self._given(args, run, reverse=True)
     return _kernels(run.platform)[0].backward(*args, *results, slope, **options)
 
   def _given(self, args: PyTree, run: _Run, *, reverse: bool) -> tuple[PyTree, dict[str, Any]]:
     """What a kernel takes by place and by name."""
-    *args, projection, visibility, dropout = args
+    *args, projection, distance_bias, visibility, dropout = args
     block = run.tiles.block(run.platform, reverse=reverse)
     options = {"layout": self.layout, "block": block, "interpret": run.interpret}
     # A kernel that cannot take one does not know the word.
-    more = {"projection": projection, "dropout": dropout}
+    more = {"projection": projection, "dropout": dropout, "distance_bias": distance_bias}
     options |= {name: one for name, one in more.items() if one is not None}
     return (*args, visibility), options
 
@@ -386,7 +466,10 @@ class _Attention(NamedTuple):
 
 
 class _Routed(NamedTuple):
-  """Heads and weights of a packed matrix, bias, readout and factors, under masks."""
+  """Heads and weights of a packed matrix, bias, readout and factors, under masks.
+
+  A projection and a distance bias come before the masks.
+  """
 
   layout: Layout
   choice: Choice
@@ -398,12 +481,11 @@ class _Routed(NamedTuple):
 
   def define(self, *args: PyTree) -> tuple[jax.Array, jax.Array]:
     """The definition."""
-    packed, shift, kernel, bias, factor, projection, *masks = args
+    packed, shift, kernel, bias, factor, *rest = args
     packed = _shifted(packed, shift)
     hidden = packed[:, self.column :]
     weights = routing_reference.route(hidden, kernel, bias, choice=self.choice)
-    args = (weights * factor, projection, *masks)
-    heads = _Attention(self.layout).define((packed,), None, *args)
+    heads = _Attention(self.layout).define((packed,), None, weights * factor, *rest)
     return heads, weights
 
   def forward(
@@ -425,14 +507,15 @@ class _Routed(NamedTuple):
     args = ((packed,), shift, weights * factor, *rest)
     (packed,) = attention.matrices_left((packed,), saved)
     found = _Attention(self.layout).reverse(args, (heads, saved), d_heads, run)
-    (gradient,), d_shift, delta, *more = found
+    (gradient,), of_bias, delta = found.matrices, found.bias, found.delta
+    assert of_bias is not None
     given = (packed, shift, kernel, weights, _over(delta, weights) + d_weights, gradient)
     d_packed, d_hidden, d_kernel, d_bias = routing.route_columns_backward(
       *given, **self._routing(run)
     )
-    d_shift = jnp.concatenate([d_shift[:, : self.column], d_hidden[None]], axis=1)
-    (d_projection,) = more or (None,)
-    return d_packed, d_shift, d_kernel, d_bias, _over(delta, factor), d_projection
+    d_shift = jnp.concatenate([of_bias[:, : self.column], d_hidden[None]], axis=1)
+    own = d_packed, d_shift, d_kernel, d_bias, _over(delta, factor)
+    return *own, found.projection, found.distance_bias
 
   def kept(self, args: PyTree, made: PyTree) -> PyTree:
     """What of the results the reverse pass reads."""
@@ -440,9 +523,8 @@ class _Routed(NamedTuple):
 
   def saved(self, args: PyTree, run: _Run) -> PyTree:
     """See there."""
-    packed, shift, *_, projection, visibility, dropout = args
-    args = ((packed,), shift, None, projection, visibility, dropout)
-    return _Attention(self.layout).saved(args, run)
+    packed, shift, _, _, _, *rest = args
+    return _Attention(self.layout).saved(((packed,), shift, None, *rest), run)
 
   def _routing(self, run: _Run) -> dict[str, Any]:
     options = {"blocks": run.tiles.routing, "interpret": run.interpret}

@@ -6,24 +6,31 @@ from typing import overload
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DistanceBias:
-  """What is added to the logits of T queries and as many keys.
+  """What is added to the logits of queries and keys.
 
   Attributes:
-    numbers: of the distances T - 1 to 1 - T, in this order: position of the query minus that of
-      the key.
+    numbers: of every distance, position of the query minus that of the key, from the largest on: of
+      T queries and as many keys T - 1 to 1 - T. Of S keys and Q queries, the first of which stands
+      at the position of key f, f + Q - 1 to f + 1 - S.
   """
 
   numbers: Float[Array, "heads distances"]
 
   def dense(self) -> Float[Array, "1 heads queries keys"]:
-    """The same for every pair."""
+    """The same for every pair of as many queries as keys."""
     return of_pairs(self.numbers)[None]
+
+  def of_queries(self, first: Int[Array, ""], count: int) -> "DistanceBias":
+    """Of `count` of as many queries as keys, from `first` on, and all keys."""
+    time = (self.numbers.shape[1] + 1) // 2
+    start, size = time - count - first, time + count - 1
+    return DistanceBias(lax.dynamic_slice_in_dim(self.numbers, start, size, axis=1))
 
 
 Bias = Float[Array, "#batch #heads #own_queries own_keys"] | DistanceBias
@@ -97,3 +104,37 @@ def shifted(every: Float[Array, "*outer time distances"]) -> Float[Array, "*oute
 of_pairs.defvjp(
   lambda numbers: (_of_pairs(numbers), None), lambda _, slope: (sums_of_distances(slope),)
 )
+
+
+def windows(
+  numbers: Float[Array, "heads distances"], queries: int, blocks: int, block: tuple[int, int]
+) -> Float[Array, "heads diagonals numbers"]:
+  """Of every diagonal of blocks of pairs, which are alike, the numbers that their pairs have.
+
+  Query r and key c of a block of Q queries and S keys have number `Q - 1 - r + c` of Q + S. The
+  first diagonal has the last block of queries and the first of keys.
+
+  Args:
+    numbers: see `DistanceBias`.
+    queries: how many.
+    blocks: how many of queries.
+    block: Q and S; equal, unless there is but one block of queries, or of keys.
+  """
+  side, step = block[0], block[0] if blocks > 1 else block[1]
+  before, keys = blocks * side - queries, numbers.shape[1] + 1 - queries
+  diagonals = blocks + -(-keys // block[1]) - 1
+  places = jnp.arange(diagonals)[:, None] * step + jnp.arange(sum(block))[None]
+  after = (diagonals - 1) * step + sum(block) - before - numbers.shape[1]
+  return jnp.pad(numbers, ((0, 0), (before, after)))[:, places]
+
+
+def sums_of_diagonals(
+  pairs: Float[Array, "*outer side side"],
+) -> Float[Array, "*outer two_sides"]:
+  """The sums of pairs of a block that have the same of the numbers of `windows`."""
+  *outer, side, _ = pairs.shape
+  wide = jnp.pad(pairs[..., ::-1, :], [(0, 0)] * (len(outer) + 1) + [(0, side)])
+  # A row less one column: each row begins one column later than the one before.
+  flat = wide.reshape(*outer, -1)[..., : side * (2 * side - 1)]
+  sums = jnp.sum(flat.reshape(*outer, side, 2 * side - 1), axis=-2)
+  return jnp.pad(sums, [(0, 0)] * len(outer) + [(0, 1)])

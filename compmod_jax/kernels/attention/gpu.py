@@ -21,6 +21,11 @@ is per query, C ds, its product with b_v and the delta, is formed before that pa
 b_q, which a program of the forward pass forms of its own block alone, it writes in their place for
 the reverse pass, whose loops read those of all blocks.
 
+What is added to logits by distance is read number by number. Its gradient sums that of the logits
+over all pairs of a distance. Blocks of pairs on one diagonal of such blocks are alike in it, so a
+kernel of its own adds them up, examples, too, and XLA sums the diagonals of these sums: every
+program has its own order of additions, and results are the same in every run.
+
 Source: Dao 2023 (FlashAttention-2) for blocks and the saved logsumexp; Kolios 2023, equation 5.3,
 for the weights.
 """
@@ -39,13 +44,15 @@ from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
 from compmod_jax.kernels.attention.definition import FAR
+from compmod_jax.kernels.attention.distances import DistanceBias, sums_of_diagonals, windows
 from compmod_jax.kernels.attention.dropout import ProbabilityDropout
-from compmod_jax.kernels.attention.layout import KEY, QUERY, VALUE, Layout
+from compmod_jax.kernels.attention.layout import KEY, QUERY, VALUE, Gradients, Layout
 from compmod_jax.kernels.attention.visibility import HIDDEN, Visibility, same_number
 from compmod_jax.kernels.routing.blocks import dot
 from compmod_jax.kernels.routing.triton import (
   call,
   load,
+  load_each,
   load_line,
   padded,
   store,
@@ -87,31 +94,45 @@ class Tile(NamedTuple):
 
 
 # Of the reverse pass, by columns of a head and whether it is float32, and by how much else takes
-# registers: nothing, dropout or (in float32) masks, both.
+# registers: none, one, two or all of dropout, biases by distance and (in float32) masks.
 _REVERSE = {
   (32, False): (Tile(64, 64), Tile(64, 64, 8, 2)),
   (64, False): (Tile(64, 64), Tile(64, 32, 8, 2)),
   (128, False): (Tile(32, 32, 8, 2),) * 2,
-  (32, True): (Tile(64, 64), Tile(64, 64, 8, 2), Tile(32, 32, stages=2)),
+  (32, True): (Tile(64, 64), Tile(64, 64, 8, 2), Tile(32, 32, stages=2), Tile(32, 16, stages=2)),
   (64, True): (Tile(64, 64, 8, 2), Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
   (128, True): (Tile(16, 16, 8, 2),) * 3,
 }
 
 
-def tiles(layout: Layout, dtype: DTypeLike, dropout: bool, masked: bool) -> tuple[Tile, Tile]:
+_PROGRAMS = 1024
+"""Programs that sum blocks of pairs by diagonal, about."""
+
+
+def bytes_of_row(layout: Layout, dtype: DTypeLike) -> int:
+  """Of a head in a block."""
+  return max(32, padded(layout.head_dim)) * jnp.dtype(dtype).itemsize
+
+
+def tiles(
+  layout: Layout, dtype: DTypeLike, *, dropout: bool, masked: bool, biased: bool
+) -> tuple[Tile, Tile]:
   """Of the forward and of the reverse pass: as large as registers allow.
 
   Found by compiling for an H100 (`benchmarks/registers.py`), whose programs spill none.
   """
   wide, columns = jnp.dtype(dtype) == jnp.float32, max(32, padded(layout.head_dim))
-  bytes_a_row = columns * jnp.dtype(dtype).itemsize
+  bytes_a_row = bytes_of_row(layout, dtype)
   if bytes_a_row > 256 and dropout:
     forward = Tile(64, 16, stages=2)
   elif bytes_a_row > 128:
     forward = Tile(128, 32 if bytes_a_row > 256 and masked else 64, 8, 2)
   else:
     forward = Tile(64, 64, stages=2 if dropout else 3)
-  return forward, _REVERSE[columns, wide][dropout + (masked and wide)]
+  if biased:
+    forward = forward._replace(keys=max(16, forward.keys // 2))
+  cuts = _REVERSE[columns, wide]
+  return forward, cuts[min(dropout + biased + (masked and wide), len(cuts) - 1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +183,7 @@ class Operands(NamedTuple, Generic[A]):
     ids: numbers of queries [batch, queries] and of keys [batch, keys], where there are any.
     first_query: see `Visibility`.
     penalties: see `Visibility`.
+    numbers: those of a `DistanceBias`, of all heads in a line; none for nothing.
     dropout: which probabilities become 0; none for no dropout.
     key_spans: blocks of keys that a block of queries visits [batch, blocks, 4], see
       `Visibility.spans`.
@@ -173,6 +195,7 @@ class Operands(NamedTuple, Generic[A]):
   ids: tuple[A, A] | None
   first_query: A | None
   penalties: A | None
+  numbers: A | None
   dropout: ProbabilityDropout | None
   key_spans: A
 
@@ -238,6 +261,7 @@ def forward(
   block: tuple[int, ...] | None,
   interpret: bool,
   save: bool,
+  distance_bias: DistanceBias | None = None,
   dropout: ProbabilityDropout | None = None,
 ) -> tuple[jax.Array, Saved | None]:
   """Heads side by side [batch * queries, heads * head_dim] and, to `save`, what is read later.
@@ -251,11 +275,13 @@ def forward(
     block: see `Tile`; none for what `tiles` says.
     interpret: run without the hardware.
     save: whether a reverse pass follows.
+    distance_bias: added to the logits.
     dropout: see `Operands`.
   """
   dtype = matrices[layout.columns[QUERY][0]].dtype
-  cut = _cut(block, visibility, dropout, layout, dtype, reverse=False)
-  static, given, _ = _prepare(matrices, bias, weights, visibility, dropout, layout, cut.block)
+  cut = _cut(block, visibility, distance_bias, dropout, layout, dtype, reverse=False)
+  prepare = _prepare(matrices, bias, weights, distance_bias, visibility, dropout, layout)
+  static, given, _ = prepare(cut.block)
   rows, lines = layout.batch * layout.queries, layout.batch * layout.heads
   outputs = [jax.ShapeDtypeStruct((rows, layout.heads * layout.head_dim), dtype)]
   outputs += [jax.ShapeDtypeStruct((lines, layout.queries), jnp.float32)] * save
@@ -290,9 +316,10 @@ def backward(
   layout: Layout,
   block: tuple[int, ...] | None,
   interpret: bool,
+  distance_bias: DistanceBias | None = None,
   dropout: ProbabilityDropout | None = None,
-) -> tuple[tuple[jax.Array, ...], jax.Array | None, jax.Array]:
-  """Gradients of matrices and bias; [batch * queries, heads], that of a weight times the weight.
+) -> Gradients:
+  """Gradients of what is given, but for masks.
 
   Columns of a matrix that hold neither queries nor keys nor values are not written; in the gradient
   of the bias, what stands there means nothing.
@@ -316,13 +343,13 @@ def backward(
     layout: as in `forward`.
     block: as in `forward`.
     interpret: run without the hardware.
+    distance_bias: as in `forward`.
     dropout: as in `forward`.
   """
-  cut = _cut(block, visibility, dropout, layout, outputs.dtype, reverse=True)
+  cut = _cut(block, visibility, distance_bias, dropout, layout, outputs.dtype, reverse=True)
   matrices = matrices_left(matrices, saved)
-  static, given, query_spans = _prepare(
-    matrices, bias, weights, visibility, dropout, layout, cut.block
-  )
+  prepare = _prepare(matrices, bias, weights, distance_bias, visibility, dropout, layout)
+  static, given, query_spans = prepare(cut.block)
   terms = _terms(given, slopes, outputs, static, interpret)
   given = given._replace(weights=None)
   reverse = Reverse(terms.slopes, terms.less, terms.shift, saved.logsumexp, query_spans)
@@ -346,7 +373,40 @@ def backward(
   count = len(matrices)
   d_bias = None if bias is None else jnp.sum(found[-1], axis=0, keepdims=True)
   delta = terms.delta.reshape(layout.batch, layout.heads, layout.queries)
-  return tuple(found[:count]), d_bias, delta.swapaxes(1, 2).reshape(-1, layout.heads)
+  delta = delta.swapaxes(1, 2).reshape(-1, layout.heads)
+  made = Gradients(tuple(found[:count]), d_bias, delta)
+  if distance_bias is None:
+    return made
+  most = 32 if bytes_of_row(layout, outputs.dtype) <= 256 else 16
+  side = min(most, padded(max(layout.queries, layout.keys)))
+  static, square, _ = prepare((side, side))
+  square = square._replace(weights=None)
+  return made._replace(distance_bias=_of_distances(square, reverse, static, interpret))
+
+
+def _of_distances(
+  given: Operands[jax.Array], reverse: "Reverse[jax.Array]", static: Static, interpret: bool
+) -> DistanceBias:
+  """The gradient of the numbers of distances, in blocks that are squares."""
+  layout, (side, _), blocks = static.layout, static.block, static.blocks(QUERY)
+  diagonals = blocks + static.blocks(KEY) - 1
+  parts = max(1, min(layout.batch, _PROGRAMS // (layout.heads * diagonals)))
+  made = jax.ShapeDtypeStruct((layout.heads * diagonals * parts * side, side), jnp.float32)
+  (found,) = call(
+    functools.partial(_sum_diagonals, static=static, parts=parts),
+    (layout.heads, diagonals, parts),
+    [given, reverse],
+    [made],
+    interpret,
+    warps=8,
+    stages=2,
+    flops=4 * layout.pairs * layout.head_dim,
+  )
+  sums = jnp.sum(found.reshape(layout.heads, diagonals, parts, side, side), axis=2)
+  like = jax.ShapeDtypeStruct((layout.heads, layout.queries + layout.keys - 1), jnp.float32)
+  spread = functools.partial(windows, queries=layout.queries, blocks=blocks, block=(side, side))
+  (numbers,) = jax.linear_transpose(spread, like)(sums_of_diagonals(sums))
+  return DistanceBias(numbers)
 
 
 class _Terms(NamedTuple):
@@ -380,7 +440,7 @@ def _terms(
   grid = (layout.heads, static.blocks(QUERY), layout.batch)
   kernel = functools.partial(_form_terms, static=static)
   # No matrix is read.
-  own = given._replace(matrices=(), ids=None, first_query=None, penalties=None)
+  own = given._replace(matrices=(), ids=None, first_query=None, penalties=None, numbers=None)
   delta, *more = call(kernel, grid, [own, slopes, outputs], made, interpret)
   less = more.pop(0) if shifted else delta
   slopes = more.pop() if weighted else slopes
@@ -416,6 +476,7 @@ def _form_terms(
 def _cut(
   block: tuple[int, ...] | None,
   visibility: Visibility,
+  distance_bias: DistanceBias | None,
   dropout: ProbabilityDropout | None,
   layout: Layout,
   dtype: DTypeLike,
@@ -423,8 +484,12 @@ def _cut(
   reverse: bool,
 ) -> Tile:
   """The given sizes or else those of `tiles`, no larger than sequences need."""
-  masked = visibility.causal or visibility.key_ids is not None
-  found = block or tiles(layout, dtype, dropout is not None, masked)[reverse]
+  beside = {
+    "dropout": dropout is not None,
+    "masked": visibility.causal or visibility.key_ids is not None,
+    "biased": distance_bias is not None,
+  }
+  found = block or tiles(layout, dtype, **beside)[reverse]
   return Tile(*found).within(layout)
 
 
@@ -438,28 +503,38 @@ def _prepare(
   matrices: tuple[jax.Array, ...],
   bias: jax.Array | None,
   weights: jax.Array | None,
+  distance_bias: DistanceBias | None,
   visibility: Visibility,
   dropout: ProbabilityDropout | None,
   layout: Layout,
-  block: tuple[int, int],
-) -> tuple[Static, Operands[jax.Array], jax.Array]:
-  """Operands, and spans of queries, for every example; as many blocks of queries as of keys."""
-  static = Static(layout, block, visibility.order)
-  most = max(static.blocks(QUERY), static.blocks(KEY))
+) -> Callable[[tuple[int, int]], tuple[Static, Operands[jax.Array], jax.Array]]:
+  """From sizes of a block to operands, and spans of queries, for every example.
+
+  There are as many spans of blocks of queries as of blocks of keys.
+  """
 
   def spread(array: jax.Array) -> jax.Array:
     return jnp.broadcast_to(array, (layout.batch, *array.shape[1:]))
 
-  def fill(spans: jax.Array) -> jax.Array:
-    return spread(jnp.pad(spans, ((0, 0), (0, most - spans.shape[1]), (0, 0))))
-
   ids = jax.tree.map(spread, visibility.numbers(layout.queries))
-  key_spans, query_spans = map(fill, visibility.spans(layout.queries, layout.keys, block))
   own = None if weights is None else _lines(weights, layout)
-  given = Operands(
-    matrices, bias, own, ids, visibility.first_query, visibility.penalties, dropout, key_spans
-  )
-  return static, given, query_spans
+  numbers = None if distance_bias is None else distance_bias.numbers.reshape(-1)
+
+  def cut(block: tuple[int, int]) -> tuple[Static, Operands[jax.Array], jax.Array]:
+    static = Static(layout, block, visibility.order)
+    most = max(static.blocks(QUERY), static.blocks(KEY))
+
+    def fill(spans: jax.Array) -> jax.Array:
+      return spread(jnp.pad(spans, ((0, 0), (0, most - spans.shape[1]), (0, 0))))
+
+    key_spans, query_spans = map(fill, visibility.spans(layout.queries, layout.keys, block))
+    first, penalties = visibility.first_query, visibility.penalties
+    given = Operands(
+      matrices, bias, own, ids, first, penalties, numbers, dropout, key_spans=key_spans
+    )
+    return static, given, query_spans
+
+  return cut
 
 
 class _Example:
@@ -547,12 +622,22 @@ class _Example:
     self, products: jax.Array, head: jax.Array, starts: _Pair, transposed: bool = False
   ) -> jax.Array:
     """Of a block's pairs, for an exponential to base 2, from products of queries and keys."""
-    scaled = products * self.static.scale
-    if self.given.penalties is None:
-      return scaled
+    logits, given = products * self.static.scale, self.given
+    if given.penalties is None and given.numbers is None:
+      return logits
     queries, keys = self.positions(products.shape, starts, transposed)
-    distance = jnp.abs(queries - keys).astype(jnp.float32)
-    return scaled - (self.given.penalties[head] * _LOG2E) * distance
+    if given.penalties is not None:
+      distance = jnp.abs(queries - keys).astype(jnp.float32)
+      logits -= (given.penalties[head] * _LOG2E) * distance
+    if given.numbers is not None:
+      count = given.numbers.shape[0] // self.layout.heads
+      # Numbers are those of a device's own queries.
+      first = 0 if given.first_query is None else given.first_query[0]
+      place = keys - queries + (first + self.layout.queries - 1)
+      # Beyond the example there are none; what stands there is masked.
+      place = jnp.clip(place, 0, count - 1)
+      logits += load_each(given.numbers, head * count + place) * _LOG2E
+    return logits
 
   def only_allowed(
     self, values: jax.Array, starts: _Pair, other: float, transposed: bool = False
@@ -660,6 +745,91 @@ class _Row(NamedTuple):
   slope: jax.Array
 
 
+class _Reversed(_Example):
+  """What a kernel of the reverse pass reads of one example, block by block."""
+
+  def __init__(
+    self,
+    given: Operands[jax.Ref],
+    reverse: Reverse[jax.Ref],
+    static: Static,
+    number: jax.Array,
+  ):
+    super().__init__(given, static, number)
+    self.reverse = reverse
+
+  def row(self, head: jax.Array, start: jax.Array) -> _Row:
+    """Of the block of queries that begins there."""
+    reverse, layout = self.reverse, self.layout
+    place = (self.number * layout.queries + start, head * layout.head_dim)
+    return _Row(
+      self.line(reverse.logsumexp, head, start, -FAR),
+      self.line(reverse.delta, head, start, 0.0),
+      None if reverse.shift is None else self.line(reverse.shift, head, start, 0.0),
+      self.load(QUERY, reverse.slopes, place, layout.queries - start),
+    )
+
+  def errors(
+    self,
+    head: jax.Array,
+    one: _Row,
+    products: jax.Array,
+    d_heads: jax.Array,
+    starts: _Pair,
+    masked: bool,
+    transposed: bool = False,
+  ) -> _Pair:
+    """Probabilities of a block behind dropout, and the gradient of its logits."""
+    logits = self.logits(products, head, starts, transposed)
+    share = jnp.exp2(logits - _per_query(one.logsumexp, transposed))
+    if masked:
+      share = self.only_allowed(share, starts, 0.0, transposed)
+    kept = self.dropout(head, starts, transposed)
+    if one.shift is not None:
+      d_heads += _per_query(one.shift, transposed)
+    return share * kept, share * (kept * d_heads - _per_query(one.delta, transposed))
+
+
+def _sum_diagonals(
+  given: Operands[jax.Ref],
+  reverse: Reverse[jax.Ref],
+  sums: jax.Ref,
+  *,
+  static: Static,
+  parts: int,
+) -> None:
+  """The gradient of logits, summed over blocks of a diagonal and every `parts`-th example."""
+  head, diagonal, part = (pl.program_id(axis) for axis in range(3))
+  layout, (side, _), blocks = static.layout, static.block, static.blocks(QUERY)
+  key_head = lax.div(head, layout.group)
+  # Of block i of queries, block i + later of keys.
+  later = diagonal - (blocks - 1)
+
+  def of_example(turn: jax.Array, total: jax.Array) -> jax.Array:
+    number = part + turn * parts
+    example = _Reversed(given, reverse, static, number)
+
+    def of_block(block: jax.Array, total: jax.Array) -> jax.Array:
+      start, first = block * side, (block + later) * side
+      query, one = example.rows(QUERY, head, start), example.row(head, start)
+      key, value = (example.rows(which, key_head, first) for which in (KEY, VALUE))
+      products, d_heads = dot(query, key, (1, 1)), dot(one.slope, value, (1, 1))
+      return total + example.errors(head, one, products, d_heads, (start, first), masked=True)[1]
+
+    def where_met(block: jax.Array, total: jax.Array) -> jax.Array:
+      spans = given.key_spans
+      met = (spans[number, block, 0] <= block + later) & (block + later < spans[number, block, 3])
+      return lax.cond(met, of_block, lambda _, total: total, block, total)
+
+    least, past = jnp.maximum(-later, 0), jnp.minimum(static.blocks(KEY) - later, blocks)
+    return lax.fori_loop(least, past, where_met, total)
+
+  turns = lax.div(layout.batch - part + (parts - 1), parts)
+  total = lax.fori_loop(0, turns, of_example, jnp.zeros((side, side), jnp.float32))
+  line = (head * pl.num_programs(1) + diagonal) * parts + part
+  store(sums, (line * side, 0), total)
+
+
 def _backward(
   given: Operands[jax.Ref], reverse: Reverse[jax.Ref], *outputs: jax.Ref, static: Static
 ) -> None:
@@ -667,7 +837,7 @@ def _backward(
   count = len(given.matrices)
   gradients, parts = outputs[:count], outputs[count:]
   key_head, block, number = (pl.program_id(axis) for axis in range(3))
-  layout, example = static.layout, _Example(given, static, number)
+  layout, example = static.layout, _Reversed(given, reverse, static, number)
   heads = [key_head * layout.group + one for one in range(layout.group)]
   factor = 1 / math.sqrt(layout.head_dim)
 
@@ -679,45 +849,17 @@ def _backward(
       line = number * given.key_spans.shape[1] + block
       store(one, (line, place[1]), jnp.sum(values, axis=0)[None], columns=layout.head_dim)
 
-  def row(head: jax.Array, start: jax.Array) -> _Row:
-    place = (number * layout.queries + start, head * layout.head_dim)
-    return _Row(
-      example.line(reverse.logsumexp, head, start, -FAR),
-      example.line(reverse.delta, head, start, 0.0),
-      None if reverse.shift is None else example.line(reverse.shift, head, start, 0.0),
-      example.load(QUERY, reverse.slopes, place, layout.queries - start),
-    )
-
-  def errors(
-    head: jax.Array,
-    one: _Row,
-    products: jax.Array,
-    d_heads: jax.Array,
-    starts: _Pair,
-    masked: bool,
-    transposed: bool = False,
-  ) -> _Pair:
-    """Probabilities of a block behind dropout, and the gradient of its logits."""
-    logits = example.logits(products, head, starts, transposed)
-    share = jnp.exp2(logits - _per_query(one.logsumexp, transposed))
-    if masked:
-      share = example.only_allowed(share, starts, 0.0, transposed)
-    kept = example.dropout(head, starts, transposed)
-    if one.shift is not None:
-      d_heads += _per_query(one.shift, transposed)
-    return share * kept, share * (kept * d_heads - _per_query(one.delta, transposed))
-
   key_start = block * static.size(KEY)
   key, value = (example.rows(which, key_head, key_start) for which in (KEY, VALUE))
 
   def over_queries(head: jax.Array, sums: _Pair) -> _Pair:
     def turn(query_block: jax.Array, sums: _Pair, masked: bool) -> _Pair:
       start = query_block * static.size(QUERY)
-      query, one = example.rows(QUERY, head, start), row(head, start)
+      query, one = example.rows(QUERY, head, start), example.row(head, start)
       # [keys, queries]: so the products below take what registers hold, and transpose nothing.
       products, d_heads = dot(key, query, (1, 1)), dot(value, one.slope, (1, 1))
       starts = start, key_start
-      share, error = errors(head, one, products, d_heads, starts, masked, transposed=True)
+      share, error = example.errors(head, one, products, d_heads, starts, masked, transposed=True)
       d_key, d_value = sums
       d_value += dot(share.astype(query.dtype), one.slope)
       d_key += dot(error.astype(query.dtype), query)
@@ -735,13 +877,13 @@ def _backward(
   start = block * static.size(QUERY)
 
   def over_keys(head: jax.Array) -> None:
-    query, one = example.rows(QUERY, head, start), row(head, start)
+    query, one = example.rows(QUERY, head, start), example.row(head, start)
 
     def turn(key_block: jax.Array, total: jax.Array, masked: bool) -> jax.Array:
       first = key_block * static.size(KEY)
       key, value = (example.rows(which, key_head, first) for which in (KEY, VALUE))
       products, d_heads = dot(query, key, (1, 1)), dot(one.slope, value, (1, 1))
-      _, error = errors(head, one, products, d_heads, (start, first), masked)
+      _, error = example.errors(head, one, products, d_heads, (start, first), masked)
       return total + dot(error.astype(query.dtype), key)
 
     nothing = jnp.zeros(query.shape, jnp.float32)

@@ -1,17 +1,40 @@
-"""Sizes of an attention, and where queries, keys and values lie in matrices."""
+"""Sizes of an attention, where queries, keys and values lie in matrices, and their gradients."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from compmod_jax.kernels.attention.distances import DistanceBias
 
 QUERY, KEY, VALUE = range(3)
 LANES = 128
 """Columns of a TPU's tiles."""
 NARROWEST = 32
 """Columns of a head there at least: kernels take the heads of a tile one by one."""
+Projection = tuple[Float[Array, "features embed"], Float[Array, " embed"]]
+"""W_O, features being all heads side by side, and its bias."""
 Heads = Float[Array, "batch time heads head_dim"]
+
+
+class Gradients(NamedTuple):
+  """What the reverse pass of a kernel gives; none of what there was none of.
+
+  Attributes:
+    matrices: of matrices of queries, keys and values.
+    bias: of what is added to their columns [1, columns], float32.
+    delta: of weights of heads, times the weights [batch * queries, heads], float32.
+    distance_bias: of numbers of distances.
+    projection: of W_O and its bias.
+  """
+
+  matrices: tuple[jax.Array, ...]
+  bias: jax.Array | None
+  delta: jax.Array
+  distance_bias: DistanceBias | None = None
+  projection: Projection | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +66,13 @@ class Layout:
     (batch, queries, heads, head_dim), (keys, key_heads) = query.shape, key.shape[1:3]
     columns = tuple((number, 0, head_dim) for number in range(3))
     return cls(batch, queries, keys, heads, key_heads, head_dim, columns)
+
+  @classmethod
+  def paired(cls, query: Heads, key_value: Float[Array, "batch keys heads 2 head_dim"]) -> "Layout":
+    """Of queries, and of keys and values that lie head by head in one matrix."""
+    apart, width = cls.apart(query, key_value[..., 0, :]), query.shape[-1]
+    columns = (0, 0, width), (1, 0, 2 * width), (1, width, 2 * width)
+    return dataclasses.replace(apart, columns=columns)
 
   @classmethod
   def packed(

@@ -11,6 +11,10 @@ and a block of keys of one. What lies beyond an array has any value and is repla
 A number for every head and position, such as a weight, lies in memory as [batch, tiles, heads of a
 tile, time], and in a kernel as [time, 128], the same in all columns of a head.
 
+What is added to logits by distance is one line of numbers for every diagonal of blocks of pairs.
+In a kernel a block is made of its line, and the gradient of a line of that of its blocks, by
+rolling rows against each other.
+
 The output projection may be inside. Where a program has all keys of its examples, heads are then
 written nowhere, and the reverse pass forms them again; else they are kept for it.
 
@@ -30,9 +34,19 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from compmod_jax.kernels.attention.definition import FAR
-from compmod_jax.kernels.attention.layout import KEY, LANES, QUERY, VALUE, Layout
+from compmod_jax.kernels.attention.distances import DistanceBias, windows
+from compmod_jax.kernels.attention.layout import (
+  KEY,
+  LANES,
+  QUERY,
+  VALUE,
+  Gradients,
+  Layout,
+  Projection,
+)
 from compmod_jax.kernels.attention.visibility import HIDDEN, Visibility, same_number
 from compmod_jax.kernels.routing.blocks import dot
 from compmod_jax.kernels.routing.shapes import ROOM
@@ -95,6 +109,10 @@ class Static:
     """Whether an example has several pairs of blocks."""
     return self.blocks(QUERY) * self.blocks(KEY) > 1
 
+  def diagonal(self, query: jax.Array, key: jax.Array) -> jax.Array:
+    """Number of the one that a block of queries and a block of keys are on."""
+    return key - query + (self.blocks(QUERY) - 1)
+
   @property
   def examples(self) -> int:
     """Examples of a program."""
@@ -116,6 +134,8 @@ class Operands(NamedTuple, Generic[A]):
     ids: numbers of queries and of keys [batch, 1, time], where there are any.
     first_query: see `Visibility` [1, 1].
     penalties: see `Visibility` [tiles, heads, 128], the same in all columns.
+    numbers: see `windows` [tiles, diagonals, heads, columns], whole tiles of columns; none for
+      nothing.
     projection: W_O [columns, embed] and its bias [1, embed], float32; none where heads are the
       result.
   """
@@ -126,6 +146,7 @@ class Operands(NamedTuple, Generic[A]):
   ids: tuple[A, A] | None
   first_query: A | None
   penalties: A | None
+  numbers: A | None
   projection: tuple[A, A] | None = None
 
 
@@ -141,10 +162,6 @@ class Reverse(NamedTuple, Generic[A]):
   outputs: A | None
   slopes: A
   logsumexp: A
-
-
-Projection = tuple[jax.Array, jax.Array]
-"""W_O [heads * head_dim, embed], in the type of the heads, and its bias [embed]."""
 
 
 def takes_projection(layout: Layout, embed: int, block: tuple[int, int]) -> bool:
@@ -200,6 +217,7 @@ def forward(
   block: tuple[int, int],
   interpret: bool | pltpu.InterpretParams,
   save: bool,
+  distance_bias: DistanceBias | None = None,
   projection: Projection | None = None,
 ) -> tuple[jax.Array, jax.Array | tuple[jax.Array, jax.Array] | None]:
   """Heads side by side [batch * queries, heads * head_dim] and, to `save`, the logsumexp.
@@ -216,11 +234,14 @@ def forward(
     block: queries and keys of a block, a multiple of 128; keys of a reverse pass.
     interpret: run without the hardware.
     save: whether a reverse pass follows.
+    distance_bias: added to the logits.
     projection: where `takes_projection`.
   """
   matrices, bias, tiled = _to_tiles(matrices, bias, layout)
   static = Static.of(tiled, block[0], visibility, layout.head_dim)
-  spans, given = _operands(static, matrices, bias, _from_heads(weights, static), visibility)
+  numbers = None if distance_bias is None else _windows(distance_bias.numbers, static)
+  own = _from_heads(weights, static)
+  spans, given = _operands(static, matrices, bias, own, numbers, visibility)
   given = given._replace(projection=_as_rows(projection))
   rows, columns = given.rows[QUERY], static.tiles * LANES
   flops = 4 * layout.pairs * layout.head_dim
@@ -272,9 +293,10 @@ def backward(
   layout: Layout,
   block: tuple[int, int],
   interpret: bool | pltpu.InterpretParams,
+  distance_bias: DistanceBias | None = None,
   projection: Projection | None = None,
-) -> tuple[tuple[jax.Array, ...], jax.Array | None, jax.Array, Projection | None]:
-  """See `gpu.backward`; the same formulas. Last, the gradients of a projection.
+) -> Gradients:
+  """See `gpu.backward`; the same formulas.
 
   One pass over all pairs of blocks forms all gradients: those of keys and values are summed in
   vector memory, of `block[1]` keys at once; where there are more, those of queries are sums of
@@ -294,8 +316,9 @@ def backward(
     interpret=interpret,
     projection=projection,
   )
+  numbers = None if distance_bias is None else distance_bias.numbers
   if layout.in_tiles and layout.keys <= block[1]:
-    return run(matrices, bias, visibility, 0, matrices[0].dtype)
+    return run(matrices, bias, numbers, visibility, 0, matrices[0].dtype)
 
   def arrange(matrices: tuple[jax.Array, ...], bias: jax.Array | None) -> tuple[jax.Array, ...]:
     return layout.to_tiles(matrices if bias is None else (_shifted(matrices[0], bias),))
@@ -304,29 +327,38 @@ def backward(
   read = [one.reshape(layout.batch, layout.keys, -1) for one in read]
   dtype = query.dtype if layout.keys <= block[1] else jnp.float32
 
-  def of_keys(first: int) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    part = slice(first, first + block[1])
+  def of_keys(first: int) -> Gradients:
+    part = slice(first, min(first + block[1], layout.keys))
     own = [one[:, part].reshape(-1, one.shape[2]) for one in read]
-    found, _, delta, _ = run((query, *own), None, visibility, first, dtype)
-    return found, delta
+    # The distances of all queries from these keys.
+    near = None if numbers is None else numbers[:, first : part.stop + layout.queries - 1]
+    return run((query, *own), None, near, visibility, first, dtype)
 
-  (d_query, *others), delta = of_keys(0)
-  d_read = [[one.reshape(layout.batch, -1, one.shape[1])] for one in others]
-  for first in range(block[1], layout.keys, block[1]):
-    (more, *others), _ = of_keys(first)
-    d_query = d_query + more
-    for parts, one in zip(d_read, others, strict=True):
-      parts.append(one.reshape(layout.batch, -1, one.shape[1]))
+  starts = range(0, layout.keys, block[1])
+  found = [of_keys(first) for first in starts]
+  d_query = functools.reduce(jnp.add, [one.matrices[QUERY] for one in found])
   joined = [
-    jnp.concatenate(parts, axis=1).reshape(layout.batch * layout.keys, -1) for parts in d_read
+    jnp.concatenate(
+      [one.matrices[which].reshape(layout.batch, -1, query.shape[1]) for one in found], axis=1
+    ).reshape(layout.batch * layout.keys, -1)
+    for which in (KEY, VALUE)
   ]
   gradients, d_bias = back((d_query.astype(query.dtype), *joined))
-  return gradients, d_bias, delta, None
+  made = Gradients(gradients, d_bias, found[0].delta)
+  if numbers is None:
+    return made
+  total = jnp.zeros(numbers.shape, jnp.float32)
+  for first, one in zip(starts, found, strict=True):
+    assert one.distance_bias is not None
+    near = one.distance_bias.numbers
+    total = total.at[:, first : first + near.shape[1]].add(near)
+  return made._replace(distance_bias=DistanceBias(total))
 
 
 def _backward_pass(
   matrices: tuple[jax.Array, ...],
   bias: jax.Array | None,
+  numbers: Float[Array, "heads distances"] | None,
   visibility: Visibility,
   first_key: int,
   dtype: DTypeLike,
@@ -339,14 +371,18 @@ def _backward_pass(
   side: int,
   interpret: bool | pltpu.InterpretParams,
   projection: Projection | None,
-) -> tuple[tuple[jax.Array, ...], jax.Array | None, jax.Array, Projection | None]:
-  """Gradients of matrices in tiles, which hold the keys from `first_key` on; `dtype` of queries."""
+) -> Gradients:
+  """Gradients of matrices in tiles, which hold the keys from `first_key` on; `dtype` of queries.
+
+  And of the numbers of distances from these keys.
+  """
   tiled = layout if layout.in_tiles else layout.tiled
   if len(matrices) > 1:
     tiled = dataclasses.replace(layout.tiled, keys=matrices[KEY].shape[0] // layout.batch)
   static = Static.of(tiled, side, visibility, layout.head_dim, first_key)
   own = _from_heads(weights, static)
-  spans, given = _operands(static, matrices, bias, own, visibility, layout.keys)
+  near = None if numbers is None else _windows(numbers, static)
+  spans, given = _operands(static, matrices, bias, own, near, visibility, layout.keys)
   given = given._replace(projection=_as_rows(projection))
   lines = _as_lines(logsumexp, static, -FAR)
   heads = None if outputs is None else _in_tiles(outputs, layout)
@@ -395,6 +431,11 @@ def _backward_pass(
     made.append(jax.ShapeDtypeStruct(parts, jnp.float32))
     specs.append(pl.BlockSpec((1, 1, LANES), part))
 
+  if near is not None:
+    shape = (programs, *near.shape)
+    made.append(jax.ShapeDtypeStruct(shape, jnp.float32))
+    specs.append(pl.BlockSpec((None, None, *shape[2:]), lambda n, tile, _, *s: (n, tile, 0, 0, 0)))
+
   def room(rows: int) -> Any:
     return pltpu.VMEM((static.examples, rows, LANES), jnp.float32)
 
@@ -428,14 +469,20 @@ def _backward_pass(
     flops=flops,
     interpret=interpret,
   )
-  count = len(matrices)
-  gradients = tuple(one.reshape(-1, one.shape[2]) for one in found[:count])
-  delta = _to_heads(found[count], layout).swapaxes(1, 2).reshape(-1, layout.heads)
-  d_bias = None if bias is None else jnp.sum(found[count + 1], axis=0)
+  first, *rest = found[len(matrices) :]
+  of = Gradients(
+    tuple(one.reshape(-1, one.shape[2]) for one in found[: len(matrices)]),
+    None if bias is None else jnp.sum(rest.pop(0), axis=0),
+    _to_heads(first, layout).swapaxes(1, 2).reshape(-1, layout.heads),
+  )
+  if numbers is not None:
+    spread = functools.partial(_windows, static=static)
+    (d_numbers,) = jax.linear_transpose(spread, numbers)(jnp.sum(rest.pop(0), axis=0))
+    of = of._replace(distance_bias=DistanceBias(d_numbers))
   if projection is None:
-    return gradients, d_bias, delta, None
-  d_projection = found[-2].astype(projection[0].dtype), found[-1][0].astype(projection[1].dtype)
-  return gradients, d_bias, delta, d_projection
+    return of
+  d_projection = rest[0].astype(projection[0].dtype), rest[1][0].astype(projection[1].dtype)
+  return of._replace(projection=d_projection)
 
 
 # What kernels are given.
@@ -478,6 +525,7 @@ def _operands(
   matrices: tuple[jax.Array, ...],
   bias: jax.Array | None,
   weights: jax.Array | None,
+  numbers: jax.Array | None,
   visibility: Visibility,
   keys: int | None = None,
 ) -> tuple[list[jax.Array], Operands[jax.Array]]:
@@ -488,6 +536,7 @@ def _operands(
     matrices: in tiles.
     bias: of them.
     weights: as lines.
+    numbers: of distances; see `Operands`.
     visibility: of all keys.
     keys: how many these are.
   """
@@ -512,7 +561,17 @@ def _operands(
     penalties = jnp.broadcast_to(penalties[:, None], (layout.heads, LANES))
     penalties = penalties.reshape(static.tiles, static.share, LANES)
   biases = None if bias is None else (bias,) * 3
-  return spans, Operands(rows, biases, weights, ids, first, penalties)
+  return spans, Operands(rows, biases, weights, ids, first, penalties, numbers)
+
+
+def _windows(numbers: Float[Array, "heads distances"], static: Static) -> jax.Array:
+  """Numbers of distances as kernels have them; see `Operands`."""
+  layout = static.layout
+  lines = windows(numbers, layout.queries, static.blocks(QUERY), static.block)
+  more = (layout.heads - len(numbers), -lines.shape[2] % LANES)
+  lines = jnp.pad(lines, ((0, more[0]), (0, 0), (0, more[1])))
+  lines = lines.reshape(static.tiles, static.share, *lines.shape[1:])
+  return lines.swapaxes(1, 2)
 
 
 def _filled(ids: jax.Array, static: Static, which: int, value: int) -> jax.Array:
@@ -545,6 +604,13 @@ def _specs(
 
     return pl.BlockSpec((count, 1, static.size(which)), index)
 
+  def of_diagonal(array: jax.Array) -> pl.BlockSpec:
+    def index(*ids: Any) -> _Index:
+      at = place(*ids)
+      return at.tile, static.diagonal(at.query, at.key), 0, 0
+
+    return pl.BlockSpec((None, None, *array.shape[2:]), index)
+
   penalties = pl.BlockSpec((None, static.share, LANES), lambda *ids: (place(*ids).tile, 0, 0))
   kinds = (QUERY, KEY, VALUE)
   return Operands(
@@ -554,6 +620,7 @@ def _specs(
     None if given.ids is None else (numbers(QUERY), numbers(KEY)),
     None if given.first_query is None else _whole_spec(given.first_query.shape),
     None if given.penalties is None else penalties,
+    None if given.numbers is None else of_diagonal(given.numbers),
     None if given.projection is None else _projection_specs(given.projection, place),
   )
 
@@ -747,11 +814,13 @@ class _Example:
     self, query: jax.Array, key: jax.Array, head: int, distance: jax.Array | None
   ) -> jax.Array:
     """Of the block's pairs in a head, from its queries and what `distance` returned."""
-    logits = dot(query, key, (1, 1)) * self.static.scale
-    if distance is None:
-      return logits
-    assert self.given.penalties is not None
-    return logits - self.given.penalties[head : head + 1, :1] * distance
+    logits, given = dot(query, key, (1, 1)) * self.static.scale, self.given
+    if distance is not None:
+      assert given.penalties is not None
+      logits = logits - given.penalties[head : head + 1, :1] * distance
+    if given.numbers is not None:
+      logits = logits + _of_pairs(given.numbers[head : head + 1], self.static.block)
+    return logits
 
   def allowed(self) -> jax.Array | None:
     """Which keys of the block every query of its block reads; none for all."""
@@ -795,6 +864,27 @@ def _column(tile: jax.Array, head: int, static: Static) -> jax.Array:
   """One column of a head [rows, 1]."""
   first = head * static.layout.head_dim
   return tile[:, first : first + 1]
+
+
+def _of_pairs(line: jax.Array, block: tuple[int, int]) -> jax.Array:
+  """What every pair of a block has of a line [1, columns] of `windows`."""
+  queries, keys = block
+  rows, width = line, line.shape[1]
+  # The upper half of twice as many rows begins as many numbers later as it has rows.
+  while len(rows) < queries:
+    rows = jnp.concatenate([pltpu.roll(rows, width - len(rows), 1), rows])
+  return rows[len(rows) - queries :, :keys]
+
+
+def _sums_of_diagonals(pairs: jax.Array, width: int) -> jax.Array:
+  """And back: a line [1, columns] of the sums of pairs that have the same number."""
+  queries, keys = pairs.shape
+  more = pl.next_power_of_2(queries) - queries
+  rows = jnp.pad(pairs, ((more, 0), (0, width - keys)))
+  while len(rows) > 1:
+    half = len(rows) // 2
+    rows = pltpu.roll(rows[:half], half, 1) + rows[half:]
+  return rows
 
 
 def _from_lines(lines: jax.Array, static: Static) -> jax.Array:
@@ -932,9 +1022,9 @@ def _backward(
   one block.
   """
   gradients, delta, *parts = outputs[:matrices], *outputs[matrices:]
-  projection = given.projection
-  d_projection = [] if projection is None else parts[-2:]
-  parts = parts[: len(parts) - len(d_projection)]
+  projection, numbers = given.projection, given.numbers
+  d_projection = [] if projection is None else [parts.pop(-2), parts.pop()]
+  d_numbers = None if numbers is None else parts.pop()
   d_query, d_key, d_value = scratch
   number, tile, step = (pl.program_id(axis) for axis in range(3))
   keys = static.blocks(KEY)
@@ -994,16 +1084,20 @@ def _backward(
       delta[n] = _into_lines(sums, static)
       add_to_kernel(example, heads)
     back = back if weights is None else (back * weights).astype(back.dtype)
-    of_query = []
+    of_query, of_line = [], []
     of_key = of_value = jnp.zeros(key.shape, jnp.float32)
     for head, (one, share) in enumerate(zip(asked, shares, strict=True)):
       own = _only(back, head, static)
       error = share * (dot(own, value, (1, 1)) - _column(sums, head, static))
+      if numbers is not None:
+        of_line.append(_sums_of_diagonals(error, numbers.shape[1]))
       share, error = share.astype(query.dtype), error.astype(query.dtype)
       of_query.append(dot(error, key))
       of_key = of_key + dot(error, one, (0, 0))
       of_value = of_value + dot(share, own, (0, 0))
     at = pl.ds(key_block * static.size(KEY), static.size(KEY))
+    if d_numbers is not None:
+      d_numbers[static.diagonal(block, key_block)] += jnp.concatenate(of_line)
     d_query[n] += _spread(of_query, static)
     d_key[n, at] += of_key
     d_value[n, at] += of_value
@@ -1015,6 +1109,8 @@ def _backward(
   def _() -> None:
     d_key[...] = jnp.zeros(d_key.shape, jnp.float32)
     d_value[...] = jnp.zeros(d_value.shape, jnp.float32)
+    if d_numbers is not None:
+      d_numbers[...] = jnp.zeros(d_numbers.shape, jnp.float32)
 
   if projection is not None:
 

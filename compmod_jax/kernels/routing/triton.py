@@ -85,6 +85,11 @@ def load_line(
   return plt.load(ref.at[row, pl.ds(start, size)], mask=mask, other=other)
 
 
+def load_each(ref: jax.Ref, places: jax.Array) -> jax.Array:
+  """What stands at each of these places of a line."""
+  return plt.load(ref.at[places])
+
+
 def store_line(ref: jax.Ref, row: jax.Array | int, start: jax.Array | int, line: jax.Array) -> None:
   """Writes a part of a row of a matrix, as far as it lies inside."""
   (size,) = line.shape

@@ -22,8 +22,9 @@ from jaxtyping import Array, Float
 
 from compmod_jax.core import errors, sharding
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.linear import exactly, float32_product, narrow_product, over_rows
+from compmod_jax.core.linear import exactly, narrow_product, over_rows
 from compmod_jax.core.sharding import logical
+from compmod_jax.kernels.float32_affine import float32_affine
 from compmod_jax.kernels.routing import (
   Choice,
   Readout,
@@ -408,10 +409,10 @@ class Router(nn.Module):
   ) -> Float[Array, "batch time hidden"]:
     """What the first layer makes of the inputs, before its relu."""
     kernel, bias = self.hidden(inputs.shape[-1])
+    if self.products == jnp.float32:
+      return float32_affine(inputs, kernel, bias)
 
     def project(rows: jax.Array) -> jax.Array:
-      if self.products == jnp.float32:
-        return float32_product(rows, kernel) + bias[None]
       return narrow_product(rows.astype(self.products), kernel) + bias[None]
 
     return over_rows(project, inputs)

@@ -996,6 +996,42 @@ def copying():
   return rows
 
 
+def digits():
+  """Per cent right by size, a figure a seed."""
+  sizes, found = (14, 16, 19, 24), cells("digits/cpu")
+  rows = []
+  for row, cell in (
+    ("LSTM-240", "LSTM of 240 units"),
+    ("RIM", "6 modules of 40 units, 4 active"),
+  ):
+    shown = (seeds("digits/cpu", row, f"pixels_{size}", "exact_match") for size in sizes)
+    minutes = [found[row][seed]["train_seconds"] / 60 for seed in sorted(found[row])]
+    figures = [", ".join(f"{one:.1f}" for one in scores) for scores in shown]
+    rows.append([cell, *figures, ", ".join(f"{one:.0f}" for one in minutes)])
+  return rows
+
+
+def digits_ahead():
+  """Of the seed that both have."""
+  rim, lstm = (cells("digits/cpu")[row][0]["scores"] for row in ("RIM", "LSTM-240"))
+  ahead = [
+    rim[part]["exact_match"] - lstm[part]["exact_match"] for part in ("pixels_19", "pixels_24")
+  ]
+  yield f"ahead by {ahead[0]:.1f} points at 19 x 19 and by {ahead[1]:.1f} at 24 x 24"
+
+
+def equal_minutes():
+  """Translation models after as many minutes: steps, BLEU and perplexity."""
+  rows = []
+  for row in ("Transformer", "LSTM, additive", "LSTM, multiplicative"):
+    (run,) = cells("seq2seq/tatoeba")[row].values()
+    assert round(run["train_seconds"] / 60) == 20
+    bleu = [f"{run['scores'][part]['bleu']:.1f}" for part in ("valid", "test", "test-unseen")]
+    perplexity = f"{run['scores']['test']['perplexity']:.2f}"
+    rows.append([row, f"{run['parameters']:,}", f"{run['best']['step']:,}", *bleu, perplexity])
+  return rows
+
+
 def longer_copying():
   def listed(values, digits):
     *others, last = (f"{value:.{digits}f}" for value in values)
@@ -1559,6 +1595,7 @@ TABLES = {
   ("docs/nemot.md", "Questions about worlds", 2): worlds_shifted,
   ("docs/nemot.md", "Questions of real sets", 0): general,
   ("docs/baselines.md", "T5", 0): REFERENCE,
+  ("docs/baselines.md", "LSTMs with attention", 0): equal_minutes,
   ("docs/pods-aot.md", "Models on v5e-16", 0): "printed by `train.main --aot`; no file is kept",
   ("docs/pods-aot.md", "Models on v5e-16", 1): "printed by `train.main --aot`; no file is kept",
   ("docs/pods-aot.md", "Experts over chips", 0): experts_over_chips,
@@ -1589,6 +1626,7 @@ TABLES = {
   ("docs/recoding.md", "Translation, recoded while it is searched for", 0): recoded_search,
   ("docs/rims.md", "From Python", 0): REFERENCE,
   ("docs/rims.md", "Measured so far", 0): copying,
+  ("docs/rims.md", "Measured so far", 1): digits,
   ("docs/roles.md", "What is measured", 0): REFERENCE,
   ("docs/roles.md", "Measured", 0): looks_of_heads,
   ("docs/roles.md", "Measured", 1): importance_of_heads,
@@ -1982,6 +2020,7 @@ SENTENCES = [
   ("docs/recoding.md", signal_sentences),
   ("docs/plasticity.md", longer_associations),
   ("docs/rims.md", longer_copying),
+  ("docs/rims.md", digits_ahead),
   ("docs/generalisation.md", copying_effects),
   ("docs/few_shot.md", raw_examples),
   ("docs/generalisation.md", ingredients_in_short),

@@ -6,7 +6,7 @@ In the environment of `make aot`: attention of heads with weights, forward and a
 of 32, 64, 96 and 128, float32 and bfloat16, with and without dropout of probabilities, of all
 pairs, of causal order within segments, and of that with penalties on distances or a learned bias
 for each, compiled for an H100 that is not here. Registers a thread and bytes that do not fit into
-them. About eight minutes on 2 cores.
+them. Half an hour on a core with other work.
 """
 
 import dataclasses

@@ -21,7 +21,7 @@ class PairQuestions:
 
   name: str = "pairs"
   """What tables call the set."""
-  data: PairData = ScanData()
+  data: PairData = dataclasses.field(default_factory=ScanData)
   """The pairs."""
 
   def __post_init__(self) -> None:

@@ -81,7 +81,9 @@ class MlcData:
     UserError: a size is too small, or `primitives` has a group of another form.
   """
 
-  data: ScanData | CogsData | PcfgSetData | LengthData = ScanData("addprim_jump")
+  data: ScanData | CogsData | PcfgSetData | LengthData = dataclasses.field(
+    default_factory=lambda: ScanData("addprim_jump")
+  )
   """Where queries come from; study pairs come from its training part."""
   primitives: tuple[str, ...] = (
     "walk:I_WALK look:I_LOOK run:I_RUN jump:I_JUMP",

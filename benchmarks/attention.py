@@ -10,13 +10,14 @@ Bytes are counted as `benchmarks/census.py` says: the operands and results of ev
 instruction, in full. A kernel that reads or writes some columns of a matrix counts these alone in
 `MiB`, and the whole matrix in `MiB of whole operands`: beside routers' columns, those of keys and
 values where a GPU's forward pass writes queries with their bias for the reverse pass. Registers a
-thread and spilt bytes are the worst of the layer's Triton kernels. Six minutes on one core.
+thread and spilt bytes are the worst of the layer's Triton kernels. Seven minutes on one core.
 
 Layers: `plain`; `float32`, the default, whose routers' products are in float32 beside attention;
 `inside`, whose routers are in the model's type, so that one product makes their first layer, too.
 Then cross attention to as many other rows of 128, without competition and with the default one;
-and self-attention with a learned bias for each distance in each head, in rows of 128 and 1,024,
-given by distance, or as an array of all pairs, with which no kernel runs.
+and self-attention in rows of 128 and 1,024, without competition: with a learned bias for each
+distance in each head, given by distance, or as an array of all pairs, with which no kernel runs;
+and with dropout of a tenth of the probabilities.
 """
 
 import itertools
@@ -40,7 +41,8 @@ WIDTH, HEADS = 512, 8
 TOKENS = {"h100": 16_384, "v5e": 131_072}
 TIMES = (128, 1024, 4096)
 BIASED = {"biases by distance": False, "biases of pairs": True}
-BIASED_TIMES = TIMES[:2]
+DROPOUT = 0.1
+FURTHER_TIMES = TIMES[:2]  # of layers with biases or dropout
 INSIDE = CompetitionConfig(dtype="model")
 LAYERS = {"plain": None, "float32": CompetitionConfig(), "inside": INSIDE}
 CROSS = {"cross, plain": None, "cross, float32": CompetitionConfig()}
@@ -133,6 +135,20 @@ def count_biased(device: devices.Device, time: int, which: str, dense: bool) -> 
   return count_pass(device, which, forward, rows, rounded(params), rows, numbers)
 
 
+def count_dropped(device: devices.Device, time: int, which: str) -> dict[str, Any]:
+  """What one pass of self-attention with dropout moves; gradients are of parameters and inputs."""
+  layer = Attention(WIDTH, HEADS, dtype="bfloat16", dropout=DROPOUT)
+  few = jnp.zeros((1, 1, WIDTH), jnp.bfloat16)
+  params = nn.unbox(jax.eval_shape(layer.init, jax.random.key(0), few))["params"]
+
+  def forward(params: Any, inputs: jax.Array) -> jax.Array:
+    rngs = {"dropout": jax.random.key(1)}
+    return layer.apply({"params": params}, inputs, ctx=Context(deterministic=False), rngs=rngs)[0]
+
+  rows = jax.ShapeDtypeStruct((TOKENS[device.name] // time, time, WIDTH), jnp.bfloat16)
+  return count_pass(device, which, forward, rows, rounded(params), rows)
+
+
 def count_pass(
   device: devices.Device,
   which: str,
@@ -198,15 +214,20 @@ def count_all(report: common.Report, device: devices.Device, quick: bool) -> dic
     report.claim(
       f"{device.name}, cross attention, {which}: MiB, competing / plain", competing, plain
     )
-  for time, which in itertools.product(BIASED_TIMES[: 1 if quick else None], PASSES):
+  for time, which in itertools.product(FURTHER_TIMES[: 1 if quick else None], PASSES):
     rows = [f"{name}, rows of {time}, {which}" for name in BIASED]
     for row, dense in zip(rows, BIASED.values(), strict=True):
       table[row] = count_biased(device, time, which, dense)
       report.say(f"{device.name}, {row}: {table[row]['MiB']:.0f} MiB")
     biased, dense = (table[row]["MiB"] for row in rows)
-    title = f"{device.name}, rows of {time}, {which}: MiB, biases by distance"
-    report.claim(f"{title} / plain", biased, table[f"plain, rows of {time}, {which}"]["MiB"])
-    report.claim(f"{title} / as an array of pairs", biased, dense)
+    plain = table[f"plain, rows of {time}, {which}"]["MiB"]
+    title = f"{device.name}, rows of {time}, {which}: MiB"
+    report.claim(f"{title}, biases by distance / plain", biased, plain)
+    report.claim(f"{title}, biases by distance / as an array of pairs", biased, dense)
+    row = f"dropout, rows of {time}, {which}"
+    table[row] = count_dropped(device, time, which)
+    report.say(f"{device.name}, {row}: {table[row]['MiB']:.0f} MiB")
+    report.claim(f"{title}, dropout / plain", table[row]["MiB"], plain)
   return table
 
 

@@ -117,7 +117,7 @@ def attend(
     dropout: acts on the probabilities; none for no dropout.
     intermediates: activations to read or change.
   """
-  kernel = kernel_for(query, query.shape[-1], query.dtype, dropout=dropout is not None)
+  kernel = kernel_for(query, query.shape[-1], query.dtype)
   if kernel and not intermediates.wants("attention"):
     visibility = mask.visibility()
     if visibility is not None and (bias is None or isinstance(bias, DistanceBias)):
@@ -595,8 +595,7 @@ class Attention(nn.Module):
   def _visibility(self, inputs: jax.Array, ctx: Context) -> Visibility | None:
     """Which keys are read, where self-attention of whole texts runs in one kernel; else None."""
     config, intermediates = self.competition, ctx.intermediates
-    dropped = self._active_dropout(ctx) is not None
-    if self.cross or not kernel_for(inputs, self.width, self.dtype, dropout=dropped):
+    if self.cross or not kernel_for(inputs, self.width, self.dtype):
       return None
     # A device that has some of the times needs keys and values of others.
     if sharding.parts_of(inputs, "time") > 1:
@@ -622,8 +621,7 @@ class Attention(nn.Module):
 
     A TPU's kernel would copy them apart.
     """
-    dropped = self._active_dropout(ctx) is not None
-    kernel = kernel_for(query, self.width, self.dtype, dropout=dropped)
+    kernel = kernel_for(query, self.width, self.dtype)
     if kernel != "gpu" or bias is not None or self.switch is not None:
       return None
     return None if ctx.intermediates.wants("attention") else mask.visibility()

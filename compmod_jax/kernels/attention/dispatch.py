@@ -154,7 +154,7 @@ def _of_matrices(
   """Scaled heads of arrays, queries first, that become matrices of a layout."""
   rows = tuple(one.reshape(one.shape[0] * one.shape[1], -1) for one in arrays)
   own = None if weights is None else weights.reshape(-1, layout.heads).astype(jnp.float32)
-  plan = _plan(layout, implementation, interpret, tiles, rows[0], dropout=dropout)
+  plan = _plan(layout, implementation, interpret, tiles, rows[0])
   run = _rule(_Attention(layout), plan, tiles)
   made = run(rows, None, own, None, distance_bias, visibility, dropout)
   return made.reshape(arrays[0].shape)
@@ -205,7 +205,7 @@ def packed_attention(
   layout = Layout.packed(batch, time, heads, parts * width // (3 * heads), parts == 1)
   rows = packed.reshape(batch * time, -1)
   own = None if weights is None else weights.reshape(-1, heads).astype(jnp.float32)
-  plan = _plan(layout, implementation, interpret, tiles, rows, dropout=dropout)
+  plan = _plan(layout, implementation, interpret, tiles, rows)
   run = _rule(_Attention(layout), plan, tiles)
   shift = None if bias is None else bias.reshape(1, -1).astype(jnp.float32)
   output = _rounded(output, rows)
@@ -272,7 +272,7 @@ def routed_attention(
   layout = Layout.packed(batch, time, heads, head_dim, by_kind)
   choice = dataclasses.replace(choice, keep=choice.kept(heads))
   rows = packed.reshape(-1, columns)
-  plan = _plan(layout, implementation, interpret, tiles, rows, hidden, dropout=dropout)
+  plan = _plan(layout, implementation, interpret, tiles, rows, hidden)
   run = _rule(_Routed(layout, choice), plan, tiles)
   factor = jnp.broadcast_to(jnp.asarray(factor, jnp.float32), (batch, time, heads))
   kernel = readout.kernel.astype(packed.dtype)
@@ -304,9 +304,7 @@ def _checked(bias: DistanceBias | None, layout: Layout, function: str) -> Distan
   return DistanceBias(bias.numbers.astype(jnp.float32))
 
 
-def kernel_for(
-  array: jax.Array, head_dim: int, dtype: DTypeLike, *, dropout: bool = False
-) -> str | None:
+def kernel_for(array: jax.Array, head_dim: int, dtype: DTypeLike) -> str | None:
   """Platform whose kernel attention runs in, as it is traced; none where it runs in none.
 
   On a TPU, columns of one product had better lie by kind (`packed_attention`).
@@ -315,10 +313,9 @@ def kernel_for(
     array: whose mesh may say what the program is for.
     head_dim: columns of a head.
     dtype: of queries, keys and values.
-    dropout: whether probabilities are dropped.
   """
   layout = Layout.packed(1, 1, 1, head_dim)
-  refusals = functools.partial(_refusals, layout, dtype, dropout=dropout)
+  refusals = functools.partial(_refusals, layout, dtype)
   plan = _usable(make_plan(None, False, Blocks(), refusals, array), array)
   return None if plan is None else plan.kernels[0]
 
@@ -330,13 +327,9 @@ def _plan(
   tiles: Tiles,
   rows: jax.Array,
   hidden: int = 0,
-  *,
-  dropout: ProbabilityDropout | None,
 ) -> Plan | None:
   """The kernels that may run; None for the definition."""
-  refusals = functools.partial(
-    _refusals, layout, rows.dtype, hidden, tiles.routing, dropout=dropout is not None
-  )
+  refusals = functools.partial(_refusals, layout, rows.dtype, hidden, tiles.routing)
   return _usable(make_plan(implementation, interpret, tiles.routing, refusals, rows), rows)
 
 
@@ -368,8 +361,6 @@ def _refusals(
   dtype: DTypeLike,
   hidden: int = 0,
   blocks: Blocks = Blocks(),
-  *,
-  dropout: bool,
 ) -> dict[str, str | None]:
   """What each kernel cannot do, in words; None where it can."""
   refusal, found = None, dict[str, str | None]()
@@ -382,8 +373,7 @@ def _refusals(
   elif hidden:
     rows = (layout.batch * layout.queries, hidden)
     found = routing_shapes.route(rows, (hidden, layout.heads), dtype, blocks)
-  found = found or dict.fromkeys(("gpu", "tpu"), refusal)
-  return found | {"tpu": found["tpu"] or ("it draws no dropout" if dropout else None)}
+  return found or dict.fromkeys(("gpu", "tpu"), refusal)
 
 
 # The derivative rules.

@@ -1,6 +1,8 @@
 """Dropout of attention probabilities that a kernel draws again where it needs it."""
 
 import dataclasses
+import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, UInt32
 
 from compmod_jax.core.random_bits import PER_COUNTER, bits_at, threefry
+from compmod_jax.kernels.routing.blocks import dot
 
 _RANGE = 2**16
 
@@ -89,6 +92,40 @@ class ProbabilityDropout:
       size: queries and keys of the block.
       whole: queries and keys of an example.
     """
+    words = self._numbers(example, head, start, size, whole)
+    low, high = (jnp.stack(halves, axis=-1) for halves in zip(*words, strict=True))
+    return jnp.stack([low, high], axis=-1).reshape(size) >= np.uint32(self.dropped)
+
+  def keep_in_lanes(
+    self,
+    example: jax.Array,
+    head: jax.Array,
+    start: tuple[jax.Array, jax.Array],
+    size: tuple[int, int],
+    whole: tuple[int, int],
+  ) -> Bool[Array, "queries keys"]:
+    """The same, for hardware that cannot interleave columns: a matrix product repeats them."""
+    words = self._numbers(example, head, start, size, whole)
+    numbers = [number.astype(jnp.int32) for halves in words for number in halves]
+    kept = [(number >= self.dropped).astype(jnp.int32) for number in numbers]
+    # The decisions on the keys of a counter are the bits of one number, which bfloat16 holds.
+    together = functools.reduce(operator.add, [one << bit for bit, one in enumerate(kept)])
+    repeat = (size[1] // PER_COUNTER, size[1])
+    counter, key = (lax.broadcasted_iota(jnp.int32, repeat, axis) for axis in range(2))
+    own = lax.div(key, PER_COUNTER) == counter
+    repeated = dot(together.astype(jnp.bfloat16), own.astype(jnp.bfloat16)).astype(jnp.int32)
+    bit = lax.rem(lax.broadcasted_iota(jnp.int32, size, 1), PER_COUNTER)
+    return ((repeated >> bit) & 1) == 1
+
+  def _numbers(
+    self,
+    example: jax.Array,
+    head: jax.Array,
+    start: tuple[jax.Array, jax.Array],
+    size: tuple[int, int],
+    whole: tuple[int, int],
+  ) -> list[tuple[jax.Array, jax.Array]]:
+    """Low and high halves of the two words of every counter of a block [queries, keys / 4]."""
     inner = (size[0], size[1] // PER_COUNTER)
     line = self.examples[example] * np.uint32(self.all_heads) + self.heads[head]
     first = start[0] if self.first_query is None else start[0] + self.first_query[0]
@@ -97,6 +134,4 @@ class ProbabilityDropout:
     row = line * np.uint32(self.all_queries or whole[0]) + query.astype(jnp.uint32)
     place = row * np.uint32(-(-whole[1] // PER_COUNTER)) + block.astype(jnp.uint32)
     words = threefry((self.words[0], self.words[1]), place)
-    low = jnp.stack([word & np.uint32(_RANGE - 1) for word in words], axis=-1)
-    high = jnp.stack([word >> np.uint32(16) for word in words], axis=-1)
-    return jnp.stack([low, high], axis=-1).reshape(size) >= np.uint32(self.dropped)
+    return [(word & np.uint32(_RANGE - 1), word >> np.uint32(16)) for word in words]

@@ -38,6 +38,7 @@ from jaxtyping import Array, Float
 
 from compmod_jax.kernels.attention.definition import FAR
 from compmod_jax.kernels.attention.distances import DistanceBias, windows
+from compmod_jax.kernels.attention.dropout import ProbabilityDropout
 from compmod_jax.kernels.attention.layout import (
   KEY,
   LANES,
@@ -69,22 +70,24 @@ class Static:
     order: the visibility, of which the numbers are operands.
     scale: what logits are multiplied by.
     first_key: position of the first key.
+    all_keys: of an example, of which `layout` may have some.
   """
 
   layout: Layout
   block: tuple[int, int]
   order: Visibility
   scale: float
-  first_key: int = 0
+  first_key: int
+  all_keys: int
 
   @classmethod
   def of(
-    cls, layout: Layout, side: int, visibility: Visibility, head_dim: int, first_key: int = 0
+    cls, layout: Layout, side: int, visibility: Visibility, whole: Layout, first_key: int = 0
   ) -> "Static":
-    """Of a layout in tiles, whose heads were `head_dim` wide before they were filled up."""
+    """Of a layout in tiles, made of a `whole` one whose heads were not filled up yet."""
     queries, keys = (min(side, t + -t % _LEAST) for t in (layout.queries, layout.keys))
-    scale = 1 / math.sqrt(head_dim)
-    return cls(layout, (queries, keys), visibility.order, scale, first_key)
+    scale = 1 / math.sqrt(whole.head_dim)
+    return cls(layout, (queries, keys), visibility.order, scale, first_key, whole.keys)
 
   @property
   def share(self) -> int:
@@ -136,6 +139,7 @@ class Operands(NamedTuple, Generic[A]):
     penalties: see `Visibility` [tiles, heads, 128], the same in all columns.
     numbers: see `windows` [tiles, diagonals, heads, columns], whole tiles of columns; none for
       nothing.
+    dropout: which probabilities become 0; its arrays are in scalar memory.
     projection: W_O [columns, embed] and its bias [1, embed], float32; none where heads are the
       result.
   """
@@ -147,6 +151,7 @@ class Operands(NamedTuple, Generic[A]):
   first_query: A | None
   penalties: A | None
   numbers: A | None
+  dropout: ProbabilityDropout | None
   projection: tuple[A, A] | None = None
 
 
@@ -218,6 +223,7 @@ def forward(
   interpret: bool | pltpu.InterpretParams,
   save: bool,
   distance_bias: DistanceBias | None = None,
+  dropout: ProbabilityDropout | None = None,
   projection: Projection | None = None,
 ) -> tuple[jax.Array, jax.Array | tuple[jax.Array, jax.Array] | None]:
   """Heads side by side [batch * queries, heads * head_dim] and, to `save`, the logsumexp.
@@ -235,14 +241,15 @@ def forward(
     interpret: run without the hardware.
     save: whether a reverse pass follows.
     distance_bias: added to the logits.
+    dropout: which probabilities become 0; none for no dropout.
     projection: where `takes_projection`.
   """
   matrices, bias, tiled = _to_tiles(matrices, bias, layout)
-  static = Static.of(tiled, block[0], visibility, layout.head_dim)
+  static = Static.of(tiled, block[0], visibility, layout)
   numbers = None if distance_bias is None else _windows(distance_bias.numbers, static)
   own = _from_heads(weights, static)
   spans, given = _operands(static, matrices, bias, own, numbers, visibility)
-  given = given._replace(projection=_as_rows(projection))
+  given = given._replace(dropout=_filled_up(dropout, static), projection=_as_rows(projection))
   rows, columns = given.rows[QUERY], static.tiles * LANES
   flops = 4 * layout.pairs * layout.head_dim
   scratch = [pltpu.VMEM((static.size(QUERY), LANES), jnp.float32)] * (3 if static.several else 0)
@@ -294,6 +301,7 @@ def backward(
   block: tuple[int, int],
   interpret: bool | pltpu.InterpretParams,
   distance_bias: DistanceBias | None = None,
+  dropout: ProbabilityDropout | None = None,
   projection: Projection | None = None,
 ) -> Gradients:
   """See `gpu.backward`; the same formulas.
@@ -314,6 +322,7 @@ def backward(
     layout=layout,
     side=block[0],
     interpret=interpret,
+    dropout=dropout,
     projection=projection,
   )
   numbers = None if distance_bias is None else distance_bias.numbers
@@ -370,6 +379,7 @@ def _backward_pass(
   layout: Layout,
   side: int,
   interpret: bool | pltpu.InterpretParams,
+  dropout: ProbabilityDropout | None,
   projection: Projection | None,
 ) -> Gradients:
   """Gradients of matrices in tiles, which hold the keys from `first_key` on; `dtype` of queries.
@@ -379,11 +389,11 @@ def _backward_pass(
   tiled = layout if layout.in_tiles else layout.tiled
   if len(matrices) > 1:
     tiled = dataclasses.replace(layout.tiled, keys=matrices[KEY].shape[0] // layout.batch)
-  static = Static.of(tiled, side, visibility, layout.head_dim, first_key)
+  static = Static.of(tiled, side, visibility, layout, first_key)
   own = _from_heads(weights, static)
   near = None if numbers is None else _windows(numbers, static)
-  spans, given = _operands(static, matrices, bias, own, near, visibility, layout.keys)
-  given = given._replace(projection=_as_rows(projection))
+  spans, given = _operands(static, matrices, bias, own, near, visibility)
+  given = given._replace(dropout=_filled_up(dropout, static), projection=_as_rows(projection))
   lines = _as_lines(logsumexp, static, -FAR)
   heads = None if outputs is None else _in_tiles(outputs, layout)
   by_row = (layout.batch, layout.queries, -1)
@@ -514,7 +524,7 @@ def _visited(
   static: Static, spans: Sequence[jax.Ref], example: Any, query: Any, key: Any
 ) -> jax.Array:
   """The block of keys that is in vector memory: where one is not visited, its neighbour stays."""
-  if not spans:
+  if not static.several:
     return key
   first, past = _span(static, spans, example, query)
   return jnp.clip(key, first, jnp.maximum(past - 1, first))
@@ -527,7 +537,6 @@ def _operands(
   weights: jax.Array | None,
   numbers: jax.Array | None,
   visibility: Visibility,
-  keys: int | None = None,
 ) -> tuple[list[jax.Array], Operands[jax.Array]]:
   """Spans of keys for every example, where it has several blocks; and the operands.
 
@@ -538,7 +547,6 @@ def _operands(
     weights: as lines.
     numbers: of distances; see `Operands`.
     visibility: of all keys.
-    keys: how many these are.
   """
   layout = static.layout
   rows = tuple(
@@ -547,7 +555,7 @@ def _operands(
   )
   spans, ids = [], visibility.numbers(layout.queries)
   if static.several:
-    found, _ = visibility.spans(layout.queries, keys or layout.keys, static.block)
+    found, _ = visibility.spans(layout.queries, static.all_keys, static.block)
     first = static.first_key // static.size(KEY)
     found = jnp.clip(found[..., ::3] - first, 0, static.blocks(KEY))
     spans = [jnp.broadcast_to(found, (layout.batch, *found.shape[1:])).reshape(-1)]
@@ -561,7 +569,15 @@ def _operands(
     penalties = jnp.broadcast_to(penalties[:, None], (layout.heads, LANES))
     penalties = penalties.reshape(static.tiles, static.share, LANES)
   biases = None if bias is None else (bias,) * 3
-  return spans, Operands(rows, biases, weights, ids, first, penalties, numbers)
+  return spans, Operands(rows, biases, weights, ids, first, penalties, numbers, None)
+
+
+def _filled_up(dropout: ProbabilityDropout | None, static: Static) -> ProbabilityDropout | None:
+  """Dropout with numbers for the heads that fill up tiles, too."""
+  if dropout is None:
+    return None
+  heads = jnp.pad(dropout.heads, (0, static.layout.heads - len(dropout.heads)))
+  return dataclasses.replace(dropout, heads=heads)
 
 
 def _windows(numbers: Float[Array, "heads distances"], static: Static) -> jax.Array:
@@ -621,6 +637,7 @@ def _specs(
     None if given.first_query is None else _whole_spec(given.first_query.shape),
     None if given.penalties is None else penalties,
     None if given.numbers is None else of_diagonal(given.numbers),
+    jax.tree.map(lambda _: pl.BlockSpec(memory_space=pltpu.SMEM), given.dropout),
     None if given.projection is None else _projection_specs(given.projection, place),
   )
 
@@ -775,10 +792,11 @@ def _call(
 
 
 class _Example:
-  """What a kernel reads of one example, at a block of queries and one of keys."""
+  """What a kernel reads of one of a program's examples, at a block of queries and one of keys."""
 
-  def __init__(self, given: Operands[jax.Ref], static: Static, number: Any, block: tuple[Any, Any]):
-    self.given, self.static, self.number = given, static, number
+  def __init__(self, given: Operands[jax.Ref], static: Static, number: Any, place: _Place):
+    self.given, self.static, self.number, self.place = given, static, number, place
+    block = place.query, place.key
     self.starts = tuple(b * size for b, size in zip(block, static.block, strict=True))
 
   def rows(self, which: int) -> jax.Array:
@@ -822,6 +840,20 @@ class _Example:
       logits = logits + _of_pairs(given.numbers[head : head + 1], self.static.block)
     return logits
 
+  def dropout(self, head: int) -> jax.Array | None:
+    """What dropout multiplies the block's probabilities in a head with; none for 1."""
+    dropout, static = self.given.dropout, self.static
+    if dropout is None:
+      return None
+    keep = dropout.keep_in_lanes(
+      self.place.example * static.examples + self.number,
+      self.place.tile * static.share + head,
+      (self.starts[0], self.starts[1] + static.first_key),
+      static.block,
+      (static.layout.queries, static.all_keys),
+    )
+    return jnp.where(keep, dropout.scale, 0.0)
+
   def allowed(self) -> jax.Array | None:
     """Which keys of the block every query of its block reads; none for all."""
     given, static, found = self.given, self.static, []
@@ -858,6 +890,10 @@ def _spread(heads: list[jax.Array], static: Static) -> jax.Array:
   for head, one in enumerate(heads[1:], start=1):
     tile = jnp.where(_lane(shape) >= head * static.layout.head_dim, one, tile)
   return tile
+
+
+def _times(values: jax.Array, factors: jax.Array | None) -> jax.Array:
+  return values if factors is None else values * factors
 
 
 def _column(tile: jax.Array, head: int, static: Static) -> jax.Array:
@@ -917,7 +953,7 @@ def _forward(
   static: Static,
 ) -> None:
   """Of a block of queries in a tile of heads, key block by key block."""
-  number, block, tile, key_block = (pl.program_id(axis) for axis in range(4))
+  number, block, tile, key_block = place = _Place(*(pl.program_id(axis) for axis in range(4)))
   heads, *saved = outputs
 
   def begin() -> _State:
@@ -925,7 +961,7 @@ def _forward(
     return zeros, zeros + FAR, zeros
 
   def visit(n: Any, state: _State) -> _State:
-    example = _Example(given, static, n, (block, key_block))
+    example = _Example(given, static, n, place)
     query, key, value = (example.rows(which) for which in (QUERY, KEY, VALUE))
     allowed, (total, largest, mass) = example.allowed(), state
     distance = example.distance()
@@ -938,6 +974,7 @@ def _forward(
       share = jnp.exp(logits - new[-1])
       share = share if allowed is None else jnp.where(allowed, share, 0.0)
       sums.append(jnp.sum(share, axis=1, keepdims=True))
+      share = _times(share, example.dropout(head))
       added.append(dot(share.astype(value.dtype), value))
     most = _spread(new, static)
     shrunk = jnp.exp(largest - most)
@@ -1029,7 +1066,7 @@ def _backward(
   number, tile, step = (pl.program_id(axis) for axis in range(3))
   keys = static.blocks(KEY)
   (block, key_block), pairs = _pair(static, step), static.blocks(QUERY) * keys
-  at_pairs = step < pairs
+  place, at_pairs = _Place(number, block, tile, key_block), step < pairs
 
   def put(which: int, values: jax.Array) -> None:
     ref = gradients[static.layout.columns[which][0]]
@@ -1064,11 +1101,12 @@ def _backward(
     d_projection[0][rows] += dot(heads, slope, (0, 0))
 
   def visit(n: Any) -> None:
-    example = _Example(given, static, n, (block, key_block))
+    example = _Example(given, static, n, place)
     query, key, value = (example.rows(which) for which in (QUERY, KEY, VALUE))
     logsumexp, allowed = _from_lines(reverse.logsumexp[n], static), example.allowed()
     asked = [_only(query, head, static) for head in range(static.share)]
-    distance, shares = example.distance(), []
+    distance, dropout = example.distance(), [example.dropout(n) for n in range(static.share)]
+    shares = []
     for head, one in enumerate(asked):
       logits = example.logits(one, key, head, distance)
       share = jnp.exp(logits - _column(logsumexp, head, static))
@@ -1078,7 +1116,8 @@ def _backward(
     if reverse.outputs is not None:
       sums = delta_of(example)
     else:
-      heads = _spread([dot(one.astype(value.dtype), value) for one in shares], static)
+      left = map(_times, shares, dropout)
+      heads = _spread([dot(one.astype(value.dtype), value) for one in left], static)
       heads = (heads if weights is None else heads * weights).astype(back.dtype)
       sums = sums_of(back.astype(jnp.float32) * heads.astype(jnp.float32))
       delta[n] = _into_lines(sums, static)
@@ -1086,9 +1125,10 @@ def _backward(
     back = back if weights is None else (back * weights).astype(back.dtype)
     of_query, of_line = [], []
     of_key = of_value = jnp.zeros(key.shape, jnp.float32)
-    for head, (one, share) in enumerate(zip(asked, shares, strict=True)):
+    for head, (one, share, factors) in enumerate(zip(asked, shares, dropout, strict=True)):
       own = _only(back, head, static)
-      error = share * (dot(own, value, (1, 1)) - _column(sums, head, static))
+      slopes = _times(dot(own, value, (1, 1)), factors)
+      error, share = share * (slopes - _column(sums, head, static)), _times(share, factors)
       if numbers is not None:
         of_line.append(_sums_of_diagonals(error, numbers.shape[1]))
       share, error = share.astype(query.dtype), error.astype(query.dtype)
@@ -1123,7 +1163,7 @@ def _backward(
     def _() -> None:
       @over_examples
       def _(n: Any) -> None:
-        example = _Example(given, static, n, (block, key_block))
+        example = _Example(given, static, n, place)
         rows = example.within(reverse.slopes[n], QUERY).astype(jnp.float32)
         d_projection[1][...] += jnp.sum(rows, axis=0, keepdims=True)
 
@@ -1134,7 +1174,7 @@ def _backward(
 
       @over_examples
       def _(n: Any) -> None:
-        example = _Example(given, static, n, (block, key_block))
+        example = _Example(given, static, n, place)
         delta[n] = _into_lines(delta_of(example), static)
         if projection is not None:
           add_to_kernel(example, kept(example))

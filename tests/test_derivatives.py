@@ -20,7 +20,7 @@ from compmod_jax.core import linear as rows
 from compmod_jax.core import sharding
 from compmod_jax.core.sharding import MeshConfig, make_mesh
 from compmod_jax.kernels import float32_affine, grouped
-from compmod_jax.kernels.attention import blocks, distances, routed_attention
+from compmod_jax.kernels.attention import blocks, chosen, distances, routed_attention
 from compmod_jax.kernels.cross_entropy import label_statistics
 from compmod_jax.kernels.routing import (
   Choice,
@@ -107,6 +107,21 @@ def of_pairs() -> Rule:
     return table[:, index]
 
   return Rule(distances.of_pairs, plain, (numbers(3, 2 * time - 1, seed=0),))
+
+
+def in_order() -> Rule:
+  """The rows of each head at the places of an order."""
+  order = jnp.argsort(jnp.asarray(numbers(2, 5, 3, seed=1)), axis=1)
+  back = jnp.argsort(order, axis=1)
+  places = jax.nn.one_hot(order, 5, axis=-1)
+
+  def ours(rows: Any) -> Any:
+    return chosen._in_order(rows, order, back)
+
+  def plain(rows: Any) -> Any:
+    return jnp.einsum("bths,bshd->bthd", places, rows)
+
+  return Rule(ours, plain, (numbers(2, 5, 3, 2, seed=0),))
 
 
 def known_losses() -> Rule:
@@ -361,6 +376,7 @@ RULES: dict[str, Callable[[], Rule]] = {
   "compmod_jax.kernels.attention.dispatch.standing_for.run": attention_on_a_tpu,
   "compmod_jax.kernels.cross_entropy.dispatch._statistics": statistics_of_labels,
   "compmod_jax.kernels.cross_entropy.dispatch._gradients": statistics_of_labels,
+  "compmod_jax.kernels.attention.chosen._in_order": in_order,
   "compmod_jax.kernels.attention.distances.of_pairs": of_pairs,
   "compmod_jax.kernels.grouped._product": grouped_product,
   "compmod_jax.kernels.grouped._outer": grouped_outer,

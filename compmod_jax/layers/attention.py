@@ -21,6 +21,7 @@ from compmod_jax.kernels.attention import (
   ProbabilityDropout,
   Projection,
   Visibility,
+  attention_of_chosen,
   flash_attention,
   kernel_for,
   packed_attention,
@@ -30,6 +31,7 @@ from compmod_jax.kernels.attention import (
 from compmod_jax.kernels.attention.blocks import attention_in_blocks
 from compmod_jax.kernels.attention.blocks import pays as pays_in_blocks
 from compmod_jax.kernels.attention.distances import Bias, DistanceBias, dense
+from compmod_jax.kernels.attention.visibility import SHARED
 from compmod_jax.kernels.routing import Choice, Readout
 from compmod_jax.layers.attention_forms import FORMS, AttentionForm, Keys
 from compmod_jax.layers.basic import Dropout
@@ -99,6 +101,7 @@ def attend(
   bias: Bias | None = None,
   weights: Float[Array, "batch time heads"] | None = None,
   dropout: Dropout | None = None,
+  skip: bool = False,
   intermediates: Intermediates = OFF,
 ) -> Float[Array, "batch time heads head_dim"]:
   r"""Attention, :math:`C_i \,\mathrm{softmax}(Q K^T / \sqrt{D_h}) V`, in each head.
@@ -115,8 +118,14 @@ def attend(
     bias: added to the logits.
     weights: C, what each head is multiplied with, in the same pass where a kernel runs; none for 1.
     dropout: acts on the probabilities; none for no dropout.
+    skip: leave out queries of heads whose weight is 0, where that can be done and pays.
     intermediates: activations to read or change.
   """
+  plain = bias is None and dropout is None and not intermediates.wants("attention")
+  if skip and plain and weights is not None:
+    heads = _of_chosen(query, key, value, mask, weights)
+    if heads is not None:
+      return heads
   kernel = kernel_for(query, query.shape[-1], query.dtype)
   if kernel and not intermediates.wants("attention"):
     visibility = mask.visibility()
@@ -125,6 +134,39 @@ def attend(
       return _in_kernel(query, (key, value), weights, bias, visibility, dropped)
   heads = _attend(query, key, value, mask, bias, dropout, intermediates)
   return heads if weights is None else gate_heads(heads, weights)
+
+
+def _of_chosen(
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, weights: jax.Array
+) -> jax.Array | None:
+  """Attention without work for heads and queries whose weight is 0, on every device.
+
+  None where a query's keys depend on its place, where times are split over devices, and on TPUs,
+  for which the copies in between are too large.
+  """
+  seen, whole = mask.visibility(), sharding.parts_of(query, "time") == 1
+  if seen is None or seen.causal or seen.query_ids is not None or not whole:
+    return None
+  kernel = kernel_for(query, query.shape[-1], query.dtype)
+  sizes = len(query), query.shape[2], query.shape[1], key.shape[1]
+  in_blocks = kernel is None and platform_of(query) == "cpu" and pays_in_blocks(*sizes)
+  if kernel != "gpu" and not in_blocks:
+    return None
+  read = None if seen.key_ids is None else seen.key_ids == SHARED
+  names = "batch", None, "heads", None
+  return sharding.on_parts(
+    lambda read, weights, key, value, query: attention_of_chosen(
+      query, key, value, weights, read, in_blocks=in_blocks
+    ),
+    [read, weights, key, value, query],
+    [
+      None if read is None else ("batch" if len(read) == len(query) else None, None),
+      names[:3],
+      names,
+      names,
+      names,
+    ],
+  )
 
 
 def _attend(
@@ -595,7 +637,8 @@ class Attention(nn.Module):
   def _visibility(self, inputs: jax.Array, ctx: Context) -> Visibility | None:
     """Which keys are read, where self-attention of whole texts runs in one kernel; else None."""
     config, intermediates = self.competition, ctx.intermediates
-    if self.cross or not kernel_for(inputs, self.width, self.dtype):
+    kernel = kernel_for(inputs, self.width, self.dtype)
+    if self.cross or kernel is None:
       return None
     # A device that has some of the times needs keys and values of others.
     if sharding.parts_of(inputs, "time") > 1:
@@ -607,7 +650,8 @@ class Attention(nn.Module):
     plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
     plain = plain and self.form == "softmax" and self.switch is None
     factors = config is None or (config.routing == "fused" and config.inactive == "null")
-    if not (plain and factors) or intermediates.wants("attention", "heads"):
+    skip = kernel == "gpu" and config is not None and config.skip and not ctx.mask.causal
+    if skip or not (plain and factors) or intermediates.wants("attention", "heads"):
       return None
     visibility = ctx.mask.visibility()
     if visibility is None or not penalised:
@@ -621,7 +665,8 @@ class Attention(nn.Module):
 
     A TPU's kernel would copy them apart.
     """
-    kernel = kernel_for(query, self.width, self.dtype)
+    skip = self.competition is not None and self.competition.skip
+    kernel = None if skip else kernel_for(query, self.width, self.dtype)
     if kernel != "gpu" or bias is not None or self.switch is not None:
       return None
     return None if ctx.intermediates.wants("attention") else mask.visibility()
@@ -883,6 +928,7 @@ class Attention(nn.Module):
       bias=bias,
       weights=weights if multiplies else None,
       dropout=self._active_dropout(ctx),
+      skip=config is not None and config.skip,
       intermediates=intermediates,
     )
     if own is not None and state is not None:

@@ -79,6 +79,11 @@ class ExpertsConfig:
       f"experts.competition.shared_heads is {self.competition.shared_heads}; it is of heads alone."
       " Set experts.shared in its place.",
     )
+    errors.check(
+      not self.competition.skip,
+      "experts.competition.skip is set; it is of heads alone. Experts run through their own tokens"
+      " by experts.implementation.",
+    )
     choices = get_args(Implementation)
     errors.check_choice("experts.implementation", self.implementation, choices)
     errors.check(

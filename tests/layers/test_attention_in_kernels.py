@@ -222,6 +222,46 @@ def test_devices_have_their_times_of_the_sequence_that_asks(in_kernels):
     assert_close(found, true)
 
 
+@pytest.mark.parametrize(("cross", "tensor"), [(False, 1), (True, 1), (False, 2)])
+def test_heads_leave_out_tokens_that_did_not_choose_them(cross, tensor, in_kernels):
+  """With the same results: on a CPU, and by a GPU's kernels on several devices; not on TPUs."""
+  competition = CompetitionConfig(hidden_dim=16, key_dim=8, rule="top_k", keep=1, rescale=True)
+  every, some = (
+    Attention(
+      DIM, HEADS, cross=cross, head_dim=64, competition=dataclasses.replace(competition, skip=skip)
+    )
+    for skip in (False, True)
+  )
+  given, time = params("soft", cross), 256
+  inputs, read = numbers(BATCH, time, DIM, seed=2), valid(time, (time, 200))
+  memory = numbers(BATCH, time, DIM, seed=3) if cross else None
+  ctx = Context(memory_mask=read[:, None, None]) if cross else Context(AttentionMask(valid=read))
+  true, before = outcome(every, given, inputs, ctx, memory)
+  found, text = outcome(some, given, inputs, ctx, memory)
+  assert (" cond[" in before, " cond[" in text) == (False, True)
+  assert_close(found, true)
+  mesh = sharding.make_mesh(sharding.MeshConfig(data=2, tensor=tensor), jax.devices()[: 2 * tensor])
+  for platform in PLATFORMS:
+    in_kernels(platform)
+    with jax.set_mesh(mesh):
+      spread = jax.device_put(inputs, sharding.batch_sharding(mesh))
+      found, text = outcome(some, given, spread, ctx, memory)
+    assert text.count("pallas_call[") == 2 + (platform == "gpu")
+    assert (" sort[" in text) == (platform == "gpu")
+    assert_close(found, true)
+
+
+def test_where_keys_depend_on_the_query_no_token_is_left_out(in_kernels):
+  skip = CompetitionConfig(hidden_dim=16, key_dim=8, rule="top_k", keep=1, skip=True)
+  module = Attention(DIM, HEADS, head_dim=64, competition=skip)
+  inputs, ctx = numbers(BATCH, 256, DIM, seed=2), Context(AttentionMask(causal=True))
+  for platform in (None, *PLATFORMS):
+    if platform is not None:
+      in_kernels(platform)
+    _, text = outcome(module, params("soft"), inputs, ctx)
+    assert " sort[" not in text
+
+
 @pytest.mark.parametrize(("name", "cross"), [("inside", False), ("soft", True)])
 def test_the_same_probabilities_are_dropped(name, cross, in_kernels):
   module, given = layer(name, cross, dropout=0.3), params(name, cross)

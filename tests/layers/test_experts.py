@@ -352,6 +352,7 @@ def test_bfloat16_is_near_float32_and_weights_stay_float32(implementation):
       ["experts.competition.keep is not given", "'top_k'", "1 or 2, the usual values"],
     ),
     ({"competition": competition(inactive="value")}, ["inactive is 'value'", "null"]),
+    ({"competition": competition(rule="top_k", keep=1, skip=True)}, ["skip is set", "heads alone"]),
     ({"implementation": "blocked"}, ["'blocked'", "'soft'", "top_k"]),
     ({"implementation": "ragged", "competition": competition("threshold")}, ["'threshold'"]),
     ({"dispatch": "exchange"}, ["experts.dispatch is 'exchange'", "'soft'", "top_k"]),

@@ -376,6 +376,8 @@ def test_a_selection_is_a_pair_of_weights_and_active_heads():
     ({"dropout": 1.0}, ["dropout", "1.0", "below 1"]),
     ({"keep": 2}, ["keep", "2", "soft", "top_k"]),
     ({"threshold": 0.1}, ["threshold", "0.1", "soft"]),
+    ({"skip": True}, ["competition.skip is set", "'soft'", "top_k or threshold"]),
+    ({"skip": True, "rule": "top_k", "inactive": "value"}, ["skip is set", "inactive 'value'"]),
   ],
 )
 def test_a_bad_configuration_names_field_value_and_rule(fields, words):

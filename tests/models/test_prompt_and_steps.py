@@ -145,7 +145,7 @@ DECODERS: dict[str, dict[str, Any]] = {
   "plain": {},
   "all compete": {
     "compete": ("decoder_self",),
-    "competition": heads(rule="top_k"),
+    "competition": heads(rule="top_k", skip=True),
     "expert_layers": ("decoder",),
     "experts": experts("batched", temperature=0.6, scale=False),
     "convolution": 3,

@@ -5,6 +5,7 @@
 - `packed_attention`: the same from one product that made all three.
 - `routed_attention`: from a product that made the first layer of the inference network, too, with
   the competition of the heads inside.
+- `attention_of_chosen`: without work for queries that a head has no weight for.
 
 Each has a definition (`definition`), a kernel for NVIDIA GPUs (`gpu`) and one for TPUs (`tpu`);
 `dispatch` chooses. On CPUs attention runs in `blocks`, outside of these functions: with any bias
@@ -12,6 +13,7 @@ and mask, and without weights of heads. Steps of decoding attend to their cache 
 has a kernel for NVIDIA GPUs.
 """
 
+from compmod_jax.kernels.attention.chosen import attention_of_chosen
 from compmod_jax.kernels.attention.dispatch import (
   Projection,
   Tiles,
@@ -29,6 +31,7 @@ __all__ = [
   "Projection",
   "Tiles",
   "Visibility",
+  "attention_of_chosen",
   "flash_attention",
   "kernel_for",
   "packed_attention",

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from compmod_jax.kernels.attention.distances import (
   Bias,
@@ -52,11 +52,13 @@ class _Pairs(NamedTuple):
     bias: [1 or batch, heads, queries, keys]; or the numbers of distances, [1, heads, distances].
     allowed: [1 or batch, 1 or heads, 1 or queries, keys].
     dropout: of probabilities.
+    chosen: how many queries count, [batch, heads].
   """
 
   bias: jax.Array | None
   allowed: jax.Array | None
   dropout: ProbabilityDropout | None
+  chosen: jax.Array | None
 
 
 class _Kept(NamedTuple):
@@ -75,11 +77,13 @@ class _Own(NamedTuple):
     bias: [group, queries, keys].
     allowed: [1 or group, 1 or queries, keys].
     keep: which probabilities remain, [group, queries, keys].
+    chosen: how many queries count; the group is one head.
   """
 
   bias: jax.Array | None
   allowed: jax.Array | None
   keep: jax.Array | None
+  chosen: jax.Array | None
 
 
 class _Part(NamedTuple):
@@ -117,6 +121,7 @@ def attention_in_blocks(
   dropout: ProbabilityDropout | None = None,
   *,
   causal: bool = False,
+  chosen: Int[Array, "batch heads"] | None = None,
 ) -> Float[Array, "batch queries heads head_dim"]:
   r"""Attention, :math:`\mathrm{softmax}(Q K^T / \sqrt{D} + B) V`, in each head.
 
@@ -132,22 +137,26 @@ def attention_in_blocks(
     dropout: which probabilities become 0; none for no dropout.
     causal: `allowed` hides all later positions, so that they need not be looked at. There are as
       many queries as keys.
+    chosen: how many queries of a head count; of those behind them, some or all are zeros. Without
+      bias, dropout and `causal`. None for all.
   """
-  heads, parts = query.shape[2], _parts(query.shape[1], causal=causal)
+  several = causal or chosen is not None
+  heads, parts = query.shape[2], _parts(query.shape[1], causal=causal, several=several)
   pairs = query.shape[1] // len(parts) * key.shape[1]
   group = max(n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or n * pairs <= _BLOCK))
+  group = 1 if chosen is not None else group
   run = jax.custom_vjp(lambda rows, pairs: _forward(rows, pairs, group, parts)[0])
   run.defvjp(
     lambda rows, pairs: _forward(rows, pairs, group, parts),
     lambda kept, slope: _backward(kept, slope, group, parts),
   )
   given = bias.numbers[None] if isinstance(bias, DistanceBias) else bias
-  return run((query, key, value), _Pairs(given, allowed, dropout))
+  return run((query, key, value), _Pairs(given, allowed, dropout, chosen))
 
 
-def _parts(queries: int, *, causal: bool) -> tuple[_Part, ...]:
+def _parts(queries: int, *, causal: bool, several: bool) -> tuple[_Part, ...]:
   """The queries of an example in order; each part reads no key that the next ones do not."""
-  count = max(1, min(_PARTS, queries // _QUERIES)) if causal else 1
+  count = max(1, min(_PARTS, queries // _QUERIES)) if several else 1
   ends = [queries * n // count for n in range(count + 1)]
   return tuple(
     _Part(slice(start, end), slice(end if causal else None))
@@ -171,7 +180,10 @@ def _forward(
     return (heads / total[..., None]).astype(value.dtype), (largest, 1 / total)
 
   def block(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[PyTree, _Arrays]:
-    made = [of_part(rows, _of_part(own, part), part) for part in parts]
+    made = [
+      _where_chosen(functools.partial(of_part, part=part), own, part)(rows, _of_part(own, part))
+      for part in parts
+    ]
     return jax.tree.map(lambda *ones: jnp.concatenate(ones, axis=1), *made), ()
 
   (heads, lines), _ = _in_turn(block, rows, (), pairs, group, parts)
@@ -188,7 +200,7 @@ def _backward(
   delta = jnp.einsum("bthd,bthd->bht", slope, heads, preferred_element_type=jnp.float32)
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-  def of_part(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[_Arrays, jax.Array]:
+  def of_part(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[_Arrays, jax.Array | None]:
     (query, key, value, slope), (largest, over_total, delta) = rows, lines
     weights = jnp.exp(_logits(query, key, own) - largest[..., None]) * over_total[..., None]
     read = _dropped(weights, own.keep, pairs.dropout).astype(value.dtype)
@@ -199,7 +211,8 @@ def _backward(
       d_logits = jnp.where(own.allowed, d_logits, 0.0)
     d_scores = (d_logits * scale).astype(query.dtype)
     d_query = product("hts,hsd->htd", d_scores, key)
-    return (d_query, product("hts,htd->hsd", d_scores, query), d_value), d_logits
+    made = d_query, product("hts,htd->hsd", d_scores, query), d_value
+    return made, None if pairs.bias is None else d_logits
 
   def block(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[PyTree, _Arrays]:
     query, key, value, slope = rows
@@ -207,7 +220,9 @@ def _backward(
     for part in parts:
       mine = query[:, part.queries], key[:, part.keys], value[:, part.keys], slope[:, part.queries]
       of_lines = tuple(one[:, part.queries] for one in lines)
-      (d_query, *more), of_logits = of_part(mine, of_lines, _of_part(own, part))
+      (d_query, *more), of_logits = _where_chosen(of_part, own, part)(
+        mine, of_lines, _of_part(own, part)
+      )
       d_rows = [total.at[:, part.keys].add(one) for total, one in zip(d_rows, more, strict=True)]
       d_queries.append(d_query)
       slopes.append(of_logits)
@@ -217,7 +232,7 @@ def _backward(
   made, d_bias = _in_turn(block, (*rows, slope), (*lines, delta), pairs, group, parts, slopes=True)
   if pairs.bias is not None:
     d_bias = jnp.swapaxes(d_bias, 0, 1).reshape(pairs.bias.shape).astype(pairs.bias.dtype)
-  return tuple(map(_rows_together, made)), _Pairs(d_bias, None, None)
+  return tuple(map(_rows_together, made)), _Pairs(d_bias, None, None, None)
 
 
 def _of_part(own: _Own, part: _Part) -> _Own:
@@ -228,7 +243,19 @@ def _of_part(own: _Own, part: _Part) -> _Own:
       return None
     return one[:, part.queries if one.shape[1] > 1 else slice(None), part.keys]
 
-  return _Own(*map(cut, own))
+  return _Own(cut(own.bias), cut(own.allowed), cut(own.keep), own.chosen)
+
+
+def _where_chosen(work: Callable[..., PyTree], own: _Own, part: _Part) -> Callable[..., PyTree]:
+  """The work of a part, or zeros in its place where none of its queries count."""
+  if own.chosen is None:
+    return work
+
+  def of_some(*args: PyTree) -> PyTree:
+    nothing = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), jax.eval_shape(work, *args))
+    return lax.cond(part.queries.start < own.chosen, work, lambda *_: nothing, *args)
+
+  return of_some
 
 
 def _logits(query: jax.Array, key: jax.Array, own: _Own) -> jax.Array:
@@ -274,12 +301,12 @@ def _in_turn(
     has the other dimensions of the bias.
   """
   examples, (queries, keys) = len(rows[0]), (rows[0].shape[1], rows[1].shape[1])
-  bias, allowed, dropout = pairs
+  bias, allowed, dropout, chosen = pairs
   alike = allowed is None or allowed.shape[1] == 1  # in all heads
   by_distance = bias is not None and bias.ndim == 3
 
   def of_heads(_: None, mine: PyTree) -> tuple[None, PyTree]:
-    rows, lines, bias, of_these, numbers = mine
+    rows, lines, bias, of_these, numbers, counts = mine
     bias = of_pairs(bias[0])[None] if by_distance else bias
     masked = allowed if alike else of_these
     each = [None if one is None or len(one) < examples else one for one in (bias, masked)]
@@ -288,12 +315,14 @@ def _in_turn(
       return all_[0] if of_example is None and all_ is not None else of_example
 
     def of_example(total: jax.Array | None, mine: PyTree) -> tuple[jax.Array | None, PyTree]:
-      rows, lines, each, number = mine
+      rows, lines, each, number, count = mine
       keep = None
       if dropout is not None:
         here = dataclasses.replace(dropout, examples=number[None], heads=numbers)
         keep = here.keep(queries, keys)[0]
-      made, found = block(rows, lines, _Own(own(bias, each[0]), own(masked, each[1]), keep))
+      counted = None if count is None else count[0]
+      pairs = _Own(own(bias, each[0]), own(masked, each[1]), keep, counted)
+      made, found = block(rows, lines, pairs)
       if not slopes or bias is None:
         return None, (made, None)
       slope = jnp.zeros((group, queries, keys), jnp.float32) if total is None else total
@@ -304,7 +333,8 @@ def _in_turn(
     summed = slopes and bias is not None and len(bias) < examples
     total = jnp.zeros((group, queries, keys), jnp.float32) if summed else None
     numbers_of_examples = None if dropout is None else dropout.examples
-    total, (made, of_each) = lax.scan(of_example, total, (rows, lines, each, numbers_of_examples))
+    of_examples = rows, lines, each, numbers_of_examples, counts
+    total, (made, of_each) = lax.scan(of_example, total, of_examples)
     slope = of_each if total is None else total[None]
     if slopes and by_distance:
       slope = sums_of_distances(slope[0])[None]
@@ -316,6 +346,7 @@ def _in_turn(
     None if bias is None else _lines_apart(bias, group),
     None if allowed is None or alike else _lines_apart(allowed, group),
     None if dropout is None else dropout.heads.reshape(-1, group),
+    None if chosen is None else _lines_apart(chosen, group),
   )
   return lax.scan(of_heads, None, by_group)[1]
 

@@ -87,6 +87,11 @@ class CompetitionConfig:
   routing: Literal["fused", "plain"] = "fused"
   """How the weights of heads and what they scale are computed: fused with their neighbours, except
   where something in between is asked for, or one step after the other."""
+  skip: bool = False
+  """Whether heads leave out the attention of tokens that did not choose them, where every token may
+  read all keys: in encoders and across sequences, on CPUs and GPUs (`kernels/attention/chosen.py`).
+  Results are the same; with few heads that stay and long texts it is faster. Needs `top_k` or
+  `threshold`."""
   balance: float = 0.0
   """Coefficient of the load-balance loss; 0 for none, 0.01 is usual."""
   z: float = 0.0
@@ -135,6 +140,15 @@ class CompetitionConfig:
       f"competition.weighting is {self.weighting!r}, competition.rule {self.rule!r} and"
       f" competition.shared_heads {self.shared_heads}; the rule 'threshold' and shared heads are of"
       " softmax weights. Use weighting = softmax, or neither of them.",
+    )
+    errors.check(
+      not self.skip or (self.rule != "soft" and self.fused),
+      f"competition.skip is set, but competition.rule is {self.rule!r}, competition.routing"
+      f" {self.routing!r}, competition.inactive {self.inactive!r}, competition.weighting"
+      f" {self.weighting!r}, competition.shared_heads {self.shared_heads} and"
+      f" competition.bias_balance {self.bias_balance}; it is for heads that lose and then give"
+      " nothing. Use rule = top_k or threshold and leave the others at their defaults, or leave it"
+      " out.",
     )
     errors.check(
       self.bias_balance == 0 or self.rule == "top_k",

@@ -16,8 +16,9 @@ Layers: `plain`; `float32`, the default, whose routers' products are in float32 
 `inside`, whose routers are in the model's type, so that one product makes their first layer, too.
 Then cross attention to as many other rows of 128, without competition and with the default one;
 and self-attention in rows of 128 and 1,024, without competition: with a learned bias for each
-distance in each head, given by distance, or as an array of all pairs, with which no kernel runs;
-and with dropout of a tenth of the probabilities.
+distance in each head, given by distance, or as an array of all pairs, with which no kernel runs; as
+T5 has it, with such biases, no others, and logits that are not divided by sqrt(head_dim); with
+rotary positions; and with dropout of a tenth of the probabilities.
 """
 
 import itertools
@@ -41,8 +42,9 @@ WIDTH, HEADS = 512, 8
 TOKENS = {"h100": 16_384, "v5e": 131_072}
 TIMES = (128, 1024, 4096)
 BIASED = {"biases by distance": False, "biases of pairs": True}
+T5 = {"scale_logits": False, "biases": False}
 DROPOUT = 0.1
-FURTHER_TIMES = TIMES[:2]  # of layers with biases or dropout
+FURTHER_TIMES = TIMES[:2]  # of layers with biases, rotary positions or dropout
 INSIDE = CompetitionConfig(dtype="model")
 LAYERS = {"plain": None, "float32": CompetitionConfig(), "inside": INSIDE}
 CROSS = {"cross, plain": None, "cross, float32": CompetitionConfig()}
@@ -116,12 +118,14 @@ def count_cross(device: devices.Device, name: str, which: str) -> dict[str, Any]
   return count_pass(device, which, forward, rows, rounded(params), rows, rows)
 
 
-def count_biased(device: devices.Device, time: int, which: str, dense: bool) -> dict[str, Any]:
+def count_biased(
+  device: devices.Device, time: int, which: str, *, dense: bool = False, **fields: Any
+) -> dict[str, Any]:
   """What one pass of self-attention moves: gradients are of parameters, inputs and the bias.
 
-  No kernel runs where the bias is `dense`, an array of all pairs.
+  No kernel runs where the bias is `dense`, an array of all pairs; `fields` are of the layer.
   """
-  layer = Attention(WIDTH, HEADS, dtype="bfloat16")
+  layer = Attention(WIDTH, HEADS, dtype="bfloat16", **fields)
   few = jnp.zeros((1, 1, WIDTH), jnp.bfloat16)
   params = nn.unbox(jax.eval_shape(layer.init, jax.random.key(0), few))["params"]
 
@@ -135,9 +139,9 @@ def count_biased(device: devices.Device, time: int, which: str, dense: bool) -> 
   return count_pass(device, which, forward, rows, rounded(params), rows, numbers)
 
 
-def count_dropped(device: devices.Device, time: int, which: str) -> dict[str, Any]:
-  """What one pass of self-attention with dropout moves; gradients are of parameters and inputs."""
-  layer = Attention(WIDTH, HEADS, dtype="bfloat16", dropout=DROPOUT)
+def count_further(device: devices.Device, time: int, which: str, **fields: Any) -> dict[str, Any]:
+  """What one pass of another self-attention moves; gradients are of parameters and inputs."""
+  layer = Attention(WIDTH, HEADS, dtype="bfloat16", **fields)
   few = jnp.zeros((1, 1, WIDTH), jnp.bfloat16)
   params = nn.unbox(jax.eval_shape(layer.init, jax.random.key(0), few))["params"]
 
@@ -217,17 +221,23 @@ def count_all(report: common.Report, device: devices.Device, quick: bool) -> dic
   for time, which in itertools.product(FURTHER_TIMES[: 1 if quick else None], PASSES):
     rows = [f"{name}, rows of {time}, {which}" for name in BIASED]
     for row, dense in zip(rows, BIASED.values(), strict=True):
-      table[row] = count_biased(device, time, which, dense)
+      table[row] = count_biased(device, time, which, dense=dense)
       report.say(f"{device.name}, {row}: {table[row]['MiB']:.0f} MiB")
     biased, dense = (table[row]["MiB"] for row in rows)
     plain = table[f"plain, rows of {time}, {which}"]["MiB"]
     title = f"{device.name}, rows of {time}, {which}: MiB"
     report.claim(f"{title}, biases by distance / plain", biased, plain)
     report.claim(f"{title}, biases by distance / as an array of pairs", biased, dense)
-    row = f"dropout, rows of {time}, {which}"
-    table[row] = count_dropped(device, time, which)
-    report.say(f"{device.name}, {row}: {table[row]['MiB']:.0f} MiB")
-    report.claim(f"{title}, dropout / plain", table[row]["MiB"], plain)
+    further = {
+      "T5": count_biased(device, time, which, **T5),
+      "rotary": count_further(device, time, which, positions="rotary"),
+      "dropout": count_further(device, time, which, dropout=DROPOUT),
+    }
+    for name, found in further.items():
+      row = f"{name}, rows of {time}, {which}"
+      table[row] = found
+      report.say(f"{device.name}, {row}: {found['MiB']:.0f} MiB")
+      report.claim(f"{title}, {name} / plain", found["MiB"], plain)
   return table
 
 

@@ -117,7 +117,8 @@ LATER = {
   },
   "rotary positions and those of Transformer-XL": {
     "configs/plastic_lm.py", "compmod_jax/layers/systematic.py", "compmod_jax/tables/nemot.py",
-    "configs/logic_in_context.py", "configs/nmt_decoder.py",
+    "configs/logic_in_context.py", "configs/nmt_decoder.py", "benchmarks/attention.py",
+    "compmod_jax/kernels/attention/rotation.py",
   },
   "spans that are cut out of texts": {"compmod_jax/data/qa/pairs.py"},
   "attention that is no softmax over keys": {"configs/logic_in_context.py"},

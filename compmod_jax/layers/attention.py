@@ -20,6 +20,7 @@ from compmod_jax.core.sharding import logical, platform_of
 from compmod_jax.kernels.attention import (
   ProbabilityDropout,
   Projection,
+  Rotation,
   Visibility,
   attention_of_chosen,
   flash_attention,
@@ -208,10 +209,12 @@ def _in_kernel(
   by_distance: DistanceBias | None,
   visibility: Visibility,
   dropout: ProbabilityDropout | None,
+  output: Projection | None = None,
 ) -> jax.Array:
   """Attention by a kernel, on every device for the examples, heads and queries that it has.
 
-  Keys and values are two arrays, or one as of `paired_attention`.
+  Keys and values are two arrays, or one as of `paired_attention`. Of two, with all heads on one
+  device, what the output projection makes of them.
   Where times are split over devices, each is given the keys and values of all.
   """
   time = query.shape[1]
@@ -220,6 +223,7 @@ def _in_kernel(
     seen: Visibility,
     dropout: ProbabilityDropout | None,
     by_distance: DistanceBias | None,
+    output: Projection | None,
     weights: jax.Array | None,
     keys_and_values: tuple[jax.Array, ...],
     query: jax.Array,
@@ -234,7 +238,7 @@ def _in_kernel(
     if len(keys_and_values) == 1:
       return paired_attention(query, keys_and_values[0], weights=weights, **masks)
     key, value = keys_and_values
-    return flash_attention(query, key, value, weights=weights, **masks)
+    return flash_attention(query, key, value, weights=weights, output=output, **masks)
 
   names: Any = _names_of(visibility, len(query))
   if names.query_ids is not None:
@@ -243,15 +247,17 @@ def _in_kernel(
   others = tuple(("batch", None, "heads", *[None] * (one.ndim - 3)) for one in keys_and_values)
   return sharding.on_parts(
     read,
-    [visibility, dropout, by_distance, weights, keys_and_values, query],
+    [visibility, dropout, by_distance, output, weights, keys_and_values, query],
     [
       names,
       _names_of_dropout(dropout),
       None if by_distance is None else _OF_DISTANCES,
+      None if output is None else _WHOLE,
       None if weights is None else mine[:3],
       others,
       mine,
     ],
+    result=mine if output is None else ("batch", "time", None),
   )
 
 
@@ -327,6 +333,12 @@ def _names_of_dropout(dropout: ProbabilityDropout | None) -> ProbabilityDropout 
   return dataclasses.replace(dropout, **names)
 
 
+def _names_of_rotation(rotation: Rotation, batch: int) -> Rotation:
+  """The same."""
+  names: Any = ("batch" if len(rotation.cos) == batch else None, None, None)
+  return Rotation(names, names)
+
+
 def _names_of(visibility: Visibility, batch: int) -> Visibility:
   """The logical names of its arrays' dimensions."""
   ids = dataclasses.replace(visibility, penalties=None)
@@ -362,6 +374,8 @@ class IntoHeads(nn.Module):
     mechanisms: into how many slices inputs and heads are cut; the heads of one read its slice.
     biases: whether there are some.
     kernel_init: of the matrix, [embed, heads, projections, head_dim].
+    query_factor: what the first projection is multiplied by where the parts are one matrix, in
+      which nobody can do it later.
   """
 
   projections: int
@@ -371,6 +385,7 @@ class IntoHeads(nn.Module):
   mechanisms: int = 1
   biases: bool = True
   kernel_init: nn.initializers.Initializer = _INTO_HEADS
+  query_factor: float = 1.0
 
   @nn.compact
   def __call__(
@@ -397,6 +412,8 @@ class IntoHeads(nn.Module):
     bias = _bias(self, names, shape)
     many = inputs.shape[0] * inputs.shape[1] >= _MANY
     apart = parts is None and not together
+    if parts is not None and self.query_factor != 1:
+      kernel, bias = (one.at[..., 0, :].multiply(self.query_factor) for one in (kernel, bias))
     if apart and groups == 1 and many and platform_of(inputs) == "tpu":
       return self._each(inputs, kernel, bias, beside)
     if parts is not None and parts < self.heads:
@@ -568,7 +585,8 @@ class Attention(nn.Module):
     else:
       assert dense or not self.tied_key_value, "values that experts make are not keys"
       count = 2 if self.tied_key_value else 2 + dense
-      self.query_key_value = IntoHeads(count, **sizes, kernel_init=init)
+      factor = 1.0 if self.scale_logits else math.sqrt(self.width)
+      self.query_key_value = IntoHeads(count, **sizes, kernel_init=init, query_factor=factor)
       if self.positions == "relative":
         self.relative = RelativePositions(self.dim, self.heads, dtype=self.dtype)
     self.drop = Dropout(self.dropout)
@@ -644,10 +662,12 @@ class Attention(nn.Module):
     if sharding.parts_of(inputs, "time") > 1:
       return None
     # Nothing happens between the product and the heads, which are multiplied by one factor at most.
-    penalised = self.positions == "alibi" and ctx.position_ids is None
-    plain = self.positions not in IN_ATTENTION or penalised
+    alike = ctx.position_ids is None  # in all examples
+    penalised = self.positions == "alibi" and alike
+    rotary = self.positions == "rotary" and (alike or kernel == "gpu")
+    plain = self.positions not in IN_ATTENTION or penalised or rotary
     plain = plain and (ctx.position_bias is None or isinstance(ctx.position_bias, DistanceBias))
-    plain = plain and self.scale_logits and not self.tied_key_value and self.mechanisms == 1
+    plain = plain and not self.tied_key_value and self.mechanisms == 1
     plain = plain and self.form == "softmax" and self.switch is None
     factors = config is None or (config.routing == "fused" and config.inactive == "null")
     skip = kernel == "gpu" and config is not None and config.skip and not ctx.mask.causal
@@ -658,18 +678,25 @@ class Attention(nn.Module):
       return visibility
     return dataclasses.replace(visibility, penalties=distance_penalties(self.heads))
 
-  def _visibility_of_pairs(
+  def _visibility_of_memory(
     self, query: jax.Array, mask: AttentionMask, bias: Bias | None, ctx: Context
-  ) -> Visibility | None:
-    """Which keys of a memory are read, where a kernel takes keys and values together; else None.
+  ) -> tuple[str | None, Visibility]:
+    """The kernel that reads a memory as its products leave it, and which keys; None for none.
 
-    A TPU's kernel would copy them apart.
+    A TPU's does so where nothing comes between heads and their projection, which is inside.
     """
-    skip = self.competition is not None and self.competition.skip
-    kernel = None if skip else kernel_for(query, self.width, self.dtype)
-    if kernel != "gpu" or bias is not None or self.switch is not None:
-      return None
-    return None if ctx.intermediates.wants("attention") else mask.visibility()
+    competition, intermediates = self.competition, ctx.intermediates
+    kernel, seen = kernel_for(query, self.width, self.dtype), mask.visibility()
+    if kernel == "tpu":
+      plain = competition is None or (competition.fused and self.heads > 1)
+      plain = plain and not self.gated and not intermediates.wants("heads", "heads_scaled")
+      possible = plain and self.mechanisms == 1 and sharding.parts_of(query, "heads") == 1
+    else:
+      possible = kernel is not None and not (competition is not None and competition.skip)
+    possible = possible and bias is None and self.switch is None
+    if not possible or seen is None or intermediates.wants("attention"):
+      return None, Visibility()
+    return kernel, seen
 
   def _in_one_kernel(
     self,
@@ -694,7 +721,7 @@ class Attention(nn.Module):
     if config is not None:
       # The router's first layer may be made beside the rest in the model's type alone, and where
       # all heads are on one device.
-      beside = config.fused and config.dtype == "model"
+      beside = config.fused and config.dtype == "model" and self.positions != "rotary"
       beside = beside and sharding.parts_of(inputs, "heads") == 1
       readout = self.router.readout(**options) if beside else None
       if readout is not None:
@@ -709,29 +736,31 @@ class Attention(nn.Module):
       weights = weights if gates is None else weights * gates
     parts = self._parts(inputs)
     packed, bias = self.query_key_value(inputs, parts=parts)
+    packed = packed.reshape(*inputs.shape[:2], parts, -1)
+    bias = bias.reshape(parts, -1)
+    rotation, ids = None, ctx.position_ids
+    if self.positions == "rotary":
+      at = jnp.arange(inputs.shape[1])[None] if ids is None else ids.queries
+      rotation = Rotation.of(at, self.width)
     names, heads = ("batch", None, "heads", None), self.heads // parts
     return sharding.on_parts(
-      lambda by_distance, visibility, dropout, output, weights, bias, packed: packed_attention(
-        packed,
-        bias,
-        heads=heads * packed.shape[2],
-        weights=weights,
-        output=output,
-        distance_bias=by_distance,
-        visibility=visibility,
-        dropout=dropout,
+      lambda by_distance, rotation, visibility, dropout, output, weights, bias, packed: (
+        packed_attention(
+          packed,
+          bias,
+          heads=heads * packed.shape[2],
+          weights=weights,
+          output=output,
+          rotation=rotation,
+          distance_bias=by_distance,
+          visibility=visibility,
+          dropout=dropout,
+        )
       ),
-      [
-        by_distance,
-        visibility,
-        dropout,
-        output,
-        weights,
-        bias.reshape(parts, -1),
-        packed.reshape(*inputs.shape[:2], parts, -1),
-      ],
+      [by_distance, rotation, visibility, dropout, output, weights, bias, packed],
       [
         None if by_distance is None else _OF_DISTANCES,
+        None if rotation is None else _names_of_rotation(rotation, len(inputs)),
         seen,
         _names_of_dropout(dropout),
         _WHOLE if output is not None else None,
@@ -937,14 +966,19 @@ class Attention(nn.Module):
       if state is None:
         assert memory is not None, "cross attention reads a memory, or a state that holds it"
         mask = AttentionMask(explicit=ctx.memory_mask)
-        seen = self._visibility_of_pairs(query, mask, bias, ctx)
-        if seen is None:
+        kernel, seen = self._visibility_of_memory(query, mask, bias, ctx)
+        if kernel is None:
           heads = attention(query, *self._keys_and_values(memory), mask)
         else:
-          pairs = self.key_value(memory, together=True)
+          on_tpu = kernel == "tpu"
+          read = self._keys_and_values(memory) if on_tpu else self.key_value(memory, together=True)
           dropped = _dropped(self._active_dropout(ctx), len(query), self.heads)
-          own_weights = weights if multiplies else None
-          heads = _in_kernel(query, pairs, own_weights, None, seen, dropped)
+          inside = weights if multiplies else None, None, seen, dropped
+          within = functools.partial(_in_kernel, query, read, *inside)
+          if on_tpu:
+            like = jax.ShapeDtypeStruct(query.shape, self.dtype)
+            return self.output(like, within=within), None
+          heads = within()
       else:
         heads = attend_cached(query, state, ctx.memory_mask, intermediates=intermediates)
     elif self.form != "softmax":

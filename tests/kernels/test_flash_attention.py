@@ -6,6 +6,7 @@ last one in part; what a block holds past the end of its array is NaN there.
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from compmod_jax.core.errors import UserError
 from compmod_jax.core.random_bits import random_bits
 from compmod_jax.kernels.attention import (
   ProbabilityDropout,
+  Rotation,
   Tiles,
   Visibility,
   flash_attention,
@@ -469,6 +471,47 @@ def test_packed_heads_are_those_of_their_parts():
     both = jax.jit(lambda weights, *cases, run=run: [run(*case, weights=weights) for case in cases])
     for found in both(weights, (packed, bias), (by_kind(packed), by_kind(bias))):
       np.testing.assert_allclose(found, truth, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("way", "by_kind"), [*itertools.product(WAYS, [False, True])])
+@pytest.mark.parametrize("alike", [True, False])
+def test_queries_and_keys_are_turned_as_positions_say(way, by_kind, alike):
+  """All examples alike, or each by positions of its own; one pair of columns after the other."""
+  packed, bias = numbers(2, 45, 2, 3, 40, seed=0), numbers(2, 3, 40, seed=1)
+  slope, seen = numbers(2, 45, 2, 40, seed=2), Visibility(causal=True)
+  ids = np.arange(45)[None] if alike else np.stack([np.arange(45), np.arange(45) % 17])
+
+  def run(packed, bias):
+    if by_kind:
+      packed, bias = (jnp.moveaxis(one, -2, -3) for one in (packed, bias))
+    parts = 1 if by_kind else 2
+    rows, shift = packed.reshape(2, 45, parts, -1), bias.reshape(parts, -1)
+    how = {"heads": 2, "visibility": seen, "rotation": Rotation.of(jnp.asarray(ids), 40)}
+    return packed_attention(rows, shift, **how, **WAYS[way])
+
+  def apart(packed, bias):
+    query, key, value = jnp.unstack(packed + bias[None, None], axis=3)
+    query, key = map(Rotation.of(jnp.asarray(ids), 40).turn, (query, key))
+    return flash_attention(query, key, value, visibility=seen, **WAYS["reference"])
+
+  @jax.jit
+  def both(*args):
+    pulled = [jax.vjp(function, *args) for function in (run, apart)]
+    return [(made, *pull(slope)) for made, pull in pulled]
+
+  found, true = jax.device_get(both(packed, bias))
+  query, key, value = np.moveaxis(np.float64(packed + bias), 3, 0)
+  for rows in (query, key):
+    for i in range(20):
+      angle = ids[..., None] * 10000.0 ** (-2 * i / 40)
+      one, other = rows[..., i].copy(), rows[..., i + 20].copy()
+      rows[..., i] = one * np.cos(angle) - other * np.sin(angle)
+      rows[..., i + 20] = one * np.sin(angle) + other * np.cos(angle)
+  np.testing.assert_allclose(
+    found[0], expected(query, key, value, None, seen), rtol=2e-5, atol=5e-6
+  )
+  for one, other in zip(found, true, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5 * np.abs(other).max())
 
 
 @pytest.mark.parametrize("way", WAYS)

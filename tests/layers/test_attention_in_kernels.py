@@ -61,10 +61,15 @@ COMPETITIONS = {"plain": None, "soft": SOFT, "inside": PACKED, "shared": SHARED}
 
 
 def layer(name: str, cross: bool = False, dropout: float = 0.0) -> Attention:
-  """Of a competition by name, behind `gated`, or what positions are: ALiBi (`distant`), rotary."""
+  """Of a competition by name, behind `gated`, `unscaled`, or what positions are.
+
+  These are ALiBi (`distant`) or rotary; `unscaled` are T5's logits and projections.
+  """
   more, _, competition = name.removeprefix("biased ").rpartition(" ")
   positions = {"distant": "alibi", "rotary": "rotary"}.get(more, "learned")
   options = {"cross": cross, "dropout": dropout, "head_dim": 64, "positions": positions}
+  if more == "unscaled":
+    options |= {"scale_logits": False, "biases": False}
   return Attention(
     DIM, HEADS, competition=COMPETITIONS[competition], gated=more == "gated", **options
   )
@@ -125,6 +130,8 @@ def assert_close(found, true):
     ("gated inside", "none"),
     ("distant soft", "causal, padding"),
     ("rotary soft", "causal, padding"),
+    ("unscaled soft", "causal, padding"),
+    ("unscaled inside", "none"),
     ("biased plain", "segments behind a prefix"),
     ("biased inside", "causal, padding"),
   ],

@@ -24,11 +24,13 @@ from compmod_jax.kernels.attention.dispatch import (
   routed_attention,
 )
 from compmod_jax.kernels.attention.dropout import ProbabilityDropout
+from compmod_jax.kernels.attention.rotation import Rotation
 from compmod_jax.kernels.attention.visibility import Visibility
 
 __all__ = [
   "ProbabilityDropout",
   "Projection",
+  "Rotation",
   "Tiles",
   "Visibility",
   "attention_of_chosen",

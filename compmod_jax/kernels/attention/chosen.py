@@ -7,7 +7,8 @@ order costs a copy of queries and one of heads. Where every token chooses k of H
 the products of queries, keys and values are left.
 
 Kernels take a head of an example as an example of its own, in which queries that did not choose it
-have a number that no key has (`Visibility`). On CPUs, `blocks` is told how many queries count.
+have a number that no key has (`Visibility`). On CPUs, `blocks` takes the number of queries that
+count.
 """
 
 import functools

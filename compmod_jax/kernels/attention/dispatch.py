@@ -24,6 +24,7 @@ from compmod_jax.kernels.attention import definition
 from compmod_jax.kernels.attention.distances import DistanceBias
 from compmod_jax.kernels.attention.dropout import ProbabilityDropout
 from compmod_jax.kernels.attention.layout import Gradients, Layout, Projection
+from compmod_jax.kernels.attention.rotation import Rotation
 from compmod_jax.kernels.attention.visibility import Visibility
 from compmod_jax.kernels.routing import reference as routing_reference
 from compmod_jax.kernels.routing import shapes as routing_shapes
@@ -60,26 +61,30 @@ def flash_attention(
   value: Float[Array, "batch keys key_heads head_dim"],
   *,
   weights: Float[Array, "batch queries heads"] | None = None,
+  output: Projection | None = None,
   distance_bias: DistanceBias | None = None,
   visibility: Visibility = Visibility(),
   dropout: ProbabilityDropout | None = None,
   implementation: Implementation | None = None,
   interpret: Hashable = False,
   tiles: Tiles = Tiles(),
-) -> Float[Array, "batch queries heads head_dim"]:
+) -> Float[Array, "batch queries ..."]:
   r"""Attention in every head times the head's weight, without an array of all pairs of positions.
 
   .. math::
      s_{ij} = C_{ij} \sum_k \mathrm{softmax}_{k \in V_j}(q_{ij} \cdot k_{ik} / \sqrt{D})\, v_{ik}
 
-  The gradient with respect to a weight of 0 is given as 0, which is right where a softmax or a
-  selection made it: their own derivative is 0 there.
+  Returns heads [batch, queries, heads, head_dim], or what `output` makes of them, as
+  `packed_attention` does [batch, queries, embed]. The gradient with respect to a weight of 0 is
+  given as 0, which is right where a softmax or a selection made it: their own derivative is 0
+  there.
 
   Args:
     query: Q.
     key: K; of heads in groups, one for every `heads / key_heads` of them.
     value: V.
     weights: C, float32; none for 1.
+    output: what heads go through; none for heads.
     distance_bias: added to the logits; none for nothing.
     visibility: V_j, the keys that a query may read; a query that may read none gets zeros.
     dropout: which probabilities become 0; none for no dropout.
@@ -100,8 +105,8 @@ def flash_attention(
   query, key, value = map(jnp.asarray, (query, key, value))
   bias = _checked(distance_bias, Layout.apart(query, key), "flash_attention")
   masks = weights, bias, visibility, dropout
-  given = query, key, value
-  return _of_matrices(Layout.apart(query, key), given, *masks, implementation, interpret, tiles)
+  layout, given = Layout.apart(query, key), (query, key, value)
+  return _of_matrices(layout, given, output, *masks, implementation, interpret, tiles)
 
 
 def paired_attention(
@@ -137,12 +142,13 @@ def paired_attention(
   layout = Layout.paired(query, key_value)
   bias = _checked(distance_bias, layout, "paired_attention")
   masks = weights, bias, visibility, dropout
-  return _of_matrices(layout, (query, key_value), *masks, implementation, interpret, tiles)
+  return _of_matrices(layout, (query, key_value), None, *masks, implementation, interpret, tiles)
 
 
 def _of_matrices(
   layout: Layout,
   arrays: tuple[Float[Array, "batch time ..."], ...],
+  output: Projection | None,
   weights: Float[Array, "batch queries heads"] | None,
   distance_bias: DistanceBias | None,
   visibility: Visibility,
@@ -150,14 +156,19 @@ def _of_matrices(
   implementation: Implementation | None,
   interpret: Hashable,
   tiles: Tiles,
-) -> Float[Array, "batch queries heads head_dim"]:
-  """Scaled heads of arrays, queries first, that become matrices of a layout."""
+) -> Float[Array, "batch queries ..."]:
+  """Scaled heads of arrays, queries first, which become matrices; or what they go through."""
   rows = tuple(one.reshape(one.shape[0] * one.shape[1], -1) for one in arrays)
   own = None if weights is None else weights.reshape(-1, layout.heads).astype(jnp.float32)
   plan = _plan(layout, implementation, interpret, tiles, rows[0])
   run = _rule(_Attention(layout), plan, tiles)
-  made = run(rows, None, own, None, distance_bias, visibility, dropout)
-  return made.reshape(arrays[0].shape)
+  output = _rounded(output, rows[0])
+  inside = _inside(output, layout, plan, tiles)
+  made = run(rows, None, own, inside, distance_bias, visibility, dropout, None)
+  if output is None:
+    return made.reshape(arrays[0].shape)
+  made = made if inside else affine(made, *output)
+  return made.reshape(*arrays[0].shape[:2], -1)
 
 
 def packed_attention(
@@ -167,6 +178,7 @@ def packed_attention(
   heads: int | None = None,
   weights: Float[Array, "batch time heads"] | None = None,
   output: Projection | None = None,
+  rotation: Rotation | None = None,
   distance_bias: DistanceBias | None = None,
   visibility: Visibility = Visibility(),
   dropout: ProbabilityDropout | None = None,
@@ -185,6 +197,7 @@ def packed_attention(
     heads: how many; none for as many as parts.
     weights: as in `flash_attention`, and so the others.
     output: what heads go through, inside the kernel where it can; W_O is rounded to their type.
+    rotation: of queries and keys, inside the kernel where it can; none for as they are.
     distance_bias: added to the logits.
     visibility: which keys a query may read.
     dropout: which probabilities become 0.
@@ -208,10 +221,14 @@ def packed_attention(
   plan = _plan(layout, implementation, interpret, tiles, rows)
   run = _rule(_Attention(layout), plan, tiles)
   shift = None if bias is None else bias.reshape(1, -1).astype(jnp.float32)
+  if rotation is not None and not _turns(rotation, plan):
+    rows = rows if shift is None else _shifted(rows, shift)
+    rows = rotation.turn_packed(rows.reshape(packed.shape)).reshape(rows.shape)
+    shift = rotation = None
   output = _rounded(output, rows)
   inside = _inside(output, layout, plan, tiles)
   distance_bias = _checked(distance_bias, layout, "packed_attention")
-  made = run((rows,), shift, own, inside, distance_bias, visibility, dropout)
+  made = run((rows,), shift, own, inside, distance_bias, visibility, dropout, rotation)
   if output is None:
     return made.reshape(batch, time, heads, -1)
   return (made if inside else affine(made, *output)).reshape(batch, time, -1)
@@ -281,7 +298,7 @@ def routed_attention(
   inside = _inside(output, layout, plan, tiles)
   args = (rows, shift, kernel, readout.bias, factor.reshape(-1, heads), inside)
   distance_bias = _checked(distance_bias, layout, "routed_attention")
-  made, weights = run(*args, distance_bias, visibility, dropout)
+  made, weights = run(*args, distance_bias, visibility, dropout, None)
   if output is not None and inside is None:
     made = affine(made, *output)
   return made.reshape(batch, time, -1), weights.reshape(batch, time, heads)
@@ -348,6 +365,11 @@ def _inside(
   return output if attention.takes_projection(layout, output[0].shape[1], tiles.tpu) else None
 
 
+def _turns(rotation: Rotation, plan: Plan | None) -> bool:
+  """Whether the kernel that may run takes the rotation in: that of all examples alike."""
+  return plan is not None and plan.kernels[0] == "tpu" and len(rotation.cos) == 1
+
+
 def _usable(plan: Plan | None, array: jax.Array) -> Plan | None:
   """The plan with one kernel: the named one, or that of the platform that is traced for."""
   platform = {"cuda": "gpu"}.get(name := platform_of(array), name)
@@ -400,20 +422,24 @@ class _Run(NamedTuple):
 class _Attention(NamedTuple):
   """Heads [batch * queries, heads * head_dim] of matrices, bias and weights, under masks.
 
-  Or what a projection makes of them; that and a distance bias come before the masks.
+  Or what a projection makes of them; that and a distance bias come before the masks, and a rotation
+  behind them.
   """
 
   layout: Layout
 
   def define(self, *args: PyTree) -> jax.Array:
     """The definition."""
-    matrices, bias, weights, projection, distance_bias, *masks = args
+    matrices, bias, weights, projection, distance_bias, *masks, rotation = args
     layout = self.layout
     if bias is not None:
       matrices = (_shifted(matrices[0], bias),)
     if weights is not None:
       weights = weights.reshape(layout.batch, layout.queries, layout.heads)
-    heads = definition.attention(*layout.split(matrices), weights, distance_bias, *masks)
+    query, key, value = layout.split(matrices)
+    if rotation is not None:
+      query, key = map(rotation.turn, (query, key))
+    heads = definition.attention(query, key, value, weights, distance_bias, *masks)
     heads = heads.reshape(layout.batch * layout.queries, -1)
     return heads if projection is None else affine(heads, *projection)
 
@@ -435,11 +461,12 @@ class _Attention(NamedTuple):
 
   def _given(self, args: PyTree, run: _Run, *, reverse: bool) -> tuple[PyTree, dict[str, Any]]:
     """What a kernel takes by place and by name."""
-    *args, projection, distance_bias, visibility, dropout = args
+    *args, projection, distance_bias, visibility, dropout, rotation = args
     block = run.tiles.block(run.platform, reverse=reverse)
     options = {"layout": self.layout, "block": block, "interpret": run.interpret}
     # A kernel that cannot take one does not know the word.
     more = {"projection": projection, "dropout": dropout, "distance_bias": distance_bias}
+    more |= {"rotation": rotation}
     options |= {name: one for name, one in more.items() if one is not None}
     return (*args, visibility), options
 
@@ -535,7 +562,7 @@ def _over(delta: jax.Array, weights: jax.Array) -> jax.Array:
 def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Callable[..., PyTree]:
   """A function of its arguments, whose derivative is in kernels, too.
 
-  The last two arguments, visibility and dropout, have none. Reverse mode, any order.
+  The last three arguments, visibility, dropout and rotation, have none. Reverse mode, any order.
   """
   if plan is None:
     return function.define
@@ -543,8 +570,9 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
 
   def gradients(*args_and_slope: PyTree) -> PyTree:
     """Those of the definition."""
-    *args, visibility, dropout, slope = args_and_slope
-    return jax.vjp(lambda *some: function.define(*some, visibility, dropout), *args)[1](slope)
+    *args, visibility, dropout, rotation, slope = args_and_slope
+    fixed = visibility, dropout, rotation
+    return jax.vjp(lambda *some: function.define(*some, *fixed), *args)[1](slope)
 
   def choose(
     kernel: Callable[..., PyTree], default: Callable[..., PyTree]
@@ -576,7 +604,7 @@ def _rule(function: _Attention | _Routed, plan: Plan | None, tiles: Tiles) -> Ca
     return made, (args, (function.kept(args, made), saved))
 
   def backward(kept: PyTree, slope: PyTree) -> PyTree:
-    return *reverse(*kept, slope), None, None
+    return *reverse(*kept, slope), None, None, None
 
   run = jax.custom_vjp(value)
   run.defvjp(forward, backward)

@@ -48,6 +48,7 @@ from compmod_jax.kernels.attention.layout import (
   Layout,
   Projection,
 )
+from compmod_jax.kernels.attention.rotation import Rotation
 from compmod_jax.kernels.attention.visibility import HIDDEN, Visibility, same_number
 from compmod_jax.kernels.routing.blocks import dot
 from compmod_jax.kernels.routing.shapes import ROOM
@@ -71,6 +72,7 @@ class Static:
     scale: what logits are multiplied by.
     first_key: position of the first key.
     all_keys: of an example, of which `layout` may have some.
+    half: columns between those of a head that a rotation pairs.
   """
 
   layout: Layout
@@ -79,6 +81,7 @@ class Static:
   scale: float
   first_key: int
   all_keys: int
+  half: int
 
   @classmethod
   def of(
@@ -87,7 +90,8 @@ class Static:
     """Of a layout in tiles, made of a `whole` one whose heads were not filled up yet."""
     queries, keys = (min(side, t + -t % _LEAST) for t in (layout.queries, layout.keys))
     scale = 1 / math.sqrt(whole.head_dim)
-    return cls(layout, (queries, keys), visibility.order, scale, first_key, whole.keys)
+    half = whole.head_dim // 2
+    return cls(layout, (queries, keys), visibility.order, scale, first_key, whole.keys, half)
 
   @property
   def share(self) -> int:
@@ -140,6 +144,7 @@ class Operands(NamedTuple, Generic[A]):
     numbers: see `windows` [tiles, diagonals, heads, columns], whole tiles of columns; none for
       nothing.
     dropout: which probabilities become 0; its arrays are in scalar memory.
+    rotations: of queries and of keys [1, time, 128], the same in all heads of a tile.
     projection: W_O [columns, embed] and its bias [1, embed], float32; none where heads are the
       result.
   """
@@ -152,6 +157,7 @@ class Operands(NamedTuple, Generic[A]):
   penalties: A | None
   numbers: A | None
   dropout: ProbabilityDropout | None
+  rotations: tuple[tuple[A, A], tuple[A, A]] | None
   projection: tuple[A, A] | None = None
 
 
@@ -224,6 +230,7 @@ def forward(
   save: bool,
   distance_bias: DistanceBias | None = None,
   dropout: ProbabilityDropout | None = None,
+  rotation: Rotation | None = None,
   projection: Projection | None = None,
 ) -> tuple[jax.Array, jax.Array | tuple[jax.Array, jax.Array] | None]:
   """Heads side by side [batch * queries, heads * head_dim] and, to `save`, the logsumexp.
@@ -242,6 +249,7 @@ def forward(
     save: whether a reverse pass follows.
     distance_bias: added to the logits.
     dropout: which probabilities become 0; none for no dropout.
+    rotation: of queries and keys, of all examples alike; none for as they are.
     projection: where `takes_projection`.
   """
   matrices, bias, tiled = _to_tiles(matrices, bias, layout)
@@ -249,7 +257,11 @@ def forward(
   numbers = None if distance_bias is None else _windows(distance_bias.numbers, static)
   own = _from_heads(weights, static)
   spans, given = _operands(static, matrices, bias, own, numbers, visibility)
-  given = given._replace(dropout=_filled_up(dropout, static), projection=_as_rows(projection))
+  given = given._replace(
+    dropout=_filled_up(dropout, static),
+    rotations=_rotations(rotation, static),
+    projection=_as_rows(projection),
+  )
   rows, columns = given.rows[QUERY], static.tiles * LANES
   flops = 4 * layout.pairs * layout.head_dim
   scratch = [pltpu.VMEM((static.size(QUERY), LANES), jnp.float32)] * (3 if static.several else 0)
@@ -302,6 +314,7 @@ def backward(
   interpret: bool | pltpu.InterpretParams,
   distance_bias: DistanceBias | None = None,
   dropout: ProbabilityDropout | None = None,
+  rotation: Rotation | None = None,
   projection: Projection | None = None,
 ) -> Gradients:
   """See `gpu.backward`; the same formulas.
@@ -323,6 +336,7 @@ def backward(
     side=block[0],
     interpret=interpret,
     dropout=dropout,
+    rotation=rotation,
     projection=projection,
   )
   numbers = None if distance_bias is None else distance_bias.numbers
@@ -380,6 +394,7 @@ def _backward_pass(
   side: int,
   interpret: bool | pltpu.InterpretParams,
   dropout: ProbabilityDropout | None,
+  rotation: Rotation | None,
   projection: Projection | None,
 ) -> Gradients:
   """Gradients of matrices in tiles, which hold the keys from `first_key` on; `dtype` of queries.
@@ -393,7 +408,11 @@ def _backward_pass(
   own = _from_heads(weights, static)
   near = None if numbers is None else _windows(numbers, static)
   spans, given = _operands(static, matrices, bias, own, near, visibility)
-  given = given._replace(dropout=_filled_up(dropout, static), projection=_as_rows(projection))
+  given = given._replace(
+    dropout=_filled_up(dropout, static),
+    rotations=_rotations(rotation, static),
+    projection=_as_rows(projection),
+  )
   lines = _as_lines(logsumexp, static, -FAR)
   heads = None if outputs is None else _in_tiles(outputs, layout)
   by_row = (layout.batch, layout.queries, -1)
@@ -569,7 +588,7 @@ def _operands(
     penalties = jnp.broadcast_to(penalties[:, None], (layout.heads, LANES))
     penalties = penalties.reshape(static.tiles, static.share, LANES)
   biases = None if bias is None else (bias,) * 3
-  return spans, Operands(rows, biases, weights, ids, first, penalties, numbers, None)
+  return spans, Operands(rows, biases, weights, ids, first, penalties, numbers, None, None)
 
 
 def _filled_up(dropout: ProbabilityDropout | None, static: Static) -> ProbabilityDropout | None:
@@ -578,6 +597,23 @@ def _filled_up(dropout: ProbabilityDropout | None, static: Static) -> Probabilit
     return None
   heads = jnp.pad(dropout.heads, (0, static.layout.heads - len(dropout.heads)))
   return dataclasses.replace(dropout, heads=heads)
+
+
+def _rotations(
+  rotation: Rotation | None, static: Static
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]] | None:
+  """Those of queries and of keys as kernels have them; columns that fill up heads stay."""
+  if rotation is None:
+    return None
+  more = static.layout.head_dim - rotation.cos.shape[-1]
+
+  def whole(table: jax.Array, filling: float) -> jax.Array:
+    filled = jnp.pad(table, ((0, 0), (0, 0), (0, more)), constant_values=filling)
+    return jnp.tile(filled, static.share)
+
+  cos, sin = whole(rotation.cos, 1.0), whole(rotation.sin, 0.0)
+  own = slice(static.first_key, static.first_key + static.layout.keys)
+  return (cos, sin), (cos[:, own], sin[:, own])
 
 
 def _windows(numbers: Float[Array, "heads distances"], static: Static) -> jax.Array:
@@ -627,6 +663,14 @@ def _specs(
 
     return pl.BlockSpec((None, None, *array.shape[2:]), index)
 
+  def rotation(which: int) -> tuple[pl.BlockSpec, pl.BlockSpec]:
+    def index(*ids: Any) -> _Index:
+      at = place(*ids)
+      return 0, at.query if which == QUERY else at.key, 0
+
+    spec = pl.BlockSpec((None, static.size(which), LANES), index)
+    return spec, spec
+
   penalties = pl.BlockSpec((None, static.share, LANES), lambda *ids: (place(*ids).tile, 0, 0))
   kinds = (QUERY, KEY, VALUE)
   return Operands(
@@ -638,6 +682,7 @@ def _specs(
     None if given.penalties is None else penalties,
     None if given.numbers is None else of_diagonal(given.numbers),
     jax.tree.map(lambda _: pl.BlockSpec(memory_space=pltpu.SMEM), given.dropout),
+    None if given.rotations is None else (rotation(QUERY), rotation(KEY)),
     None if given.projection is None else _projection_specs(given.projection, place),
   )
 
@@ -804,7 +849,24 @@ class _Example:
     rows = self.given.rows[which][self.number]
     if self.given.biases is not None:
       rows = _shifted(rows, self.given.biases[which][...])
+    if self.given.rotations is not None and which != VALUE:
+      cos, sin = (table[...] for table in self.given.rotations[which])
+      wide = rows.astype(jnp.float32)
+      rows = (wide * cos + self._paired(wide) * sin).astype(rows.dtype)
     return self.within(rows, which)
+
+  def turned_back(self, slopes: jax.Array, which: int) -> jax.Array:
+    """The gradient of queries or keys before their rotation, float32."""
+    if self.given.rotations is None:
+      return slopes
+    cos, sin = (table[...] for table in self.given.rotations[which])
+    return self.within(slopes * cos - self._paired(slopes) * sin, which)
+
+  def _paired(self, rows: jax.Array) -> jax.Array:
+    """The column that every column of a head is turned with."""
+    half = self.static.half
+    in_head = lax.rem(_lane(rows.shape), self.static.layout.head_dim)
+    return jnp.where(in_head < half, pltpu.roll(rows, LANES - half, 1), pltpu.roll(rows, half, 1))
 
   def within(self, rows: jax.Array, which: int) -> jax.Array:
     """Zeros in rows beyond the example."""
@@ -1138,8 +1200,8 @@ def _backward(
     at = pl.ds(key_block * static.size(KEY), static.size(KEY))
     if d_numbers is not None:
       d_numbers[static.diagonal(block, key_block)] += jnp.concatenate(of_line)
-    d_query[n] += _spread(of_query, static)
-    d_key[n, at] += of_key
+    d_query[n] += example.turned_back(_spread(of_query, static), QUERY)
+    d_key[n, at] += example.turned_back(of_key, KEY)
     d_value[n, at] += of_value
 
   def over_examples(do: Callable[[Any], None]) -> None:

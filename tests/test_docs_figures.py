@@ -237,6 +237,22 @@ def cpu_attention():
   ]
 
 
+def chosen_attention():
+  """A row for each case: times over those of all queries, and of a layer without competition."""
+  cases = record("benchmarks/chosen-attention.json")["tables"]
+  return [
+    [
+      case.removeprefix("rows of "),
+      *(
+        ratio("chosen-attention", f"{case}, {what}: chosen / {other}")
+        for other in ("all", "plain")
+        for what in ("forward", "training")
+      ),
+    ]
+    for case in cases
+  ]
+
+
 def transformer_speed():
   names = (
     "small model, 128 x 16: our time / PyTorch eager's",
@@ -1619,6 +1635,7 @@ TABLES = {
   ("docs/kernels.md", "Decoding on GPUs", 0): cached_attention,
   ("docs/kernels.md", "What is different on TPUs", 0): lambda: attention_layers("v5e"),
   ("docs/kernels.md", "Attention on CPUs", 0): cpu_attention,
+  ("docs/kernels.md", "Tokens that did not choose a head", 0): chosen_attention,
   ("docs/kernels.md", "Routing by itself", 0): REFERENCE,
   ("docs/kernels.md", "What moves how many bytes", 0): h100_designs,
   ("docs/kernels.md", "What moves how many bytes", 1): tpu_designs,
@@ -2020,6 +2037,26 @@ def cross_attention_sentences():
   yield "moves {} MiB forward and {} in training, and {} and {} where heads".format(*moved("h100"))
 
 
+def chosen_attention_sentences():
+  found = record("benchmarks/chosen-attention-compiled.json")["tables"]["h100"]
+
+  def moved(way, which):
+    one, other = (found[f"{way}, rows of {time}, {which}"]["MiB"] for time in (1024, 4096))
+    assert round(one) == round(other)
+    return one
+
+  chosen, every = (
+    [moved(way, which) for which in ("forward", "training")] for way in ("chosen", "all")
+  )
+  yield "moves {:,.0f} MiB forward and {:,.0f} in training, and {:,.0f} and {:,.0f} without".format(
+    *chosen, *every
+  )
+  more = [mine - theirs for mine, theirs in zip(chosen, every, strict=True)]
+  yield "{:.0f} and {:.0f} MiB more".format(*more)
+  # An H100's memory moves 3,352 GB in a second.
+  yield "take {:.0f} and {:.0f} microseconds".format(*(one * 2**20 / 3.352e6 for one in more))
+
+
 def cached_attention_sentences():
   found = record("benchmarks/cached-attention-compiled.json")["tables"]["h100"].values()
   most = max(row["kernel"] / row["keys and values"] for row in found)
@@ -2079,6 +2116,7 @@ SENTENCES = [
   ("docs/kernels.md", cross_attention_sentences),
   ("docs/generalisation.md", context_logic_order),
   ("docs/kernels.md", cached_attention_sentences),
+  ("docs/kernels.md", chosen_attention_sentences),
   ("docs/speed.md", benchmark_sentences),
 ]
 

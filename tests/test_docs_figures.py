@@ -1448,8 +1448,8 @@ def attention_layers(device):
   ]  # fmt: skip
 
 
-def further_layers():
-  """A row for each device and pass: rotary positions, T5's layer and dropout, by length of rows."""
+def layers_of_devices(*layers):
+  """MiB, a row for each device and pass: layers in rows of 128 and of 1,024."""
   tables = record("benchmarks/attention-compiled.json")["tables"]
   return [
     [
@@ -1457,23 +1457,7 @@ def further_layers():
       *(
         f"{tables[device][f'{layer}, rows of {time}, {way}']['MiB']:,.0f}"
         for time in (128, 1024)
-        for layer in ("rotary", "T5", "dropout")
-      ),
-    ]
-    for device, title in (("h100", "H100"), ("v5e", "v5e"))
-    for way in ("forward", "training")
-  ]
-
-
-def biased_layers():
-  tables = record("benchmarks/attention-compiled.json")["tables"]
-  return [
-    [
-      f"{title}, {way}",
-      *(
-        f"{tables[device][f'{row}, rows of {time}, {way}']['MiB']:,.0f}"
-        for time in (128, 1024)
-        for row in ("plain", "biases by distance", "biases of pairs")
+        for layer in layers
       ),
     ]
     for device, title in (("h100", "H100"), ("v5e", "v5e"))
@@ -1630,8 +1614,12 @@ TABLES = {
   ("docs/kernels.md", "Attention on GPUs and TPUs", 1): lambda: attention_layers("h100"),
   ("docs/kernels.md", "Attention on GPUs and TPUs", 2): long_texts,
   ("docs/kernels.md", "Measured on an H100", 0): attention_on_a_gpu,
-  ("docs/kernels.md", "Biases by distance", 0): biased_layers,
-  ("docs/kernels.md", "Rotary positions, T5 and dropout", 0): further_layers,
+  ("docs/kernels.md", "Biases by distance", 0): lambda: layers_of_devices(
+    "plain", "biases by distance", "biases of pairs"
+  ),
+  ("docs/kernels.md", "Rotary positions, T5 and dropout", 0): lambda: layers_of_devices(
+    "rotary", "T5", "dropout"
+  ),
   ("docs/kernels.md", "Decoding on GPUs", 0): cached_attention,
   ("docs/kernels.md", "What is different on TPUs", 0): lambda: attention_layers("v5e"),
   ("docs/kernels.md", "Attention on CPUs", 0): cpu_attention,

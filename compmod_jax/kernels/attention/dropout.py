@@ -82,6 +82,8 @@ class ProbabilityDropout:
     start: tuple[jax.Array, jax.Array],
     size: tuple[int, int],
     whole: tuple[int, int],
+    *,
+    by_product: bool = False,
   ) -> Bool[Array, "queries keys"]:
     """The same of a block inside a kernel, which holds references in place of arrays.
 
@@ -91,41 +93,8 @@ class ProbabilityDropout:
       start: first query and first key, a multiple of 4.
       size: queries and keys of the block.
       whole: queries and keys of an example.
+      by_product: columns are not interleaved, which TPUs cannot do, but repeated by a product.
     """
-    words = self._numbers(example, head, start, size, whole)
-    low, high = (jnp.stack(halves, axis=-1) for halves in zip(*words, strict=True))
-    return jnp.stack([low, high], axis=-1).reshape(size) >= np.uint32(self.dropped)
-
-  def keep_in_lanes(
-    self,
-    example: jax.Array,
-    head: jax.Array,
-    start: tuple[jax.Array, jax.Array],
-    size: tuple[int, int],
-    whole: tuple[int, int],
-  ) -> Bool[Array, "queries keys"]:
-    """The same, for hardware that cannot interleave columns: a matrix product repeats them."""
-    words = self._numbers(example, head, start, size, whole)
-    numbers = [number.astype(jnp.int32) for halves in words for number in halves]
-    kept = [(number >= self.dropped).astype(jnp.int32) for number in numbers]
-    # The decisions on the keys of a counter are the bits of one number, which bfloat16 holds.
-    together = functools.reduce(operator.add, [one << bit for bit, one in enumerate(kept)])
-    repeat = (size[1] // PER_COUNTER, size[1])
-    counter, key = (lax.broadcasted_iota(jnp.int32, repeat, axis) for axis in range(2))
-    own = lax.div(key, PER_COUNTER) == counter
-    repeated = dot(together.astype(jnp.bfloat16), own.astype(jnp.bfloat16)).astype(jnp.int32)
-    bit = lax.rem(lax.broadcasted_iota(jnp.int32, size, 1), PER_COUNTER)
-    return ((repeated >> bit) & 1) == 1
-
-  def _numbers(
-    self,
-    example: jax.Array,
-    head: jax.Array,
-    start: tuple[jax.Array, jax.Array],
-    size: tuple[int, int],
-    whole: tuple[int, int],
-  ) -> list[tuple[jax.Array, jax.Array]]:
-    """Low and high halves of the two words of every counter of a block [queries, keys / 4]."""
     inner = (size[0], size[1] // PER_COUNTER)
     line = self.examples[example] * np.uint32(self.all_heads) + self.heads[head]
     first = start[0] if self.first_query is None else start[0] + self.first_query[0]
@@ -134,4 +103,24 @@ class ProbabilityDropout:
     row = line * np.uint32(self.all_queries or whole[0]) + query.astype(jnp.uint32)
     place = row * np.uint32(-(-whole[1] // PER_COUNTER)) + block.astype(jnp.uint32)
     words = threefry((self.words[0], self.words[1]), place)
-    return [(word & np.uint32(_RANGE - 1), word >> np.uint32(16)) for word in words]
+    low = [word & np.uint32(_RANGE - 1) for word in words]
+    high = [word >> np.uint32(16) for word in words]
+    if by_product:
+      numbers = (half.astype(jnp.int32) for word in zip(low, high, strict=True) for half in word)
+      return _repeated([number >= self.dropped for number in numbers])
+    halves = jnp.stack(low, axis=-1), jnp.stack(high, axis=-1)
+    return jnp.stack(halves, axis=-1).reshape(size) >= np.uint32(self.dropped)
+
+
+def _repeated(kept: list[Bool[Array, "queries counters"]]) -> Bool[Array, "queries keys"]:
+  """Decisions on each of the keys of a counter, in the order of keys."""
+  # They are the bits of one number, which bfloat16 holds.
+  numbers = [one.astype(jnp.int32) << bit for bit, one in enumerate(kept)]
+  together = functools.reduce(operator.add, numbers).astype(jnp.bfloat16)
+  queries, counters = together.shape
+  repeat = (counters, counters * len(kept))
+  counter, key = (lax.broadcasted_iota(jnp.int32, repeat, axis) for axis in range(2))
+  own = lax.div(key, len(kept)) == counter
+  repeated = dot(together, own.astype(jnp.bfloat16)).astype(jnp.int32)
+  bit = lax.rem(lax.broadcasted_iota(jnp.int32, (queries, repeat[1]), 1), len(kept))
+  return ((repeated >> bit) & 1) == 1

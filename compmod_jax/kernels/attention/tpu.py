@@ -907,12 +907,13 @@ class _Example:
     dropout, static = self.given.dropout, self.static
     if dropout is None:
       return None
-    keep = dropout.keep_in_lanes(
+    keep = dropout.keep_of_block(
       self.place.example * static.examples + self.number,
       self.place.tile * static.share + head,
       (self.starts[0], self.starts[1] + static.first_key),
       static.block,
       (static.layout.queries, static.all_keys),
+      by_product=True,
     )
     return jnp.where(keep, dropout.scale, 0.0)
 

@@ -10,7 +10,8 @@ Bytes are counted as `benchmarks/census.py` says: the operands and results of ev
 instruction, in full. A kernel that reads or writes some columns of a matrix counts these alone in
 `MiB`, and the whole matrix in `MiB of whole operands`: beside routers' columns, those of keys and
 values where a GPU's forward pass writes queries with their bias for the reverse pass. Registers a
-thread and spilt bytes are the worst of the layer's Triton kernels. Seven minutes on one core.
+thread and spilt bytes are the worst of the layer's Triton kernels. Fourteen minutes on one
+core beside other work.
 
 Layers: `plain`; `float32`, the default, whose routers' products are in float32 beside attention;
 `inside`, whose routers are in the model's type, so that one product makes their first layer, too.

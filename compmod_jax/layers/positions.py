@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from compmod_jax.core import errors
 from compmod_jax.core.sharding import logical
 from compmod_jax.kernels.attention.distances import DistanceBias, shifted
+from compmod_jax.kernels.attention.rotation import Rotation
 from compmod_jax.layers.context import PositionIds
 
 Positions = Literal["sinusoidal", "learned", "rotary", "relative", "alibi", "none"]
@@ -51,13 +52,7 @@ def rotate(
 
   Source: Su et al. 2021, equation 34; dimensions are paired across halves.
   """
-  half = x.shape[-1] // 2
-  rates = jnp.asarray(10000.0 ** (-np.arange(half) / half), jnp.float32)
-  angles = position_ids.astype(jnp.float32)[..., None, None] * rates[None, None, None]
-  cos, sin = jnp.cos(angles), jnp.sin(angles)
-  first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-  turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
-  return turned.astype(x.dtype)
+  return Rotation.of(position_ids, x.shape[-1]).turn(x)
 
 
 class RelativePositions(nn.Module):

@@ -9,8 +9,8 @@
 
 Each has a definition (`definition`), a kernel for NVIDIA GPUs (`gpu`) and one for TPUs (`tpu`);
 `dispatch` chooses. On CPUs attention runs in `blocks`, outside of these functions: with any bias
-and mask, and without weights of heads. Steps of decoding attend to their cache in `cached`, which
-has a kernel for NVIDIA GPUs.
+and mask, and without weights of heads, unless tokens without one are left out (`chosen`). Steps of
+decoding attend to their cache in `cached`, which has a kernel for NVIDIA GPUs.
 """
 
 from compmod_jax.kernels.attention.chosen import attention_of_chosen

@@ -38,9 +38,10 @@ class Rotation(NamedTuple):
     self, rows: Float[Array, "batch time heads head_dim"]
   ) -> Float[Array, "batch time heads head_dim"]:
     """Queries or keys at their positions."""
-    wide = rows.astype(jnp.float32)
-    paired = jnp.roll(wide, rows.shape[-1] // 2, axis=-1)
-    turned = wide * self.cos[:, :, None] + paired * self.sin[:, :, None]
+    half = rows.shape[-1] // 2
+    cos, sin = self.cos[:, :, None, :half], self.sin[:, :, None, half:]
+    first, second = rows[..., :half].astype(jnp.float32), rows[..., half:].astype(jnp.float32)
+    turned = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
     return turned.astype(rows.dtype)
 
   def turn_packed(

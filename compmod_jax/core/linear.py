@@ -8,6 +8,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from compmod_jax.core import sharding
+
 
 def over_rows(
   product: Callable[[jax.Array], jax.Array], inputs: Float[Array, "batch time inner"]
@@ -65,6 +67,19 @@ def _affine_backward(
 
 
 _rounded_affine.defvjp(_affine_forward, _affine_backward)
+
+
+def transposed_product(
+  rows: Float[Array, "rows inner"], weight: Float[Array, "outer inner"]
+) -> Float[Array, "rows outer"]:
+  """rows @ weight.T, for few rows that meet the same weight again and again.
+
+  XLA:CPU packs the right operand of every product anew, which costs much where a weight meets few
+  rows; without the barrier, the weight would become that operand again.
+  """
+  if sharding.platform_of(rows) != "cpu":
+    return lax.dot_general(rows, weight, (((1,), (1,)), ((), ())))
+  return lax.optimization_barrier(lax.dot_general(weight, rows, (((1,), (1,)), ((), ())))).T
 
 
 @jax.custom_vjp

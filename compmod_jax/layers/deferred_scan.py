@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import PyTree
 
-from compmod_jax.core import sharding
+from compmod_jax.core.linear import transposed_product
 
 Weights = Mapping[str, jax.Array]
 Others = TypeVar("Others")
@@ -45,12 +45,12 @@ class Product:
 
   def __call__(self, name: str, rows: jax.Array, *, transposed: bool = False) -> jax.Array:
     """Rows [rows, inner] times a weight, or [rows, outer] times its transpose."""
-    return times(rows, self.weights[name], transposed)
+    return _times(rows, self.weights[name], transposed)
 
   def fixed(self, name: str, rows: jax.Array, *, transposed: bool = False) -> jax.Array:
     """The same, through which no gradient passes, neither to the weight nor to the rows."""
     weight = lax.stop_gradient(self.weights[name])
-    return times(lax.stop_gradient(rows), weight, transposed)
+    return _times(lax.stop_gradient(rows), weight, transposed)
 
 
 @jax.custom_vjp
@@ -70,7 +70,7 @@ class _Deferring(Product):
     self.zeros, self.calls, self.rows = zeros, list[_Call](), list[jax.Array]()
 
   def __call__(self, name: str, rows: jax.Array, *, transposed: bool = False) -> jax.Array:
-    out = times(rows, self.weights[name], transposed)
+    out = _times(rows, self.weights[name], transposed)
     if self.zeros is not None:
       out = _plus_zeros(out, self.zeros[len(self.rows)])
     self.calls.append(_Call(name, transposed, jax.ShapeDtypeStruct(out.shape, out.dtype)))
@@ -78,14 +78,9 @@ class _Deferring(Product):
     return out
 
 
-def times(rows: jax.Array, weight: jax.Array, transposed: bool) -> jax.Array:
+def _times(rows: jax.Array, weight: jax.Array, transposed: bool) -> jax.Array:
   """rows @ weight, or rows @ weight.T."""
-  if not transposed or sharding.platform_of(rows) != "cpu":
-    return lax.dot_general(rows, weight, (((1,), (int(transposed),)), ((), ())))
-  # XLA:CPU packs the right operand of every product anew, which costs much where a weight meets few
-  # rows; without the barrier, the weight would become that operand again.
-  product = lax.dot_general(weight, rows, (((1,), (1,)), ((), ())))
-  return lax.optimization_barrier(product).T
+  return transposed_product(rows, weight) if transposed else rows @ weight
 
 
 Body = Callable[[Product, Others, Carry, X], tuple[Carry, Y]]

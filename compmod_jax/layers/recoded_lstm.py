@@ -112,11 +112,13 @@ def scan(
     signal: what is lowered; None to recode nothing.
     sizes: how far.
     config: settings of recoding.
-    weights: `recurrent_<l>` [hidden, gates], `input_<l>` [below, gates] for l from 1, and what the
-      signal multiplies with.
-    others: `bias_<l>` for l from 1, and what signal and step sizes use besides.
+    weights: `cell_<l>` [gates, below + hidden], for what a layer reads beside its own state;
+      `input_<l>` [below, gates] for l from 1, `recurrent_0` [hidden, gates], and what the signal
+      multiplies with.
+    others: `bias_<l>`, and what signal and step sizes use besides.
     states: before the first step, of every layer.
-    xs: [time, batch, ...]: `first`, the bottom layer's W x + b; `between_<l>`, factors on what
+    xs: [time, batch, ...]: `read`, what the bottom layer reads, or `first`, its W x + b;
+      `between_<l>`, factors on what
       layer l reads (dropout), if any; `recurrent_<l>`, on the state that its recurrent weights
       read, if any; `active`, factors on the step sizes, if any; `valid`, 1 where there is a real
       token, for edits that ask; the signal's.
@@ -223,14 +225,16 @@ def forward(
   intermediates: Intermediates = OFF,
 ) -> _Step:
   """A step of all layers; `added` to each state before anything reads it."""
-  found, after, below = list[Gates](), list[State](), None
+  found, after, below = list[Gates](), list[State](), x.get("read")
   for number, state in enumerate(states):
-    if below is None:
-      given = x["first"]
-    else:
-      given = product(f"input_{number}", below) + others[f"bias_{number}"][None]
     name = f"recurrent_{number}"
-    activations = given + product(name, state.h * x[name] if name in x else state.h)
+    held = state.h * x[name] if name in x else state.h
+    if below is None:
+      activations = x["first"] + product(name, held)
+    else:
+      rows = jnp.concatenate([below, held], axis=-1)
+      activations = product(f"cell_{number}", rows, transposed=True)
+      activations = activations + others[f"bias_{number}"][None]
     if added is None:
       opened, new = cell(activations, state.c)
     else:

@@ -299,26 +299,25 @@ class LstmLM(nn.Module):
     last, batch = [], x.shape[1]
     x = jnp.tile(x, (1, self.config.recoding.copies, 1))
     for number, state in enumerate(jax.tree.map(rows_of_copies, states)):
-      first = self._first(number, x)
-      x, state = lstm.layer(first, self.recurrent[number], state)
+      weights = (self.inputs[number], self.recurrent[number], self.biases[number])
+      x, state = lstm.layer(x, lstm.Weights(*weights), state)
       last.append(jax.tree.map(lambda leaf: copies_of_rows(leaf, batch), state))
       name = "out" if number + 1 == len(states) else f"between_{number + 1}"
       x = x * factors[name] if name in factors else x
     return tuple(last), x
-
-  def _first(self, number: int, x: jax.Array) -> jax.Array:
-    """W x + b of a layer at every step."""
-    return over_rows(lambda rows: rows @ self.inputs[number] + self.biases[number][None], x)
 
   def _by_step(
     self, recoding, x, targets, states, factors, given, measure, intermediates
   ) -> tuple[tuple[State, ...], dict[str, Any]]:
     """Step by step, all layers together."""
     copies, batch = self.config.recoding.copies, targets.shape[1]
-    first = self._first(0, x)
-    # Copies that read the same have one product.
-    first = jnp.tile(first, (1, copies, 1)) if first.shape[1] == batch else first
-    xs = {"first": first, "target": targets, **factors}
+    xs = {"target": targets, **factors}
+    if copies == 1 and lstm.in_steps(x):
+      xs["read"] = x
+    else:
+      # Copies that read the same have one product.
+      first = over_rows(lambda rows: rows @ self.inputs[0] + self.biases[0][None], x)
+      xs["first"] = jnp.tile(first, (1, copies, 1)) if first.shape[1] == batch else first
     if given.active is not None:
       xs["active"] = jnp.tile(given.active.T, (1, copies))
     if intermediates is not OFF:
@@ -398,10 +397,12 @@ class LstmLM(nn.Module):
     }
     others: dict[str, Any] = {"decoder_bias": self.decoder_bias.reshape(-1)}
     for number in range(self.config.layers):
-      weights[f"recurrent_{number}"] = self.recurrent[number]
+      both = self.inputs[number], self.recurrent[number]
+      weights[f"cell_{number}"] = lstm.beside_each_other(*both)
+      others[f"bias_{number}"] = self.biases[number]
       if number:
         weights[f"input_{number}"] = self.inputs[number]
-        others[f"bias_{number}"] = self.biases[number]
+    weights["recurrent_0"] = self.recurrent[0]
     for name, value in self.sizes.items():
       if name == "steps":
         others[name] = value

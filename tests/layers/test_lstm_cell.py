@@ -4,8 +4,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from compmod_jax.core.intermediates import run
+from compmod_jax.layers import lstm
 from compmod_jax.layers.cell import Cell
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.lstm import LSTMCell, State
@@ -37,7 +39,13 @@ def test_it_meets_the_contract_of_cells():
   assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
 
 
-def test_steps_give_what_a_whole_sequence_gives_forward_and_backward():
+@pytest.mark.parametrize("rows", [BATCH, 20])
+def test_steps_give_what_a_whole_sequence_gives_forward_and_backward(rows):
+  """Few rows have one product for what is read at all steps; many, on a CPU, one at each step."""
+  x = jax.random.normal(jax.random.key(3), (rows, TIME, EMBED))
+  before = State(*jax.random.normal(jax.random.key(4), (2, rows, DIM)))
+  assert lstm.in_steps(x.swapaxes(0, 1)) == (rows > BATCH)
+
   def steps(params, x, state):
     ys = []
     for t in range(TIME):
@@ -55,7 +63,7 @@ def test_steps_give_what_a_whole_sequence_gives_forward_and_backward():
 
     return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True))
 
-  one, other = (jax.tree.leaves(loss(f)(PARAMS, X, STATE)) for f in (steps, whole))
+  one, other = (jax.tree.leaves(loss(f)(PARAMS, x, before)) for f in (steps, whole))
   for mine, theirs in zip(one, other, strict=True):
     np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 

@@ -114,6 +114,27 @@ def test_closed_forms_agree_with_the_definition_in_value_and_every_gradient(
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max()) + 1e-8)
 
 
+@pytest.mark.parametrize("signal", ["none", "surprisal", "weak_supervision"])
+def test_a_large_batch_is_its_parts_in_value_and_every_gradient(signal):
+  """On CPUs its steps have one product with words and states, those of its parts two."""
+  model, rows = model_of(signal=signal, dropout=0.0), 18
+  words = jax.random.randint(jax.random.key(6), (rows, TIME + 1), 0, VOCAB)
+  assert lstm.in_steps(jnp.zeros((TIME, rows, 1)))
+  assert not lstm.in_steps(jnp.zeros((TIME, rows // 2, 1)))
+
+  def loss(params, words):
+    out = apply(model, params, words[:, :-1], words[:, 1:])
+    return jnp.mean(out.nll), (out.nll, out.states)
+
+  run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+  (_, whole), gradients = run(fresh(model), words)
+  found = [run(fresh(model), part) for part in jnp.split(words, 2)]
+  parts = jax.tree.map(lambda *ones: jnp.concatenate(ones), *(one[0][1] for one in found))
+  means = jax.tree.map(lambda *ones: sum(ones) / 2, *(one[1] for one in found))
+  for a, b in zip(*map(jax.tree.leaves, ((whole, gradients), (parts, means))), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 @functools.cache
 def _scored(signal):
   """Among others the log-probabilities that the model is scored with at every place.

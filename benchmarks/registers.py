@@ -1,12 +1,12 @@
 """Registers of the attention kernels for GPUs, for every width of a head.
 
-    python -m benchmarks.registers [--quick] [--json FILE] [--check]
+    python -m benchmarks.registers [--quick] [--mask MASK] [--json FILE] [--check]
 
 In the environment of `make aot`: attention of heads with weights, forward and all gradients, heads
 of 32, 64, 96 and 128, float32 and bfloat16, with and without dropout of probabilities, of all
 pairs, of causal order within segments, and of that with penalties on distances or a learned bias
-for each, compiled for an H100 that is not here. Registers a thread and bytes that do not fit into
-them. Half an hour on a core with other work.
+for each, or without dropout with positions of queries, compiled for an H100 that is not here.
+Registers a thread and bytes that do not fit into them. Half an hour on a core with other work.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from compmod_jax.kernels.attention.distances import DistanceBias
 BATCH, TIME, HEADS = 16, 1024, 8
 WIDTHS, DTYPES, RATES = (32, 64, 96, 128), ("bfloat16", "float32"), (0.0, 0.1)
 KERNELS = ("_forward", "_backward")
-MASKS = ("", "masked", "masked, penalties", "masked, biases")
+MASKS = ("", "masked", "masked, penalties", "masked, biases", "masked, positions")
 
 
 def kernels_of(width: int, dtype: str, rate: float, mask: str) -> dict[str, tuple[int, int]]:
@@ -41,6 +41,8 @@ def kernels_of(width: int, dtype: str, rate: float, mask: str) -> dict[str, tupl
     seen = Visibility(causal=True, query_ids=ids, key_ids=ids) if mask else Visibility()
     if "penalties" in mask:
       seen = dataclasses.replace(seen, penalties=penalties)
+    if "positions" in mask:
+      seen = dataclasses.replace(seen, query_positions=ids)
     biased = DistanceBias(numbers) if "biases" in mask else None
     how = {"dropout": dropout, "visibility": seen, "distance_bias": biased}
     heads = packed_attention(packed, bias, weights=weights, **how)  # type: ignore
@@ -62,10 +64,14 @@ def kernels_of(width: int, dtype: str, rate: float, mask: str) -> dict[str, tupl
 
 
 def main() -> None:
-  options = common.options(__doc__, ("cpu",)).parse_args()
+  parser = common.options(__doc__, ("cpu",))
+  parser.add_argument("--mask", choices=MASKS, help="these programs alone")
+  options = parser.parse_args()
   devices.use_compilers()
   report = common.start("Registers of the attention kernels", options)
-  cases = [*itertools.product(DTYPES, WIDTHS, RATES, MASKS)]
+  masks = MASKS if options.mask is None else (options.mask,)
+  cases = [*itertools.product(DTYPES, WIDTHS, RATES, masks)]
+  cases = [case for case in cases if not (case[2] and "positions" in case[3])]
   table = report.tables["h100"] = {}
   for dtype, width, rate, mask in cases[: 2 if options.quick else None]:
     for name, (registers, spilt) in kernels_of(width, dtype, rate, mask).items():

@@ -2027,10 +2027,15 @@ def cross_attention_sentences():
 
 def chosen_attention_sentences():
   found = record("benchmarks/chosen-attention-compiled.json")["tables"]["h100"]
+  kernels = record("benchmarks/attention-registers-positions.json")["tables"]["h100"]
+  assert len(kernels) == 16
+  assert not any(row["spilt"] for row in kernels.values())
 
   def moved(way, which):
     one, other = (found[f"{way}, rows of {time}, {which}"]["MiB"] for time in (1024, 4096))
     assert round(one) == round(other)
+    for time in (1024, 4096):
+      assert abs(found[f"{way}, rows of {time}, causal, {which}"]["MiB"] / one - 1) < 0.01
     return one
 
   chosen, every = (

@@ -142,11 +142,11 @@ def _of_chosen(
 ) -> jax.Array | None:
   """Attention without work for heads and queries whose weight is 0, on every device.
 
-  None where a query's keys depend on its place, where times are split over devices, and on TPUs,
-  for which the copies in between are too large.
+  None where texts are packed, beside a prefix, where times are split over devices, and on TPUs, for
+  which the copies in between are too large.
   """
   seen, whole = mask.visibility(), sharding.parts_of(query, "time") == 1
-  if seen is None or seen.causal or seen.query_ids is not None or not whole:
+  if seen is None or not _in_any_order(seen) or not whole:
     return None
   kernel = kernel_for(query, query.shape[-1], query.dtype)
   sizes = len(query), query.shape[2], query.shape[1], key.shape[1]
@@ -157,7 +157,7 @@ def _of_chosen(
   names = "batch", None, "heads", None
   return sharding.on_parts(
     lambda read, weights, key, value, query: attention_of_chosen(
-      query, key, value, weights, read, in_blocks=in_blocks
+      query, key, value, weights, read, causal=seen.causal, in_blocks=in_blocks
     ),
     [read, weights, key, value, query],
     [
@@ -168,6 +168,11 @@ def _of_chosen(
       names,
     ],
   )
+
+
+def _in_any_order(visibility: Visibility) -> bool:
+  """Whether a query's position says which keys it reads, of those that all of an example may."""
+  return not visibility.prefix and visibility.query_ids is None
 
 
 def _attend(
@@ -670,11 +675,12 @@ class Attention(nn.Module):
     plain = plain and not self.tied_key_value and self.mechanisms == 1
     plain = plain and self.form == "softmax" and self.switch is None
     factors = config is None or (config.routing == "fused" and config.inactive == "null")
-    skip = kernel == "gpu" and config is not None and config.skip and not ctx.mask.causal
-    if skip or not (plain and factors) or intermediates.wants("attention", "heads"):
-      return None
     visibility = ctx.mask.visibility()
-    if visibility is None or not penalised:
+    if visibility is None or not (plain and factors) or intermediates.wants("attention", "heads"):
+      return None
+    if kernel == "gpu" and config is not None and config.skip and _in_any_order(visibility):
+      return None
+    if not penalised:
       return visibility
     return dataclasses.replace(visibility, penalties=distance_penalties(self.heads))
 

@@ -229,8 +229,11 @@ def test_devices_have_their_times_of_the_sequence_that_asks(in_kernels):
     assert_close(found, true)
 
 
-@pytest.mark.parametrize(("cross", "tensor"), [(False, 1), (True, 1), (False, 2)])
-def test_heads_leave_out_tokens_that_did_not_choose_them(cross, tensor, in_kernels):
+@pytest.mark.parametrize(
+  ("cross", "causal", "tensor"),
+  [(False, False, 1), (True, False, 1), (False, False, 2), (False, True, 2)],
+)
+def test_heads_leave_out_tokens_that_did_not_choose_them(cross, causal, tensor, in_kernels):
   """With the same results: on a CPU, and by a GPU's kernels on several devices; not on TPUs."""
   competition = CompetitionConfig(hidden_dim=16, key_dim=8, rule="top_k", keep=1, rescale=True)
   every, some = (
@@ -242,7 +245,8 @@ def test_heads_leave_out_tokens_that_did_not_choose_them(cross, tensor, in_kerne
   given, time = params("soft", cross), 256
   inputs, read = numbers(BATCH, time, DIM, seed=2), valid(time, (time, 200))
   memory = numbers(BATCH, time, DIM, seed=3) if cross else None
-  ctx = Context(memory_mask=read[:, None, None]) if cross else Context(AttentionMask(valid=read))
+  ctx = Context(AttentionMask(causal=causal, valid=read))
+  ctx = Context(memory_mask=read[:, None, None]) if cross else ctx
   true, before = outcome(every, given, inputs, ctx, memory)
   found, text = outcome(some, given, inputs, ctx, memory)
   assert (" cond[" in before, " cond[" in text) == (False, True)
@@ -258,10 +262,11 @@ def test_heads_leave_out_tokens_that_did_not_choose_them(cross, tensor, in_kerne
     assert_close(found, true)
 
 
-def test_where_keys_depend_on_the_query_no_token_is_left_out(in_kernels):
+def test_in_packed_texts_no_token_is_left_out(in_kernels):
   skip = CompetitionConfig(hidden_dim=16, key_dim=8, rule="top_k", keep=1, skip=True)
   module = Attention(DIM, HEADS, head_dim=64, competition=skip)
-  inputs, ctx = numbers(BATCH, 256, DIM, seed=2), Context(AttentionMask(causal=True))
+  mask = AttentionMask(causal=True, segments=jnp.broadcast_to(jnp.arange(256) // 100, (BATCH, 256)))
+  inputs, ctx = numbers(BATCH, 256, DIM, seed=2), Context(mask)
   for platform in (None, *PLATFORMS):
     if platform is not None:
       in_kernels(platform)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from compmod_jax.kernels.attention.distances import (
   Bias,
@@ -45,6 +45,19 @@ _HIDDEN = float(jnp.finfo(jnp.float32).min)  # logit of a key that is not read
 _Arrays = tuple[jax.Array, ...]
 
 
+class Chosen(NamedTuple):
+  """Queries that count, which come before all others of their head.
+
+  Attributes:
+    counts: how many [batch, heads].
+    positions: where queries stand [batch, heads, queries], in order as far as they count. Each
+      reads the key of its position and those before. None: all keys.
+  """
+
+  counts: jax.Array
+  positions: jax.Array | None = None
+
+
 class _Pairs(NamedTuple):
   """What pairs of positions have beside queries and keys; each may be none.
 
@@ -52,13 +65,13 @@ class _Pairs(NamedTuple):
     bias: [1 or batch, heads, queries, keys]; or the numbers of distances, [1, heads, distances].
     allowed: [1 or batch, 1 or heads, 1 or queries, keys].
     dropout: of probabilities.
-    chosen: how many queries count, [batch, heads].
+    chosen: which queries count.
   """
 
   bias: jax.Array | None
   allowed: jax.Array | None
   dropout: ProbabilityDropout | None
-  chosen: jax.Array | None
+  chosen: Chosen | None
 
 
 class _Kept(NamedTuple):
@@ -77,13 +90,13 @@ class _Own(NamedTuple):
     bias: [group, queries, keys].
     allowed: [1 or group, 1 or queries, keys].
     keep: which probabilities remain, [group, queries, keys].
-    chosen: how many queries count; the group is one head.
+    chosen: which queries count: how many, and positions [queries]; the group is one head.
   """
 
   bias: jax.Array | None
   allowed: jax.Array | None
   keep: jax.Array | None
-  chosen: jax.Array | None
+  chosen: Chosen | None
 
 
 class _Part(NamedTuple):
@@ -121,7 +134,7 @@ def attention_in_blocks(
   dropout: ProbabilityDropout | None = None,
   *,
   causal: bool = False,
-  chosen: Int[Array, "batch heads"] | None = None,
+  chosen: Chosen | None = None,
 ) -> Float[Array, "batch queries heads head_dim"]:
   r"""Attention, :math:`\mathrm{softmax}(Q K^T / \sqrt{D} + B) V`, in each head.
 
@@ -137,11 +150,12 @@ def attention_in_blocks(
     dropout: which probabilities become 0; none for no dropout.
     causal: `allowed` hides all later positions, so that they need not be looked at. There are as
       many queries as keys.
-    chosen: how many queries of a head count; of those behind them, some or all are zeros. Without
+    chosen: which queries of a head count; of those behind them, some or all are zeros. Without
       bias, dropout and `causal`. None for all.
   """
   several = causal or chosen is not None
-  heads, parts = query.shape[2], _parts(query.shape[1], causal=causal, several=several)
+  heads = query.shape[2]
+  parts = _parts(query.shape[1], key.shape[1], causal=causal, several=several)
   pairs = query.shape[1] // len(parts) * key.shape[1]
   group = max(n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or n * pairs <= _BLOCK))
   group = 1 if chosen is not None else group
@@ -154,12 +168,12 @@ def attention_in_blocks(
   return run((query, key, value), _Pairs(given, allowed, dropout, chosen))
 
 
-def _parts(queries: int, *, causal: bool, several: bool) -> tuple[_Part, ...]:
+def _parts(queries: int, keys: int, *, causal: bool, several: bool) -> tuple[_Part, ...]:
   """The queries of an example in order; each part reads no key that the next ones do not."""
   count = max(1, min(_PARTS, queries // _QUERIES)) if several else 1
   ends = [queries * n // count for n in range(count + 1)]
   return tuple(
-    _Part(slice(start, end), slice(end if causal else None))
+    _Part(slice(start, end), slice(end if causal else keys))
     for start, end in itertools.pairwise(ends)
   )
 
@@ -171,6 +185,7 @@ def _forward(
 
   def of_part(rows: _Arrays, own: _Own, part: _Part) -> tuple[jax.Array, _Arrays]:
     query, key, value = rows[0][:, part.queries], *(one[:, part.keys] for one in rows[1:])
+    own = _of_part(own, part)
     logits = _logits(query, key, own)
     largest = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - largest[..., None])
@@ -180,10 +195,7 @@ def _forward(
     return (heads / total[..., None]).astype(value.dtype), (largest, 1 / total)
 
   def block(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[PyTree, _Arrays]:
-    made = [
-      _where_chosen(functools.partial(of_part, part=part), own, part)(rows, _of_part(own, part))
-      for part in parts
-    ]
+    made = [_where_chosen(of_part, own, part, len(rows[1][0]))(rows, own) for part in parts]
     return jax.tree.map(lambda *ones: jnp.concatenate(ones, axis=1), *made), ()
 
   (heads, lines), _ = _in_turn(block, rows, (), pairs, group, parts)
@@ -200,8 +212,13 @@ def _backward(
   delta = jnp.einsum("bthd,bthd->bht", slope, heads, preferred_element_type=jnp.float32)
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-  def of_part(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[_Arrays, jax.Array | None]:
-    (query, key, value, slope), (largest, over_total, delta) = rows, lines
+  def of_part(
+    rows: _Arrays, lines: _Arrays, own: _Own, part: _Part
+  ) -> tuple[_Arrays, jax.Array | None]:
+    query, slope = (one[:, part.queries] for one in (rows[0], rows[3]))
+    key, value = (one[:, part.keys] for one in rows[1:3])
+    largest, over_total, delta = (one[:, part.queries] for one in lines)
+    own = _of_part(own, part)
     weights = jnp.exp(_logits(query, key, own) - largest[..., None]) * over_total[..., None]
     read = _dropped(weights, own.keep, pairs.dropout).astype(value.dtype)
     d_value = product("hts,htd->hsd", read, slope)
@@ -215,15 +232,14 @@ def _backward(
     return made, None if pairs.bias is None else d_logits
 
   def block(rows: _Arrays, lines: _Arrays, own: _Own) -> tuple[PyTree, _Arrays]:
-    query, key, value, slope = rows
+    query, key, value, _ = rows
     d_queries, slopes, d_rows = [], [], [jnp.zeros(one.shape, jnp.float32) for one in (key, value)]
     for part in parts:
-      mine = query[:, part.queries], key[:, part.keys], value[:, part.keys], slope[:, part.queries]
-      of_lines = tuple(one[:, part.queries] for one in lines)
-      (d_query, *more), of_logits = _where_chosen(of_part, own, part)(
-        mine, of_lines, _of_part(own, part)
-      )
-      d_rows = [total.at[:, part.keys].add(one) for total, one in zip(d_rows, more, strict=True)]
+      work = _where_chosen(of_part, own, part, len(key[0]))
+      (d_query, *more), of_logits = work(rows, lines, own)
+      d_rows = [
+        total.at[:, : one.shape[1]].add(one) for total, one in zip(d_rows, more, strict=True)
+      ]
       d_queries.append(d_query)
       slopes.append(of_logits)
     made = (jnp.concatenate(d_queries, axis=1), *d_rows)
@@ -243,19 +259,49 @@ def _of_part(own: _Own, part: _Part) -> _Own:
       return None
     return one[:, part.queries if one.shape[1] > 1 else slice(None), part.keys]
 
-  return _Own(cut(own.bias), cut(own.allowed), cut(own.keep), own.chosen)
+  allowed = cut(own.allowed)
+  if own.chosen is not None and own.chosen.positions is not None:
+    places = jnp.arange(part.keys.stop)[None]
+    seen = (places <= own.chosen.positions[part.queries, None])[None]
+    allowed = seen if allowed is None else seen & allowed
+  return _Own(cut(own.bias), allowed, cut(own.keep), own.chosen)
 
 
-def _where_chosen(work: Callable[..., PyTree], own: _Own, part: _Part) -> Callable[..., PyTree]:
-  """The work of a part, or zeros in its place where none of its queries count."""
+def _where_chosen(
+  work: Callable[..., PyTree], own: _Own, part: _Part, keys: int
+) -> Callable[..., PyTree]:
+  """The work of a part, or zeros in its place where none of its queries count.
+
+  Where queries read keys up to their positions, with half of the keys where none reads others.
+  """
+  whole = functools.partial(work, part=part)
   if own.chosen is None:
-    return work
+    return whole
+  counts, positions = own.chosen
 
   def of_some(*args: PyTree) -> PyTree:
-    nothing = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), jax.eval_shape(work, *args))
-    return lax.cond(part.queries.start < own.chosen, work, lambda *_: nothing, *args)
+    shapes = jax.eval_shape(whole, *args)
+    ways = [lambda *_: jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes), whole]
+    way = (part.queries.start < counts).astype(jnp.int32)
+    if positions is not None and keys > 1:
+      some = part._replace(keys=slice(keys // 2))
+
+      def with_half(*args: PyTree) -> PyTree:
+        return jax.tree.map(_filled, work(*args, part=some), shapes)
+
+      ways = [*ways[:1], with_half, whole]
+      last = positions[jnp.clip(counts, 1, part.queries.stop) - 1]
+      way = jnp.where(last < keys // 2, way, 2 * way)
+    return lax.switch(way, ways, *args)
 
   return of_some
+
+
+def _filled(rows: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+  """Zeros behind what fewer keys gave [group, keys, head_dim]."""
+  return jnp.pad(
+    rows, [(0, whole - own) for whole, own in zip(like.shape, rows.shape, strict=True)]
+  )
 
 
 def _logits(query: jax.Array, key: jax.Array, own: _Own) -> jax.Array:
@@ -320,7 +366,7 @@ def _in_turn(
       if dropout is not None:
         here = dataclasses.replace(dropout, examples=number[None], heads=numbers)
         keep = here.keep(queries, keys)[0]
-      counted = None if count is None else count[0]
+      counted = jax.tree.map(lambda one: one[0], count)
       pairs = _Own(own(bias, each[0]), own(masked, each[1]), keep, counted)
       made, found = block(rows, lines, pairs)
       if not slopes or bias is None:
@@ -346,7 +392,7 @@ def _in_turn(
     None if bias is None else _lines_apart(bias, group),
     None if allowed is None or alike else _lines_apart(allowed, group),
     None if dropout is None else dropout.heads.reshape(-1, group),
-    None if chosen is None else _lines_apart(chosen, group),
+    jax.tree.map(lambda one: _lines_apart(one, group), chosen),
   )
   return lax.scan(of_heads, None, by_group)[1]
 

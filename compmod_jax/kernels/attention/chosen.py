@@ -7,8 +7,8 @@ order costs a copy of queries and one of heads. Where every token chooses k of H
 the products of queries, keys and values are left.
 
 Kernels take a head of an example as an example of its own, in which queries that did not choose it
-have a number that no key has (`Visibility`). On CPUs, `blocks` takes the number of queries that
-count.
+have a number that no key has (`Visibility`), and in causal attention positions of their own. On
+CPUs, `blocks` is given the number of queries that count, and their positions.
 """
 
 import functools
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from compmod_jax.kernels.attention.blocks import attention_in_blocks
+from compmod_jax.kernels.attention.blocks import Chosen, attention_in_blocks
 from compmod_jax.kernels.attention.dispatch import Tiles, flash_attention
 from compmod_jax.kernels.attention.visibility import HIDDEN, Visibility
 from compmod_jax.kernels.routing.dispatch import Implementation
@@ -42,6 +42,7 @@ def attention_of_chosen(
   weights: Float[Array, "batch queries heads"],
   read: Bool[Array, "batch keys"] | None = None,
   *,
+  causal: bool = False,
   in_blocks: bool = False,
   implementation: Implementation | None = None,
   interpret: Hashable = False,
@@ -50,7 +51,7 @@ def attention_of_chosen(
   r"""Attention in every head times the head's weight, without work for queries whose weight is 0.
 
   .. math::
-     s_{ij} = C_{ij} \sum_k \mathrm{softmax}_{k \in V}(q_{ij} \cdot k_{ik} / \sqrt{D})\, v_{ik}
+     s_{ij} = C_{ij} \sum_k \mathrm{softmax}_{k \in V_i}(q_{ij} \cdot k_{ik} / \sqrt{D})\, v_{ik}
 
   The gradient with respect to a weight of 0 is given as 0, as by `flash_attention`.
 
@@ -59,7 +60,8 @@ def attention_of_chosen(
     key: K.
     value: V.
     weights: C, float32.
-    read: V, the keys that all queries of an example read; none for all.
+    read: the keys that queries of an example may read; none for all.
+    causal: of these, query i reads key i and those before; by which V_i differ.
     in_blocks: without a kernel, as `attention_in_blocks`, for CPUs.
     implementation: see `flash_attention`, and so the others.
     interpret: run a named kernel without its hardware.
@@ -73,14 +75,16 @@ def attention_of_chosen(
   query = _in_order(query, order, back)
   if in_blocks:
     allowed = None if read is None else read[:, None, None]
-    heads = attention_in_blocks(query, key, value, allowed=allowed, chosen=counts)
+    positions = order.swapaxes(1, 2) if causal else None
+    chosen = Chosen(counts, positions)
+    heads = attention_in_blocks(query, key, value, allowed=allowed, chosen=chosen)
     weights = jnp.where(weights != 0, weights, 0.0)
     return _in_order(heads, back, order) * weights[..., None].astype(heads.dtype)
   apart = functools.partial(_apart, heads=query.shape[2])
   heads = flash_attention(
     *map(apart, (query, key, value)),
     weights=apart(_in_order(weights, order, back)),
-    visibility=_numbers(counts, query.shape[1], key.shape[1], read),
+    visibility=_seen(order, counts, key.shape[1], read, causal=causal),
     implementation=implementation,
     interpret=interpret,
     tiles=tiles,
@@ -89,14 +93,24 @@ def attention_of_chosen(
   return _in_order(heads, back, order)
 
 
-def _numbers(
-  counts: Int[Array, "batch heads"], queries: int, keys: int, read: Bool[Array, "batch keys"] | None
+def _seen(
+  order: Int[Array, "batch queries heads"],
+  counts: Int[Array, "batch heads"],
+  keys: int,
+  read: Bool[Array, "batch keys"] | None,
+  *,
+  causal: bool,
 ) -> Visibility:
   """Of every head of every example: the first `counts` queries read, the others read nothing."""
+  batch, queries, heads = order.shape
   idle = jnp.arange(queries)[None] >= counts.reshape(-1, 1)
-  read = jnp.broadcast_to(True if read is None else read, (len(counts), keys))
-  others = jnp.repeat(jnp.where(read, _READER, HIDDEN), counts.shape[1], axis=0)
-  return Visibility(query_ids=jnp.where(idle, _IDLE, _READER), key_ids=others)
+  read = jnp.broadcast_to(True if read is None else read, (batch, keys))
+  return Visibility(
+    causal,
+    query_ids=jnp.where(idle, _IDLE, _READER),
+    key_ids=jnp.repeat(jnp.where(read, _READER, HIDDEN), heads, axis=0),
+    query_positions=order.swapaxes(1, 2).reshape(-1, queries) if causal else None,
+  )
 
 
 def _apart(rows: Float[Array, "batch time heads ..."], heads: int) -> jax.Array:

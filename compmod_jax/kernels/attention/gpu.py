@@ -182,6 +182,7 @@ class Operands(NamedTuple, Generic[A]):
     weights: of heads [batch * heads, queries], float32; none for 1.
     ids: numbers of queries [batch, queries] and of keys [batch, keys], where there are any.
     first_query: see `Visibility`.
+    query_positions: see `Visibility` [batch, queries].
     penalties: see `Visibility`.
     numbers: those of a `DistanceBias`, of all heads in a line; none for nothing.
     dropout: which probabilities become 0; none for no dropout.
@@ -194,6 +195,7 @@ class Operands(NamedTuple, Generic[A]):
   weights: A | None
   ids: tuple[A, A] | None
   first_query: A | None
+  query_positions: A | None
   penalties: A | None
   numbers: A | None
   dropout: ProbabilityDropout | None
@@ -440,7 +442,8 @@ def _terms(
   grid = (layout.heads, static.blocks(QUERY), layout.batch)
   kernel = functools.partial(_form_terms, static=static)
   # No matrix is read.
-  own = given._replace(matrices=(), ids=None, first_query=None, penalties=None, numbers=None)
+  unread = dict.fromkeys(("ids", "first_query", "query_positions", "penalties", "numbers"))
+  own = given._replace(matrices=(), **unread)
   delta, *more = call(kernel, grid, [own, slopes, outputs], made, interpret)
   less = more.pop(0) if shifted else delta
   slopes = more.pop() if weighted else slopes
@@ -517,6 +520,7 @@ def _prepare(
     return jnp.broadcast_to(array, (layout.batch, *array.shape[1:]))
 
   ids = jax.tree.map(spread, visibility.numbers(layout.queries))
+  positions = jax.tree.map(spread, visibility.query_positions)
   own = None if weights is None else _lines(weights, layout)
   numbers = None if distance_bias is None else distance_bias.numbers.reshape(-1)
 
@@ -530,7 +534,7 @@ def _prepare(
     key_spans, query_spans = map(fill, visibility.spans(layout.queries, layout.keys, block))
     first, penalties = visibility.first_query, visibility.penalties
     given = Operands(
-      matrices, bias, own, ids, first, penalties, numbers, dropout, key_spans=key_spans
+      matrices, bias, own, ids, first, positions, penalties, numbers, dropout, key_spans=key_spans
     )
     return static, given, query_spans
 
@@ -614,6 +618,10 @@ class _Example:
       start + lax.broadcasted_iota(jnp.int32, shape, axis ^ transposed)
       for axis, start in enumerate(starts)
     )
+    if self.given.query_positions is not None:
+      size = self.static.size(QUERY)
+      own = load_line(self.given.query_positions, self.number, starts[0], size)
+      queries = jnp.broadcast_to(_per_query(own, transposed), shape)
     if self.given.first_query is not None:
       queries += self.given.first_query[0]
     return queries, keys

@@ -140,6 +140,7 @@ class Operands(NamedTuple, Generic[A]):
     weights: of heads [batch, tiles, heads, queries], float32; none for 1.
     ids: numbers of queries and of keys [batch, 1, time], where there are any.
     first_query: see `Visibility` [1, 1].
+    query_positions: see `Visibility` [batch, 1, queries].
     penalties: see `Visibility` [tiles, heads, 128], the same in all columns.
     numbers: see `windows` [tiles, diagonals, heads, columns], whole tiles of columns; none for
       nothing.
@@ -154,6 +155,7 @@ class Operands(NamedTuple, Generic[A]):
   weights: A | None
   ids: tuple[A, A] | None
   first_query: A | None
+  query_positions: A | None
   penalties: A | None
   numbers: A | None
   dropout: ProbabilityDropout | None
@@ -581,14 +583,19 @@ def _operands(
   if ids is not None:
     own = lax.slice_in_dim(ids[1], static.first_key, static.first_key + layout.keys, axis=1)
     ids = _filled(ids[0], static, QUERY, 0), _filled(own, static, KEY, HIDDEN)
-  first = None if visibility.first_query is None else visibility.first_query.reshape(1, 1)
+  first, positions = visibility.first_query, visibility.query_positions
+  first = None if first is None else first.reshape(1, 1)
+  positions = None if positions is None else _filled(positions, static, QUERY, 0)
   penalties = visibility.penalties
   if penalties is not None:
     penalties = jnp.pad(penalties, (0, layout.heads - len(penalties)))
     penalties = jnp.broadcast_to(penalties[:, None], (layout.heads, LANES))
     penalties = penalties.reshape(static.tiles, static.share, LANES)
   biases = None if bias is None else (bias,) * 3
-  return spans, Operands(rows, biases, weights, ids, first, penalties, numbers, None, None)
+  given = Operands(
+    rows, biases, weights, ids, first, positions, penalties, numbers, dropout=None, rotations=None
+  )
+  return spans, given
 
 
 def _filled_up(dropout: ProbabilityDropout | None, static: Static) -> ProbabilityDropout | None:
@@ -679,6 +686,7 @@ def _specs(
     None if given.weights is None else _lines_spec(static, place),
     None if given.ids is None else (numbers(QUERY), numbers(KEY)),
     None if given.first_query is None else _whole_spec(given.first_query.shape),
+    None if given.query_positions is None else numbers(QUERY),
     None if given.penalties is None else penalties,
     None if given.numbers is None else of_diagonal(given.numbers),
     jax.tree.map(lambda _: pl.BlockSpec(memory_space=pltpu.SMEM), given.dropout),
@@ -879,9 +887,13 @@ class _Example:
   def positions(self) -> tuple[jax.Array, jax.Array]:
     """Of queries and keys of the block's pairs."""
     queries, keys = (lax.broadcasted_iota(jnp.int32, self.static.block, axis) for axis in range(2))
+    keys = keys + (self.starts[1] + self.static.first_key)
+    if self.given.query_positions is not None:
+      own = _as_column(self.given.query_positions[self.number])
+      return jnp.broadcast_to(own, self.static.block), keys
     if self.given.first_query is not None:
       queries = queries + self.given.first_query[...]
-    return queries + self.starts[0], keys + (self.starts[1] + self.static.first_key)
+    return queries + self.starts[0], keys
 
   def distance(self) -> jax.Array | None:
     """Between queries and keys of the block's pairs, float32; none where nothing depends on it."""
@@ -926,11 +938,14 @@ class _Example:
     found.append(static.order.in_order(*self.positions()))
     if given.ids is not None:
       own, others = (ids[self.number] for ids in given.ids)
-      # Numbers of queries lie along lanes, in memory.
-      column = jnp.broadcast_to(own, (LANES, own.shape[1])).T[:, :1]
-      found.append(same_number(column, others))
+      found.append(same_number(_as_column(own), others))
     found = [one for one in found if one is not None]
     return functools.reduce(jnp.logical_and, found) if found else None
+
+
+def _as_column(line: jax.Array) -> jax.Array:
+  """Numbers of queries as a column, which lie along lanes in memory."""
+  return jnp.broadcast_to(line, (LANES, line.shape[1])).T[:, :1]
 
 
 def _lane(shape: tuple[int, ...]) -> jax.Array:

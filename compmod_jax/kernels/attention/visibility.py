@@ -35,6 +35,8 @@ class Visibility:
     key_ids: numbers of keys, at least -1; all 0 where there are none.
     first_query: where a device has some of the queries and all keys, the number of its first; 0
       where there is none.
+    query_positions: where queries stand, if not one after the other; key i stands at i. Without
+      `first_query` and `penalties`.
     penalties: what the logits of each head are less by for every position between query and key
       (Press et al. 2022), float32; they have no gradient. None for nothing.
   """
@@ -45,6 +47,7 @@ class Visibility:
   query_ids: Int[Array, "#batch queries"] | None = None
   key_ids: Int[Array, "#batch keys"] | None = None
   first_query: Int[Array, " 1"] | None = None
+  query_positions: Int[Array, "#batch queries"] | None = None
   penalties: Float[Array, " heads"] | None = None
 
   def __post_init__(self) -> None:
@@ -56,11 +59,18 @@ class Visibility:
         " needs a causal order."
       )
 
+    if self.query_positions is not None:
+      for field in ("first_query", "penalties"):
+        if getattr(self, field) is not None:
+          raise ValueError(
+            f"visibility.{field} is given, and query_positions, too; give one of them."
+          )
+
   @property
   def order(self) -> "Visibility":
     """What is static of it."""
-    nothing = dict.fromkeys(("query_ids", "key_ids", "first_query", "penalties"))
-    return dataclasses.replace(self, **nothing)
+    arrays = ("query_ids", "key_ids", "first_query", "query_positions", "penalties")
+    return dataclasses.replace(self, **dict.fromkeys(arrays))
 
   def in_order(
     self, queries: Int[Array, "*shape"], keys: Int[Array, "*shape"]
@@ -75,8 +85,8 @@ class Visibility:
 
   def dense(self, queries: int, keys: int) -> Bool[Array, "#batch 1 #queries #keys"] | None:
     """The rule in full; None where every query reads every key."""
-    allowed = self.in_order(self._after(jnp.arange(queries))[:, None], jnp.arange(keys)[None])
-    allowed = None if allowed is None else allowed[None, None]
+    allowed = self.in_order(self._positions(queries)[:, :, None], jnp.arange(keys)[None, None])
+    allowed = None if allowed is None else allowed[:, None]
     ids = self.numbers(queries)
     if ids is None:
       return allowed
@@ -87,8 +97,8 @@ class Visibility:
     """What logits are less by; None for nothing."""
     if self.penalties is None:
       return None
-    distance = jnp.abs(self._after(jnp.arange(queries))[:, None] - jnp.arange(keys)[None])
-    return self.penalties[None, :, None, None] * distance[None, None].astype(jnp.float32)
+    distance = jnp.abs(self._positions(queries)[:, :, None] - jnp.arange(keys)[None, None])
+    return self.penalties[None, :, None, None] * distance[:, None].astype(jnp.float32)
 
   def spans(
     self, queries: int, keys: int, block: tuple[int, int]
@@ -109,20 +119,20 @@ class Visibility:
       Blocks of keys for every block of queries; blocks of queries for every block of keys.
     """
     rows, columns = -(-queries // block[0]), -(-keys // block[1])
-    first_q, first_k = jnp.arange(rows) * block[0], jnp.arange(columns) * block[1]
-    last_q = jnp.minimum(first_q + block[0], queries) - 1
+    first_q, last_q = _extremes(self._positions(queries), rows, block[0])
+    first_k = jnp.arange(columns) * block[1]
     last_k = jnp.minimum(first_k + block[1], keys) - 1
-    first_q, last_q = self._after(first_q), self._after(last_q)
     met = jnp.ones((1, rows, columns), bool)
     # A block that ends beyond the keys has pairs that are none.
     full = jnp.broadcast_to(first_k + block[1] <= keys, met.shape)
     if self.causal:
-      seen, all_seen = first_k[None] <= last_q[:, None], last_k[None] <= first_q[:, None]
+      first, last = first_q[:, :, None], last_q[:, :, None]
+      seen, all_seen = first_k[None, None] <= last, last_k[None, None] <= first
       if self.window is not None:
-        seen = seen & (first_q[:, None] - last_k[None] < self.window)
-        all_seen = all_seen & (last_q[:, None] - first_k[None] < self.window)
-      met = met & (seen | (first_k < self.prefix)[None])[None]
-      full = full & (all_seen | (last_k < self.prefix)[None])[None]
+        seen = seen & (first - last_k[None, None] < self.window)
+        all_seen = all_seen & (last - first_k[None, None] < self.window)
+      met = met & (seen | (first_k < self.prefix)[None, None])
+      full = full & (all_seen | (last_k < self.prefix)[None, None])
     ids = self.numbers(queries)
     if ids is not None:
       low_q, high_q = _extremes(ids[0], rows, block[0])
@@ -136,9 +146,12 @@ class Visibility:
       full = full & (same | all_shared[:, None])
     return _span(met, full), _span(met.swapaxes(1, 2), full.swapaxes(1, 2))
 
-  def _after(self, queries: Int[Array, " queries"]) -> Int[Array, " queries"]:
-    """Positions of queries, of which a device may have some."""
-    return queries if self.first_query is None else queries + self.first_query
+  def _positions(self, queries: int) -> Int[Array, "#batch queries"]:
+    """Those of all queries; or of those that a device has."""
+    if self.query_positions is not None:
+      return self.query_positions
+    positions = jnp.arange(queries)[None]
+    return positions if self.first_query is None else positions + self.first_query[None]
 
   def numbers(
     self, queries: int
@@ -156,7 +169,7 @@ def same_number(queries: Int[Array, "*shape"], keys: Int[Array, "*shape"]) -> Bo
 
 
 def _extremes(ids: jax.Array, blocks: int, size: int) -> tuple[jax.Array, jax.Array]:
-  """Least and largest number of every block, [batch, blocks]."""
+  """Least and largest number, or position, of every block, [batch, blocks]."""
   padded = jnp.pad(ids, ((0, 0), (0, blocks * size - ids.shape[1])), mode="edge")
   split = padded.reshape(len(ids), blocks, size)
   return jnp.min(split, axis=-1), jnp.max(split, axis=-1)

@@ -88,16 +88,15 @@ class CompetitionConfig:
   """How the weights of heads and what they scale are computed: fused with their neighbours, except
   where something in between is asked for, or one step after the other."""
   skip: bool = False
-  """Whether heads leave out the attention of tokens that did not choose them, where every token may
-  read all keys: in encoders and across sequences, on CPUs and GPUs (`kernels/attention/chosen.py`).
-  Results are the same; with few heads that stay and long texts it is faster. Needs `top_k` or
-  `threshold`."""
+  """Whether heads leave out the attention of tokens that did not choose them, on CPUs and GPUs, in
+  texts that are not packed (`kernels/attention/chosen.py`). Results are the same; with few heads
+  that stay and long texts it is faster. Needs `top_k` or `threshold`."""
   balance: float = 0.0
   """Coefficient of the load-balance loss; 0 for none, 0.01 is usual."""
   z: float = 0.0
   """Coefficient of the z-loss, which keeps scores small; 0 for none, 0.001 is usual."""
   shared_heads: int = 0
-  """The first heads, so many, that always stay; the rule chooses among the others, of which `keep`
+  """How many of the first heads always stay; the rule chooses among the others, of which `keep`
   are counted, and every token weighs the two groups (MoH; Jin et al. 2024). 0: no such heads."""
   weighting: Weighting = "softmax"
   """How scores of units that stay become weights: by a softmax over them; each by a sigmoid of its

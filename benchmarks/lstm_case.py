@@ -70,6 +70,7 @@ class Case:
     plain = cells + logits
     found = {
       "evaluation": (plain + logits + back) / plain,
+      "evaluation, top layer": (plain + logits) / plain,
       "training": (3 * plain + back) / (3 * plain),
       "training through": (3 * plain + 3 * logits + 3 * back) / (3 * plain),
     }

@@ -85,6 +85,7 @@ def compare_evaluation(report: common.Report, case: Case, params: Any, peer: Pee
   runs = {
     "plain": evaluation(case, params),
     "surprisal": evaluation(case, params, signal="surprisal"),
+    "surprisal, top layer": evaluation(case, params, signal="surprisal", layers="top"),
     "PyTorch plain": peer.evaluation(recode=False),
     "PyTorch surprisal": peer.evaluation(recode=True),
   }
@@ -92,6 +93,8 @@ def compare_evaluation(report: common.Report, case: Case, params: Any, peer: Pee
   plain, theirs = seconds["plain"], seconds["PyTorch plain"]
   most = 3.0 if report.options.device == "gpu" else 1.85
   report.claim("evaluation: surprisal / plain", seconds["surprisal"], plain, at_most=most)
+  name = "surprisal, top layer"
+  report.claim(f"evaluation: {name} / plain", seconds[name], plain)
   report.claim("evaluation: PyTorch surprisal / plain", seconds["PyTorch surprisal"], theirs)
   report.claim("evaluation: ours / PyTorch, plain", plain, theirs, at_most=0.8)
 

@@ -59,7 +59,7 @@ class Signal(Protocol):
 
 @runtime_checkable
 class StepSize(Protocol):
-  """Step sizes, from what a step has computed."""
+  """Step sizes, from the states that a step has computed of the layers that are recoded."""
 
   def __call__(self, product: Product, others: Params, after: States) -> tuple[State, ...]:
     """For every layer and kind of state a number, or one for each example [batch]."""
@@ -182,37 +182,42 @@ def _closed(
   """Recoding by closed forms: the states after it, and what is kept of the step."""
   top, through = step.after[-1].h, how.config.through
   gradient, error, kept = how.signal.closed(how.product, how.others, top, x, through)
-  gradients = pull(how.product, states, step, x, gradient, through)
+  lowest = how.config.lowest(len(states))
+  gradients = pull(how.product, states, step, x, gradient, through, lowest)
   gradients = gradients if through else lax.stop_gradient(gradients)
-  taken = _taken(how, step.after, x, lambda: gradients[-1].h)
-  recoded = tuple(map(descend, step.after, gradients, taken))
-  return recoded, {"error": error, "sizes": _of_rows(taken, top), **kept}
+  taken = _taken(how, step.after[lowest:], x, lambda: gradients[-1].h)
+  recoded = tuple(map(descend, step.after[lowest:], gradients, taken))
+  sizes = _of_rows(taken, top, lowest)
+  return (*step.after[:lowest], *recoded), {"error": error, "sizes": sizes, **kept}
 
 
 def _by_definition(
   how: _Recoding, states: States, x: Inputs, step: _Step, intermediates: Intermediates
 ) -> tuple[States, dict[str, Any]]:
   """Recoding as it is defined: `jax.grad` with respect to what is added to every state."""
-  edits = intermediates.apart()
+  edits, config = intermediates.apart(), how.config
+  lowest = config.lowest(len(states))
 
   def error(added: States) -> jax.Array:
-    top = forward(how.product, how.others, states, x, added, intermediates=edits).after[-1].h
+    every = *[None] * lowest, *added
+    top = forward(how.product, how.others, states, x, every, intermediates=edits).after[-1].h
     return how.signal.error(how.product, how.others, top, x)
 
-  top = step.after[-1].h
-  nothing = jax.tree.map(jnp.zeros_like, step.after)
+  top, moved = step.after[-1].h, step.after[lowest:]
+  nothing = jax.tree.map(jnp.zeros_like, moved)
   gradients = jax.grad(lambda added: jnp.sum(error(added)))
-  taken = _taken(how, step.after, x, lambda: gradients(nothing)[-1].h)
-  config = how.config
+  taken = _taken(how, moved, x, lambda: gradients(nothing)[-1].h)
   found = recode(error, nothing, taken, steps=config.steps, through=config.through)
-  recoded = jax.tree.map(jnp.add, step.after, found.activations)
+  recoded = jax.tree.map(jnp.add, moved, found.activations)
   kept = how.signal.kept(how.product, how.others, top, x)
-  return recoded, {"error": found.error, "sizes": _of_rows(taken, top), **kept}
+  sizes = _of_rows(taken, top, lowest)
+  return (*step.after[:lowest], *recoded), {"error": found.error, "sizes": sizes, **kept}
 
 
-def _of_rows(taken: tuple[State, ...], top: jax.Array) -> tuple[State, ...]:
-  """Step sizes of every row."""
-  return jax.tree.map(lambda size: jnp.broadcast_to(size, top.shape[:1]), taken)
+def _of_rows(taken: tuple[State, ...], top: jax.Array, lowest: int) -> tuple[State, ...]:
+  """Step sizes of every row; 0 in layers below the lowest that is recoded."""
+  sizes = *[State(jnp.float32(0), jnp.float32(0))] * lowest, *taken
+  return jax.tree.map(lambda size: jnp.broadcast_to(size, top.shape[:1]), sizes)
 
 
 def forward(
@@ -220,11 +225,11 @@ def forward(
   others: Params,
   states: States,
   x: Inputs,
-  added: States | None = None,
+  added: tuple[State | None, ...] | None = None,
   *,
   intermediates: Intermediates = OFF,
 ) -> _Step:
-  """A step of all layers; `added` to each state before anything reads it."""
+  """A step of all layers; `added` to each state, if any, before anything reads it."""
   found, after, below = list[Gates](), list[State](), x.get("read")
   for number, state in enumerate(states):
     name = f"recurrent_{number}"
@@ -235,11 +240,12 @@ def forward(
       rows = jnp.concatenate([below, held], axis=-1)
       activations = product(f"cell_{number}", rows, transposed=True)
       activations = activations + others[f"bias_{number}"][None]
-    if added is None:
+    more = None if added is None else added[number]
+    if more is None:
       opened, new = cell(activations, state.c)
     else:
       opened = gates(activations)
-      new = advance(opened, state.c, added[number])
+      new = advance(opened, state.c, more)
     found.append(opened)
     after.append(_passed(intermediates, number, "", new))
     below = after[-1].h
@@ -255,14 +261,18 @@ def pull(
   x: Inputs,
   top: Float[Array, "batch hidden"],
   through: bool,
+  lowest: int = 0,
 ) -> tuple[State, ...]:
-  """The gradients with respect to all states of a step, given that with respect to the top h."""
+  """The gradients with respect to states of a step, given that with respect to the top h.
+
+  Those of the layers from `lowest` on.
+  """
   times = product if through else product.fixed
   gradient, found = top, list[State]()
-  for number in reversed(range(len(states))):
+  for number in reversed(range(lowest, len(states))):
     dc, da = reverse(step.gates[number], states[number].c, step.after[number], gradient)
     found.append(State(gradient, dc))
-    if number:
+    if number > lowest:
       gradient = times(f"input_{number}", da, transposed=True)
       if f"between_{number}" in x:
         gradient = gradient * x[f"between_{number}"]
@@ -272,7 +282,7 @@ def pull(
 def _taken(
   how: _Recoding, after: States, x: Inputs, gradient: Callable[[], jax.Array]
 ) -> tuple[State, ...]:
-  """The step sizes of a step, for every layer and kind of state.
+  """The step sizes of a step, for every layer that is recoded and kind of state.
 
   `gradient` is that with respect to the top hidden state, which safe step sizes depend on.
   """

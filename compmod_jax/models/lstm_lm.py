@@ -97,8 +97,9 @@ class LstmConfig(ModelConfig):
     for i in range(self.layers):
       below = dim if i else self.embedding_dim
       found.append((f"layer_{i}/lstm", rf"(input|recurrent|bias)_{i}", f"{below} -> {dim}"))
-      if r.active:
-        found.append((f"layer_{i}/recoding", rf"step_{i}_.*", self._moves()))
+      if r.active and i >= r.lowest(self.layers):
+        number = i - r.lowest(self.layers)  # among those that are recoded
+        found.append((f"layer_{i}/recoding", rf"step_{number}_.*", self._moves()))
     many = f"{r.members} of {dim}" if r.members > 1 else str(dim)
     tied = ", the embedding once more" if self.tied else ""
     found.append(("decoder", r"decoder(_bias)?", f"{many} -> {vocab:,}{tied}"))
@@ -133,7 +134,9 @@ class LstmConfig(ModelConfig):
     c = self.recoding
     how = "no recoding"
     if c.active:
-      how = f"recoding by {c.signal.replace('_', ' ')}, {c.step} step size from {c.size:g}"
+      where = " of the top layer" if c.layers == "top" else ""
+      signal = c.signal.replace("_", " ")
+      how = f"recoding{where} by {signal}, {c.step} step size from {c.size:g}"
     return f"{self.layers} layers of width {self.dim}, {how}"
 
   def recurrent(self, vocab: int) -> "LstmLM":
@@ -226,7 +229,7 @@ class LstmLM(nn.Module):
     if r.signal == "ensemble":
       anchors = (1 if r.anchor.shared else r.members, *shape[1:])
       self.anchor = self.param("anchor", logical(normal, "members", "vocab", "embed"), anchors)
-    made = step_size_parameters(r, c.layers, c.dim)
+    made = step_size_parameters(r, c.layers - r.lowest(c.layers), c.dim)
     self.sizes = {name: self.param(name, *given) for name, given in made.items()}
 
   def initial_states(self, batch: int) -> tuple[State, ...]:

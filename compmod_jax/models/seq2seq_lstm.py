@@ -124,7 +124,8 @@ class Seq2SeqLstmConfig(ModelConfig):
     if not c.active:
       return {}
     does = f"h and c go down the gradient of the {c.signal}: {c.step} step size from {c.size:g}"
-    names = [f"decoder/layer_{i}/output_recoded" for i in range(self.decoder_layers)]
+    recoded = range(c.lowest(self.decoder_layers), self.decoder_layers)
+    names = [f"decoder/layer_{i}/output_recoded" for i in recoded]
     return dict.fromkeys(names, does)
 
   def decoding_stack(self, task: str) -> tuple[str, int]:
@@ -226,7 +227,8 @@ class Seq2SeqLstm(nn.Module):
     below = [read, *[c.dim] * (c.decoder_layers - 1)]
     self.decoder = [LSTMCell(width, c.dim) for width in below]
     self.readout = _dense(c.embedding_dim)
-    self.step_sizes = StepSizes(c.recoding, c.decoder_layers, c.dim)
+    recoded = c.decoder_layers - c.recoding.lowest(c.decoder_layers)
+    self.step_sizes = StepSizes(c.recoding, recoded, c.dim)
     if self.config.error_prediction_site():
       self.error_predictor = ErrorPredictor(c.embedding_dim)
     self.drop = Dropout(c.dropout)
@@ -401,9 +403,14 @@ class Seq2SeqLstm(nn.Module):
     return found, state
 
   def _advance(
-    self, before: States, read: jax.Array, given: Given, ctx: Context, added: States | None = None
+    self,
+    before: States,
+    read: jax.Array,
+    given: Given,
+    ctx: Context,
+    added: tuple[State | None, ...] | None = None,
   ) -> States:
-    """The states after a step of all layers; `added` to each before anything reads it."""
+    """The states after a step of all layers; `added` to each, if any, before it is read."""
     after, x = list[State](), read
     for number, (cell, state) in enumerate(zip(self.decoder, before, strict=True)):
       factor = given.factors[number]
@@ -441,11 +448,12 @@ class Seq2SeqLstm(nn.Module):
       ctx: intermediates.
     """
     recoding, shape = given.recoding, after[0].h.shape
+    lowest = recoding.lowest(len(after))
     edits = dataclasses.replace(ctx, intermediates=ctx.intermediates.apart())
 
     def error(added: States) -> Float[Array, " rows"]:
       added = jax.tree.map(lambda leaf: leaf.reshape(shape), added)
-      hidden = self._advance(before, read, given, edits, added)[-1].h
+      hidden = self._advance(before, read, given, edits, (*[None] * lowest, *added))[-1].h
       found = self._read(hidden, read, given)
       if recoding.signal == "predicted_error":
         return self.error_predictor(found).reshape(-1)
@@ -457,14 +465,16 @@ class Seq2SeqLstm(nn.Module):
       kind: Any = recoding.signal
       return signals.value(kind, signals.likelihood(rows, token).nll)
 
-    states = jax.tree.map(lambda leaf: leaf.reshape(-1, shape[-1]), after)
+    states = jax.tree.map(lambda leaf: leaf.reshape(-1, shape[-1]), after[lowest:])
     sizes = jax.tree.map(lambda size: size * active, self.step_sizes(states))
     nothing = jax.tree.map(jnp.zeros_like, states)
     found = recode(error, nothing, sizes, steps=recoding.steps, through=recoding.through)
     ctx.intermediates("recoding_error", jnp.where(active, found.error, 0).reshape(shape[:2]))
-    moved = jax.tree.map(lambda leaf, move: leaf + move.reshape(shape), after, found.activations)
+    moved = jax.tree.map(
+      lambda leaf, move: leaf + move.reshape(shape), after[lowest:], found.activations
+    )
     passed = list[State]()
-    for number, state in enumerate(moved):
+    for number, state in enumerate((*after[:lowest], *moved)):
       inner = ctx.scope(f"layer_{number}").intermediates
       hidden = inner("output_recoded", state.h)
       passed.append(State(hidden, inner("cell_recoded", state.c)))

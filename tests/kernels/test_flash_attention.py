@@ -63,9 +63,17 @@ def hidden(ids: np.ndarray, last: int) -> np.ndarray:
   return np.where(np.arange(ids.shape[1]) < last, ids, -1).astype(np.int32)
 
 
+def shuffled(batch: int, time: int) -> np.ndarray:
+  """Positions in another order for every example."""
+  random = np.random.default_rng(0)
+  return np.stack([random.permutation(time) for _ in range(batch)]).astype(np.int32)
+
+
 def reads(seen: Visibility, query: int, key: int, example: int) -> bool:
-  """The rule, as it is told, of one pair."""
+  """The rule of one pair, in words."""
   place = query + (0 if seen.first_query is None else int(seen.first_query[0]))
+  if seen.query_positions is not None:
+    place = int(seen.query_positions[example % len(seen.query_positions), query])
   far = key > place or (seen.window is not None and place - key >= seen.window)
   if seen.causal and key >= seen.prefix and far:
     return False
@@ -108,6 +116,21 @@ CASES = {
   "the later ones of a device's queries": (
     (2, 21, 50, 2, 2, 64),
     Visibility(causal=True, window=20, first_query=np.array([25], np.int32)),
+    "tpu, by blocks",
+  ),
+  "queries in another order": (
+    (2, 50, 50, 2, 2, 64),
+    Visibility(causal=True, window=30, query_positions=shuffled(2, 50)),
+    "tpu",
+  ),
+  "queries of segments in another order": (
+    (2, 45, 45, 2, 2, 32),
+    Visibility(
+      causal=True,
+      query_ids=segments(2, 45, 0) + 1,
+      key_ids=hidden(segments(2, 45, 0) + 1, 40),
+      query_positions=shuffled(2, 45),
+    ),
     "tpu, by blocks",
   ),
   "penalties on distances, to both sides": (
@@ -280,7 +303,7 @@ def rule_and_spans(seen: Visibility, queries: int, keys: int, block: tuple[int, 
 lengths = st.sampled_from([1, 33, 64])
 
 
-@settings(max_examples=14, deadline=None, derandomize=True)
+@settings(max_examples=18, deadline=None, derandomize=True)
 @given(
   lengths,
   lengths,
@@ -296,13 +319,16 @@ def test_spans_hold_all_that_is_read_and_full_blocks_mask_no_pair(
   window = data.draw(st.sampled_from([None, 1, 7])) if causal else None
   seed = data.draw(st.integers(0, 9))
   ids = data.draw(st.sampled_from(["none", "keys", "both"]))
-  first = data.draw(st.sampled_from([None, 0, 7, 40]))
-  first = None if first is None else np.array([first], np.int32)
-  seen = Visibility(causal, prefix, window, first_query=first)
+  place = data.draw(st.sampled_from([None, 0, 7, 40, "any"]))
+  seen = Visibility(causal, prefix, window)
+  if place == "any":
+    seen = dataclasses.replace(seen, query_positions=shuffled(2, queries))
+  elif place is not None:
+    seen = dataclasses.replace(seen, first_query=np.array([place], np.int32))
   if ids != "none":
     own, others = segments(2, queries, seed), segments(2, keys, seed + 1)
     others = hidden(others, data.draw(st.integers(0, keys)))
-    seen = Visibility(causal, prefix, window, own if ids == "both" else None, others, first)
+    seen = dataclasses.replace(seen, query_ids=own if ids == "both" else None, key_ids=others)
   dense, both = rule_and_spans(seen, queries, keys, block)
   assert (dense is None) == (not causal and ids == "none")
   dense = np.broadcast_to(True if dense is None else dense, (2, 1, queries, keys))
@@ -707,3 +733,9 @@ def test_its_products_count_as_those_of_the_definition():
 
     counts.append(matmul_flops.count(jax.make_jaxpr(training)(query, query, query), "cuda"))
   assert counts == [12 * 2 * 3 * 40 * 40 * 32] * len(WAYS)
+
+
+@pytest.mark.parametrize("field", ["first_query", "penalties"])
+def test_positions_of_queries_go_without_a_first_one_and_penalties(field):
+  with pytest.raises(ValueError, match=rf"visibility\.{field} is given, and query_positions"):
+    Visibility(query_positions=shuffled(1, 4), **{field: np.ones(1, np.float32)})

@@ -28,8 +28,9 @@ TARGETS = jax.random.randint(jax.random.key(2), (BATCH, TIME), 0, VOCAB)
 CLASSIFIER = {"weight": jnp.linspace(-1, 1, DIM), "bias": jnp.float32(0.3)}
 
 
-def model_of(*, dropout=0.2, tied=False, layers=2, **recoding):
+def model_of(*, dropout=0.2, tied=False, layers=2, only_top=False, **recoding):
   width = DIM if tied else 6
+  recoding |= {"layers": "top"} if only_top else {}
   config = LstmConfig(
     layers=layers,
     dim=DIM,
@@ -112,6 +113,27 @@ def test_closed_forms_agree_with_the_definition_in_value_and_every_gradient(
   ours, theirs = losses_and_gradients(fast, params), losses_and_gradients(slow, params)
   for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max()) + 1e-8)
+
+
+@pytest.mark.parametrize("step", ["constant", "predicted"])
+def test_the_top_layer_can_be_recoded_alone(step):
+  """By closed forms as by definition, and with the lower layer's states as without recoding."""
+  fast = model_of(signal="surprisal", step=step, layers=3, dropout=0.0, only_top=True)
+  recoding = dataclasses.replace(fast.config.recoding, implementation="definition")
+  slow = LstmLM(dataclasses.replace(fast.config, recoding=recoding), VOCAB)
+  params = fresh(fast)
+  ours, theirs = losses_and_gradients(fast, params), losses_and_gradients(slow, params)
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max()) + 1e-8)
+  out, plain = (run(fast, params, recode=recode) for recode in (True, False))
+  for mine, other in zip(out.states[:-1], plain.states[:-1], strict=True):
+    np.testing.assert_allclose(mine.h, other.h, rtol=1e-5, atol=1e-6)
+  assert np.abs(out.states[-1].h - plain.states[-1].h).max() > 1e-3
+  lower, top = out.steps["sizes"][:-1], out.steps["sizes"][-1]
+  assert all(not leaf.any() for leaf in jax.tree.leaves(lower))
+  assert np.all(np.asarray(top.h) > 0)
+  names = {name for name in params if name.startswith("step_")}
+  assert names == {name for name in names if name.startswith("step_0_")}
 
 
 @pytest.mark.parametrize("signal", ["none", "surprisal", "weak_supervision"])

@@ -307,6 +307,22 @@ def test_recoding_by_entropy_lowers_that_of_the_first_prediction_and_more_steps_
   assert (entropies(more[0])[:, 0] < entropies(once[0])[:, 0]).all()
 
 
+def test_the_top_layer_can_be_recoded_alone():
+  """At the first step, which starts from the same states, its states move as with all others."""
+  config = recoded("entropy", layers="top")
+  every, top = everything(recoded("entropy"))[1], everything(config)[1]
+  for kind in ("output", "cell"):
+    moved = [
+      sites[f"decoder/layer_1/{kind}_recoded"][:, 0] - sites[f"decoder/layer_1/{kind}"][:, 0]
+      for sites in (every, top)
+    ]
+    np.testing.assert_allclose(*moved, rtol=1e-5, atol=1e-6)
+    assert np.abs(moved[0]).max() > 1e-3
+    before, after = (top[f"decoder/layer_0/{kind}{name}"] for name in ("", "_recoded"))
+    np.testing.assert_array_equal(before, after)
+  assert list(config.marks()) == ["decoder/layer_1/output_recoded"]
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 def test_cell_states_go_down_the_derivative_by_finite_differences(layer):
   """Of the first prediction's entropy with respect to the cell state of a layer, through h."""

@@ -75,6 +75,9 @@ class RecodingConfig:
   error does not rise."""
   size: float = 5.0
   """The step size, or where a learned or predicted one starts; largest step where it is safe."""
+  layers: Literal["all", "top"] = "all"
+  """Whose states are recoded: those of all layers, or those of the top one alone, which needs no
+  product through the layers below."""
   steps: int = 1
   """Gradient steps at every token."""
   through: bool = False
@@ -107,7 +110,7 @@ class RecodingConfig:
       " masks are 'variational_rnn'. Choose one of the two.",
     )
     check_choice("recoding.signal", self.signal, get_args(SignalName))
-    for field in ("step", "on", "limit", "when", "implementation"):
+    for field in ("step", "layers", "on", "limit", "when", "implementation"):
       choices = get_args(RecodingConfig.__annotations__[field])
       check_choice(f"recoding.{field}", getattr(self, field), choices)
     check(self.size >= 0, f"recoding.size is {self.size}; it must not be negative.")
@@ -142,6 +145,10 @@ class RecodingConfig:
   def applies(self, *, train: bool) -> bool:
     """Whether anything is recoded in training, or else in use."""
     return self.active and self.when in ("always", "train" if train else "test")
+
+  def lowest(self, layers: int) -> int:
+    """Number of the lowest layer whose states are recoded."""
+    return layers - 1 if self.layers == "top" else 0
 
   @property
   def by_definition(self) -> bool:

@@ -83,6 +83,16 @@ def losses_and_gradients(model, params):
   return value, out.nll, out.states, out.steps["error"], out.steps["error_after"], grads
 
 
+def assert_as_defined(model):
+  """Closed forms give what `jax.grad` gives."""
+  recoding = dataclasses.replace(model.config.recoding, implementation="definition")
+  slow = LstmLM(dataclasses.replace(model.config, recoding=recoding), VOCAB)
+  params = fresh(model)
+  ours, theirs = losses_and_gradients(model, params), losses_and_gradients(slow, params)
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max()) + 1e-8)
+
+
 # Every signal, every kind of step size with and without `through`. Signals whose closed forms ask
 # for `through` have both; so has the entropy for those that read several distributions. A signal
 # reads the top layer alone: two are for what is between them.
@@ -106,26 +116,16 @@ CASES = [
 def test_closed_forms_agree_with_the_definition_in_value_and_every_gradient(
   signal, through, step, layers
 ):
-  fast = model_of(signal=signal, step=step, through=through, layers=layers)
-  recoding = dataclasses.replace(fast.config.recoding, implementation="definition")
-  slow = LstmLM(dataclasses.replace(fast.config, recoding=recoding), VOCAB)
-  params = fresh(fast)
-  ours, theirs = losses_and_gradients(fast, params), losses_and_gradients(slow, params)
-  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max()) + 1e-8)
+  assert_as_defined(model_of(signal=signal, step=step, through=through, layers=layers))
 
 
 @pytest.mark.parametrize("step", ["constant", "predicted"])
 def test_the_top_layer_can_be_recoded_alone(step):
   """By closed forms as by definition, and with the lower layer's states as without recoding."""
-  fast = model_of(signal="surprisal", step=step, layers=3, dropout=0.0, only_top=True)
-  recoding = dataclasses.replace(fast.config.recoding, implementation="definition")
-  slow = LstmLM(dataclasses.replace(fast.config, recoding=recoding), VOCAB)
-  params = fresh(fast)
-  ours, theirs = losses_and_gradients(fast, params), losses_and_gradients(slow, params)
-  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max()) + 1e-8)
-  out, plain = (run(fast, params, recode=recode) for recode in (True, False))
+  model = model_of(signal="surprisal", step=step, layers=3, dropout=0.0, only_top=True)
+  assert_as_defined(model)
+  params = fresh(model)
+  out, plain = (run(model, params, recode=recode) for recode in (True, False))
   for mine, other in zip(out.states[:-1], plain.states[:-1], strict=True):
     np.testing.assert_allclose(mine.h, other.h, rtol=1e-5, atol=1e-6)
   assert np.abs(out.states[-1].h - plain.states[-1].h).max() > 1e-3

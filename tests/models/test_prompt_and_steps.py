@@ -282,13 +282,15 @@ LSTMS: dict[str, dict[str, Any]] = {
   "mc_dropout": {"on": "weights", "rate": 0.0},
   "locked_dropout": {"step": "safe"},
   "variational_rnn": {"step": "learned"},
-  "ensemble": {},
+  "ensemble": {"recoded": "top"},
   "weak_supervision": {},
 }
 
 
-def lstm(signal: Any, layers: int = 2, tied: bool = False, **recoding: Any) -> LstmConfig:
-  recoding = {"samples": 3, "size": 0.7, "rate": 0.3, **recoding}
+def lstm(
+  signal: Any, layers: int = 2, tied: bool = False, recoded: str = "all", **recoding: Any
+) -> LstmConfig:
+  recoding = {"samples": 3, "size": 0.7, "rate": 0.3, "layers": recoded, **recoding}
   return LstmConfig(layers, 6, 6 if tied else 5, tied, recoding=RecodingConfig(signal, **recoding))
 
 
@@ -301,7 +303,7 @@ ATTENDING: dict[str, dict[str, Any]] = {
     "attention": "multiplicative",
     "recoding": RecodingConfig("predicted_error", size=0.7),
   },
-  "nll": {"decoder_layers": 2, "recoding": RecodingConfig("nll", "predicted", 0.7)},
+  "nll": {"decoder_layers": 2, "recoding": RecodingConfig("nll", "predicted", 0.7, layers="top")},
   "argmax": {"recoding": RecodingConfig("argmax", size=0.7, steps=2)},
 }
 LAYERS = {"vanilla_layers": 2, "modulatory_layers": 1, "output_layers": 1, "tasks": ("lm", "mqa")}

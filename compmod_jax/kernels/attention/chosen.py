@@ -4,7 +4,7 @@ The queries of every head are brought into an order in which those whose weight 
 Behind them are blocks of queries that nothing has to be computed for, forward and in the reverse
 pass: what that saves grows with the length of texts and with the share of heads that lose, and the
 order costs a copy of queries and one of heads. Where every token chooses k of H heads, k / H of
-the products of queries, keys and values are left.
+the products of queries, keys and values are left; of causal attention on CPUs some more.
 
 Kernels take a head of an example as an example of its own, in which queries that did not choose it
 have a number that no key has (`Visibility`), and in causal attention positions of their own. On

@@ -359,13 +359,16 @@ def generalisation(scale: str) -> Spec:
     written = {start: experiments[start]}
     if data.primitives:
       written["relative, added primitives"] = experiments["relative, added primitives"]
-    if data.nested:
+    if data.nested or data.scan:
       optimizer = dataclasses.replace(base.optimizer, learning_rate=_NEAR_WORDS_RATE)
       near_words = with_model(dataclasses.replace(base, optimizer=optimizer), **_NEAR_WORDS)
       written["near words"] = near_words
-      written[_ALONE] = _decoder_alone(base)
+      if data.primitives:
+        written["near words, added primitives"] = _with_data(near_words, added_primitives=20)
       if data.tables:
         written["near words, blanks"] = _with_data(near_words, blanks=_BLANKS)
+    if data.nested:
+      written[_ALONE] = _decoder_alone(base)
     for name, experiment in written.items():
       experiments[f"{name}, scratchpad"] = _with_scratchpad(experiment, data)
   if data.outputs:

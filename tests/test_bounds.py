@@ -89,9 +89,17 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_with_both_sizes(monkey
   shards = {"table": sharding.replicated(sharding.make_mesh(sharding.MeshConfig()))}
   monkeypatch.setattr(memory, "room", lambda: (int(2.5e6), 1, "this machine"))
   with pytest.raises(UserError, match=r"16\.0 MB .* 2\.5 MB.*model\.dim"):
-    memory.check_fits(params, shards, copies=4)
+    memory.check_fits(params, (shards, 2), (shards, 2))
   monkeypatch.setattr(memory, "room", lambda: (int(17e6), 1, "this machine"))
-  memory.check_fits(params, shards, copies=4)
+  memory.check_fits(params, (shards, 2), (shards, 2))
+
+
+def test_moments_that_are_divided_count_by_their_part(monkeypatch):
+  params = {"table": jax.ShapeDtypeStruct((1000, 1000), np.float32)}
+  whole = {"table": sharding.replicated(sharding.make_mesh(sharding.MeshConfig()))}  # 8 devices
+  divided = sharding.divided_over("data", whole, params)
+  monkeypatch.setattr(memory, "room", lambda: (int(9.1e6), 1, "this machine"))
+  memory.check_fits(params, (whole, 2), (divided, 2))  # of 4 MB and of 0.5 MB
 
 
 def test_the_memory_of_this_machine_is_known():

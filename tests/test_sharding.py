@@ -92,7 +92,11 @@ SGD = OptimizerConfig(name="sgd", learning_rate=0.1, warmup_steps=1, clip=1.0)
 
 
 def make_run(
-  layout: MeshConfig, devices: int = 8, optimizer: OptimizerConfig = SGD, ema: float = 0.0
+  layout: MeshConfig,
+  devices: int = 8,
+  optimizer: OptimizerConfig = SGD,
+  ema: float = 0.0,
+  shard_optimizer: bool = False,
 ) -> Run:
   experiment = Experiment(
     name="layouts",
@@ -102,6 +106,7 @@ def make_run(
     phases=(Phase(steps=10),),
     mesh=layout,
     ema=ema,
+    shard_optimizer=shard_optimizer,
   )
   mesh = make_mesh(layout, jax.devices()[:devices])
   return Run(
@@ -137,8 +142,9 @@ class Trained(NamedTuple):
   state: TrainState
 
 
-def train(run: Run) -> dict[str, Trained]:
+def train(run: Run, begin: TrainState | None = None) -> dict[str, Trained]:
   """Two steps from a fresh state, and from one in which a single expert gets all tokens."""
+  begin = start() if begin is None else begin
   experiment = run.experiment
   step = make_step(
     run.task,
@@ -147,11 +153,12 @@ def train(run: Run) -> dict[str, Trained]:
     micro_batches=1,
     ema=experiment.ema,
     mask=trainable_mask(start().params, "all"),
+    places=run.update_shardings if experiment.shard_optimizer else None,
   )
   jitted = jax.jit(step, out_shardings=(run.state_shardings, sharding.replicated(run.mesh)))
   found = {}
-  for name, begin in (("fresh", start()), ("one expert", one_expert_for_all(start()))):
-    state, losses, shares = jax.device_put(begin, run.state_shardings), [], []
+  for name, first in (("fresh", begin), ("one expert", one_expert_for_all(begin))):
+    state, losses, shares = jax.device_put(first, run.state_shardings), [], []
     for _ in range(2):
       state, metrics = jitted(state, run.sharing.place(batch()), KEY)
       losses.append(float(metrics["objective"]))
@@ -175,6 +182,60 @@ def test_every_layout_gives_the_losses_and_updates_of_one_device(layout):
     pairs = [jax.tree.leaves(one.state.params) for one in (found[start], expected)]
     for one, two in zip(*pairs, strict=True):
       np.testing.assert_allclose(np.asarray(one), two, rtol=1e-5, atol=1e-6)
+
+
+MOMENTUM = dataclasses.replace(SGD, momentum=0.9)
+
+
+@functools.cache
+def single_with_momentum() -> tuple[TrainState, dict[str, Trained]]:
+  """The first state on the host, and two steps of one device with momentum and an average."""
+  run = make_run(MeshConfig(data=1), 1, MOMENTUM, ema=0.9)
+  begin = jax.device_get(run.fresh_state())
+  return begin, jax.device_get(train(run, begin))
+
+
+@pytest.mark.parametrize(
+  "layout", [MeshConfig(data=8), MeshConfig(data=2, fsdp=2, tensor=2)], ids=name
+)
+def test_an_optimizer_that_is_divided_makes_the_updates_of_one_device(layout):
+  begin, single = single_with_momentum()
+  run = make_run(layout, 8, MOMENTUM, ema=0.9, shard_optimizer=True)
+  found = train(run, begin)
+  for start, expected in single.items():
+    np.testing.assert_allclose(found[start].losses, expected.losses, rtol=1e-5)
+    pairs = [jax.tree.leaves(one.state) for one in (found[start], expected)]
+    for one, two in zip(*pairs, strict=True):
+      np.testing.assert_allclose(np.asarray(one), two, rtol=1e-5, atol=1e-6)
+  state = found["fresh"].state
+  assert jax.tree.map(lambda leaf: leaf.sharding, state.params) == run.state_shardings.params
+  up = state.params["encoder_0"]["ffn"]["up"]["kernel"]
+  trace = next(part for part in state.opt_state if hasattr(part, "trace")).trace
+  moment = trace["encoder_0"]["ffn"]["up"]["kernel"]
+  parts = {one.data.shape for one in moment.addressable_shards}
+  whole = up.addressable_shards[0].data.shape
+  if layout.data == 8:
+    assert (parts, whole) == ({(2, 32)}, (16, 32))
+  else:  # both dimensions are divided already
+    assert parts == {whole} == {(8, 16)}
+
+
+def test_moments_are_divided_in_the_first_whole_dimension_that_the_copies_divide():
+  layout = MeshConfig(data=2, tensor=4)
+  run = make_run(layout, optimizer=OptimizerConfig(clip=1.0), ema=0.9, shard_optimizer=True)
+  adam = next(part for part in run.state_shardings.opt_state if hasattr(part, "mu"))
+  assert adam.mu == adam.nu == run.update_shardings
+  found = {
+    jax.tree_util.keystr(path, simple=True, separator="/"): trimmed(leaf.spec)
+    for path, leaf in jax.tree.leaves_with_path(adam.mu)
+  }
+  assert found["encoder_0/ffn/up/kernel"] == ("data", "tensor")
+  assert found["encoder_0/ffn/up/bias"] == ("data",)
+  assert found["encoder_0/ffn/down/kernel"] == ("tensor", "data")
+  assert found["decoder_embedding/table"] == (None, "data")  # of 19 words
+  assert found["encoder_0/self_attention/query_key_value/kernel"] == ("data", "tensor", None, None)
+  assert run.state_shardings.params == run.state_shardings.ema
+  assert all("data" not in place.spec for place in jax.tree.leaves(run.state_shardings.params))
 
 
 def test_the_first_step_lowers_the_loss_so_that_agreement_means_something():

@@ -134,6 +134,27 @@ def parameter_shardings(boxed: Params, mesh: Mesh) -> Params:
   return jax.tree.map(one, boxed, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned))
 
 
+def divided_over(axis: str, shardings: PyTree, shapes: PyTree) -> PyTree:
+  """Shardings that divide arrays further: each in the first whole dimension that an axis divides.
+
+  Args:
+    axis: of the mesh; no array is divided over it yet.
+    shardings: a tree of `NamedSharding`.
+    shapes: of the arrays, a tree of `jax.ShapeDtypeStruct`.
+  """
+
+  def one(place: NamedSharding, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+    parts, held = place.mesh.shape[axis], place.shard_shape(leaf.shape)
+    axes = [*place.spec, *(None,) * (leaf.ndim - len(place.spec))]
+    for dimension, size in enumerate(leaf.shape):
+      if held[dimension] == size and size % parts == 0:
+        axes[dimension] = axis
+        break
+    return NamedSharding(place.mesh, PartitionSpec(*axes))
+
+  return jax.tree.map(one, shardings, shapes)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
   """The sharding of what every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())

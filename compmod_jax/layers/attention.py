@@ -142,8 +142,8 @@ def _of_chosen(
 ) -> jax.Array | None:
   """Attention without work for heads and queries whose weight is 0, on every device.
 
-  None where texts are packed, beside a prefix, where times are split over devices, and on TPUs, for
-  which the copies in between are too large.
+  None where texts are packed, beside a prefix, in a sliding window, where times are split over
+  devices, and on TPUs, for which the copies in between are too large.
   """
   seen, whole = mask.visibility(), sharding.parts_of(query, "time") == 1
   if seen is None or not _in_any_order(seen) or not whole:
@@ -171,8 +171,8 @@ def _of_chosen(
 
 
 def _in_any_order(visibility: Visibility) -> bool:
-  """Whether a query's position says which keys it reads, of those that all of an example may."""
-  return not visibility.prefix and visibility.query_ids is None
+  """Whether all keys that an example may read are read, or those up to a query's position."""
+  return not visibility.prefix and visibility.window is None and visibility.query_ids is None
 
 
 def _attend(

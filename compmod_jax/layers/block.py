@@ -139,6 +139,7 @@ class StackConfig:
   switch_head: ClassVar[SwitchHeadConfig] = SwitchHeadConfig()
   depth_layers: ClassVar[tuple[str, ...]] = ()
   depth_router: ClassVar[DepthRouterConfig] = DepthRouterConfig()
+  sliding_window: ClassVar[int] = 0
   position_kinds: ClassVar[tuple[str, ...]] = get_args(Positions)
   head_dim: ClassVar[int | None] = None
   norm_kind: ClassVar[NormKind] = "layer"

@@ -28,6 +28,8 @@ class AttentionMask:
     valid: true where a key is a token, not padding.
     segments: number of the segment of every position behind the prefix, ascending; a query reads
       its own segment and segment 0.
+    window: where the mask is causal, a query reads its own position and those right before it, so
+      many in all, and the prefix; 0: all before.
     prefix: positions in front of the text that all queries read. Their own queries read no text
       where the mask is causal, and segment 0 alone where there are segments, so that no segment
       reads another one through them.
@@ -40,6 +42,7 @@ class AttentionMask:
   valid: Bool[Array, "batch keys"] | None = None
   segments: Int[Array, "#batch time"] | None = None
   prefix: int = dataclasses.field(default=0, metadata={"static": True})
+  window: int = dataclasses.field(default=0, metadata={"static": True})
   explicit: Dense | None = None
   others: tuple["AttentionMask", ...] = ()
   alternatives: tuple["AttentionMask", ...] = ()
@@ -47,7 +50,7 @@ class AttentionMask:
   @property
   def only_causal(self) -> bool:
     """Whether nothing counts but the order of positions."""
-    composed = self.prefix or self.others or self.alternatives
+    composed = self.prefix or self.window or self.others or self.alternatives
     return self.causal and not composed and not jax.tree.leaves(self)
 
   def visibility(self) -> Visibility | None:
@@ -66,7 +69,8 @@ class AttentionMask:
     else:
       numbers = jnp.pad(self.segments, ((0, 0), (self.prefix, 0)), constant_values=SHARED)
       read = numbers if valid is None else jnp.where(valid, numbers, HIDDEN)
-    return Visibility(self.causal, self.prefix, query_ids=numbers, key_ids=read)
+    window = self.window if self.causal and self.window else None
+    return Visibility(self.causal, self.prefix, window, query_ids=numbers, key_ids=read)
 
   def __and__(self, other: "AttentionMask") -> "AttentionMask":
     """What both allow."""
@@ -91,8 +95,9 @@ class AttentionMask:
     if self.valid is not None:
       parts.append(self.valid[:, None, None, :])
     if self.causal:
-      seen = jnp.tril(jnp.ones((queries, keys), bool)).at[:, : self.prefix].set(True)
-      parts.append(seen[None, None])
+      seen = jnp.tril(jnp.ones((queries, keys), bool))
+      seen = jnp.triu(seen, 1 - self.window) if self.window else seen
+      parts.append(seen.at[:, : self.prefix].set(True)[None, None])
     if self.segments is not None:
       parts.append(_same_segment(self.segments, self.prefix))
     if self.explicit is not None:

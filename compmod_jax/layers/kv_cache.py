@@ -33,16 +33,19 @@ _MANY = 32  # products of one row that are too many for the library to make one 
 
 
 def ancestor_mask(
-  ancestry: Int[Array, "batch beams length"], position: Array
+  ancestry: Int[Array, "batch beams length"], position: Array, window: int = 0
 ) -> Bool[Array, "batch 1 beams keys"]:
   """Which cached keys each beam may see: those of its own past, up to the newest position.
 
   Args:
     ancestry: number of the beam that wrote each position of each hypothesis.
     position: index of the newest position.
+    window: how many of the newest positions are seen; 0: all.
   """
   batch, beams, length = ancestry.shape
-  past = (jnp.arange(length) <= position)[None, None, :, None]
+  numbers = jnp.arange(length)
+  past = numbers <= position
+  past = (past & (numbers > position - window) if window else past)[None, None, :, None]
   mine = ancestry[..., None] == jnp.arange(beams)[None, None, None, :]
   return (mine & past).reshape(batch, 1, beams, length * beams)
 

@@ -211,6 +211,19 @@ class RelativeBiasConfig:
     )
 
 
+def check_sliding_window(positions: int) -> None:
+  """Refuses a negative number of positions.
+
+  Raises:
+    UserError: the number is negative.
+  """
+  errors.check(
+    positions >= 0,
+    f"model.sliding_window is {positions}; it must be a number of positions that are read, or 0 for"
+    " all.",
+  )
+
+
 class RelativeBias(nn.Module):
   r"""Learned numbers for buckets of distances, added to the logits of attention in each head.
 

@@ -23,6 +23,7 @@ from compmod_jax.layers.positions import (
   ModelPositions,
   PositionLabels,
   RelativeBiasConfig,
+  check_sliding_window,
   label,
 )
 from compmod_jax.layers.stack import Stack, TextStackConfig
@@ -59,6 +60,9 @@ class DecoderConfig(RelativeBiasConfig, SystematicConfig, TextStackConfig, Model
   """The output layer is the embeddings', without a bias; else it has weights of its own."""
   positions: ModelPositions = "learned"
   """How positions are known; see `layers.positions`."""
+  sliding_window: int = 0
+  """Positions that self-attention reads at most where later ones are hidden, the newest ones, its
+  own included (Beltagy et al. 2020); 0: all before."""
   scale_embeddings: bool = False
   """Token vectors have standard deviation 1/sqrt(dim) at first and are multiplied by sqrt(dim);
   else they have 0.02 and are not."""
@@ -85,6 +89,7 @@ class DecoderConfig(RelativeBiasConfig, SystematicConfig, TextStackConfig, Model
     )
     super().__post_init__()
     self.check_relative_bias()
+    check_sliding_window(self.sliding_window)
 
   def sides(self) -> tuple[str, ...]:
     """The decoder."""
@@ -426,7 +431,7 @@ class DecoderRegressor(nn.Module):
       labels = self.labels(jnp.ones((batch, time), bool), deterministic=deterministic)
       position_ids = PositionIds(labels, labels, c.random_positions)
     ctx = Context(
-      mask=AttentionMask(causal),
+      mask=AttentionMask(causal, window=c.sliding_window),
       position_ids=position_ids,
       deterministic=deterministic,
       intermediates=intermediates.scope(DECODER),

@@ -84,7 +84,13 @@ class TextPass:
     """Whole texts, or prompts, which stand at the start of the state."""
     config, real = stack.config, self.real
     valid = jnp.pad(real, ((0, 0), (before, 0)), constant_values=True)
-    mask = AttentionMask(self.causal, valid=valid, segments=self.segments, prefix=before)
+    mask = AttentionMask(
+      self.causal,
+      valid=valid,
+      segments=self.segments,
+      prefix=before,
+      window=config.sliding_window,
+    )
     near = None
     if config.convolution > 1:
       segments = self.segments
@@ -119,6 +125,14 @@ class TextPass:
       start=jnp.int32(seen.shape[-1]) + position * beams,
       past=jnp.concatenate([seen, own], axis=-1),
     )
+    if config.sliding_window:
+      prompt = jnp.arange(state["prompt"].shape[-1])[None]
+      steps = state["lengths"] + jnp.repeat(jnp.arange(length), beams)[None]
+      prompt = jnp.broadcast_to(prompt, (len(steps), prompt.shape[1]))
+      places = jnp.concatenate([prompt, steps], axis=1)
+      near = places > state["lengths"] + position - config.sliding_window
+      near = jnp.pad(near, ((0, 0), (before, 0)), constant_values=True)
+      newest = dataclasses.replace(newest, past=newest.past & near[:, None, None])
     if config.convolution > 1:
       newest = self._with_neighbours(newest, state, config.convolution, before)
     position_ids = None

@@ -30,6 +30,7 @@ from compmod_jax.layers.positions import (
   PositionLabels,
   RelativeBias,
   RelativeBiasConfig,
+  check_sliding_window,
   label,
 )
 from compmod_jax.layers.shared_layers import RandomDepth, repeated
@@ -76,6 +77,9 @@ class TransformerConfig(RelativeBiasConfig, SystematicConfig, ModelConfig):
   gated_ffn: bool = False
   """Feed-forward networks multiply the nonlinearity of one layer by another layer (Shazeer 2020);
   with gelu that is GEGLU."""
+  sliding_window: int = 0
+  """Positions that self-attention of the decoder reads at most, the newest ones, its own included
+  (Beltagy et al. 2020); 0: all before."""
   target_labels: tuple[int, ...] = ()
   """Numbers of different labels of target words: for each kind of labels, a linear output of so
   many logits beside that of the next word; see `tasks.target_labels`."""
@@ -94,6 +98,7 @@ class TransformerConfig(RelativeBiasConfig, SystematicConfig, ModelConfig):
 
   def _check_options(self) -> None:
     self.check_relative_bias()
+    check_sliding_window(self.sliding_window)
     errors.check(
       all(count >= 2 for count in self.target_labels),
       f"model.target_labels is {self.target_labels}; each number of labels must be at least 2.",
@@ -232,7 +237,8 @@ class Transformer(nn.Module):
     memory = self.encode(source, deterministic=deterministic, intermediates=intermediates)
     labels, position_ids = self._labels(target, deterministic)
     ctx = Context(
-      mask=AttentionMask(causal=True),  # which hides padding, as that follows the tokens
+      # Hides padding, too, as that follows the tokens.
+      mask=AttentionMask(causal=True, window=self.config.sliding_window),
       memory_mask=(source != self.pad)[:, None, None, :],
       position_ids=position_ids,
       position_bias=self._position_bias("decoder", target.shape[1], position_ids),
@@ -350,7 +356,9 @@ class Transformer(nn.Module):
     position_ids = PositionIds(place, keys, c.random_positions or length)
     ctx = Context(
       memory_mask=cache["memory_mask"],
-      newest=Newest(start=position * beams, past=ancestor_mask(ancestry, position)),
+      newest=Newest(
+        start=position * beams, past=ancestor_mask(ancestry, position, c.sliding_window)
+      ),
       position_ids=position_ids,
       position_bias=self._position_bias("decoder", length, position_ids),
       intermediates=intermediates,

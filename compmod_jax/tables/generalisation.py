@@ -187,6 +187,7 @@ _NEAR_WORDS: dict[str, object] = {
   "relative_distance": 13,
 }
 _NEAR_WORDS_RATE = 2e-3  # of learning
+_WINDOW = 16  # words of SCAN's scratchpads: the newest four actions with what is left before each
 _DECODER = DecoderConfig(
   decoder_layers=2,
   dim=128,
@@ -359,16 +360,17 @@ def generalisation(scale: str) -> Spec:
     written = {start: experiments[start]}
     if data.primitives:
       written["relative, added primitives"] = experiments["relative, added primitives"]
-    if data.nested or data.scan:
+    if data.scan:
+      for name, experiment in list(written.items()):
+        windowed = with_model(experiment, sliding_window=_WINDOW)
+        written[name.replace("relative", "relative, sliding window")] = windowed
+    if data.nested:
       optimizer = dataclasses.replace(base.optimizer, learning_rate=_NEAR_WORDS_RATE)
       near_words = with_model(dataclasses.replace(base, optimizer=optimizer), **_NEAR_WORDS)
       written["near words"] = near_words
-      if data.primitives:
-        written["near words, added primitives"] = _with_data(near_words, added_primitives=20)
+      written[_ALONE] = _decoder_alone(base)
       if data.tables:
         written["near words, blanks"] = _with_data(near_words, blanks=_BLANKS)
-    if data.nested:
-      written[_ALONE] = _decoder_alone(base)
     for name, experiment in written.items():
       experiments[f"{name}, scratchpad"] = _with_scratchpad(experiment, data)
   if data.outputs:

@@ -29,6 +29,7 @@ from compmod_jax.training.workdir import CONFIG, changes, read_config, write_con
 
 MAY_CHANGE = (
   "mesh",
+  "shard_optimizer",
   "log_every",
   "watch_sentences",
   "checkpoint_every",

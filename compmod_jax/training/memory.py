@@ -30,34 +30,34 @@ def keep_freed_memory() -> bool:
   return all(mallopt(name, value) == 1 for name, value in settings)
 
 
-def check_fits(params: Params, shardings: Params, *, copies: int) -> None:
+def check_fits(params: Params, *held: tuple[Params, int]) -> None:
   """Refuses a model whose training state alone is larger than the memory.
 
   Activations come on top of it, so that what passes may still not fit.
 
   Args:
     params: shapes of the parameters, a tree of `jax.ShapeDtypeStruct`.
-    shardings: of every parameter; optimizer and average lie like it.
-    copies: arrays of every parameter's size that a step needs: the parameter, its gradient, moments
-      and average.
+    *held: how arrays of the parameters' shapes lie, a tree of shardings, and how many of them a
+      step needs: the parameter, its gradient and average; moments.
 
   Raises:
     UserError: it does not fit; the message has both sizes.
   """
   import jax
 
-  leaves = zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True)
   needed = sum(
-    float(leaf.dtype.itemsize) * _product(place.shard_shape(leaf.shape)) for leaf, place in leaves
+    copies * float(leaf.dtype.itemsize) * _product(place.shard_shape(leaf.shape))
+    for shardings, copies in held
+    for leaf, place in zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True)
   )
   total = sum(_product(leaf.shape) for leaf in jax.tree.leaves(params))
   size, sharing, where = room()
   check(
-    copies * needed * sharing <= size,
+    needed * sharing <= size,
     f"The model has {total:,.0f} parameters; with gradients and the optimizer's state they need"
-    f" {_size(copies * needed * sharing)} of memory, and {where} has {_size(size)}. Lower"
+    f" {_size(needed * sharing)} of memory, and {where} has {_size(size)}. Lower"
     " model.dim, model.ffn_dim, the layers or task.tokenizer.vocab_size, or share the parameters"
-    " out among devices (--config.mesh.fsdp).",
+    " out among devices (--config.mesh.fsdp), or the optimizer's state (--config.shard_optimizer).",
   )
 
 

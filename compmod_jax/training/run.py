@@ -158,11 +158,11 @@ class Run:
 
   @functools.cached_property
   def state_shardings(self) -> TrainState:
-    """Sharding of every array of the state: optimizer and average like their parameters."""
+    """Sharding of every array of the state: moments as updates, the average as parameters."""
     whole: Any = sharding.replicated(self.mesh)
     params = parameter_shardings(self.task, self.mesh)
-    shapes = self._shapes
-    moments = like_parameters(self.optimizer, shapes.opt_state, params, lambda _: whole)
+    shapes, updates = self._shapes, self.update_shardings
+    moments = like_parameters(self.optimizer, shapes.opt_state, updates, lambda _: whole)
     return TrainState(
       step=whole,
       params=params,
@@ -172,6 +172,11 @@ class Run:
       skipped=whole,
       bad_run=whole,
     )
+
+  @functools.cached_property
+  def update_shardings(self) -> Params:
+    """Sharding of the update of every parameter."""
+    return update_shardings(self.task, self.mesh, self.experiment)
 
   def abstract_state(self) -> TrainState:
     """Shapes, types and shardings of the state."""
@@ -204,6 +209,7 @@ class Run:
       total_steps=self.total_steps,
       group_rates=self.group_rates,
       products=self.experiment.products,
+      places=self.update_shardings if self.experiment.shard_optimizer else None,
     )
     # Every process reads the metrics, without having to ask the others.
     places = self.state_shardings, sharding.replicated(self.mesh)
@@ -249,18 +255,25 @@ def _carried(state: PyTree, old: Experiment, new: Experiment, fresh: PyTree) -> 
   return carried_over_groups(state, *both, fresh)
 
 
-def state_copies(experiment: Experiment) -> int:
-  """Arrays of every parameter's size that a step needs at least: itself, its gradient, moments."""
-  moments = min(
+def moment_count(experiment: Experiment) -> int:
+  """Arrays of every parameter's size that the optimizer keeps at least."""
+  return min(
     int(one.momentum > 0) if one.name == "sgd" else 2
     for one in optimizers(experiment.optimizer, experiment.groups).values()
   )
-  return 2 + moments + int(experiment.ema > 0)
 
 
 def parameter_shardings(task: Task, mesh: Mesh) -> Params:
   """Sharding of every parameter of a task's model."""
   return sharding.parameter_shardings(task.shapes, mesh)
+
+
+def update_shardings(task: Task, mesh: Mesh, experiment: Experiment) -> Params:
+  """Sharding of the update of every parameter of a task's model, and of the moments it needs."""
+  places = parameter_shardings(task, mesh)
+  if not experiment.shard_optimizer:
+    return places
+  return sharding.divided_over("data", places, nn.unbox(task.shapes))
 
 
 def sharing_of(mesh: Mesh, micro_batches: int = 1) -> Sharing:
@@ -311,7 +324,11 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
     read = 0, 1  # filler rows go below all others, so that a process has to know how many there are
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
   shapes = nn.unbox(task.shapes)
-  check_fits(shapes, parameter_shardings(task, mesh), copies=state_copies(experiment))
+  check_fits(
+    shapes,
+    (parameter_shardings(task, mesh), 2 + (experiment.ema > 0)),
+    (update_shardings(task, mesh, experiment), moment_count(experiment)),
+  )
   check_groups(shapes, experiment.groups)
   for phase in experiment.phases:
     trainable_mask(shapes, phase.trainable, experiment.groups)  # raises where nothing would train

@@ -157,6 +157,7 @@ def make_step(
   total_steps: int = 1,
   group_rates: Mapping[str, Callable[[ArrayLike], jax.Array]] | None = None,
   products: Products = "model",
+  places: PyTree | None = None,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, dict[str, Any]]]:
   """The step of a phase: a pure function from state, batch and random key to state and metrics.
 
@@ -167,11 +168,15 @@ def make_step(
   does. What the task varies in the course of training spans `total_steps` batches, those of all
   phases. Where groups of parameters have rates of their own, metrics have those of `group_rates`.
   `products` of the loss and its gradients, not of the optimizer, may be rounded.
+  With `places`, shardings like the parameters, every device updates its part of them.
   """
   optimizer = optax.with_extra_args_support(optimizer)
 
   def choose(moves: PyTree, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda m, n, o: n if m else o, moves, new, old)
+
+  def divided(tree: Params) -> Params:
+    return tree if places is None else jax.lax.with_sharding_constraint(tree, places)
 
   def step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
     rng = jax.random.fold_in(key, state.step)
@@ -185,10 +190,11 @@ def make_step(
       name: jax.tree.map(lambda _: False, part) if name in idle else part
       for name, part in mask.items()
     }
-    grads = choose(moving, grads, jax.tree.map(jnp.zeros_like, grads))
+    grads = divided(choose(moving, grads, jax.tree.map(jnp.zeros_like, grads)))
+    before = divided(state.params)
     norm = optax.tree.norm(grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params, moving=moving)
-    params = choose(moving, optax.apply_updates(state.params, updates), state.params)
+    updates, opt_state = optimizer.update(grads, state.opt_state, before, moving=moving)
+    params = choose(moving, optax.apply_updates(before, updates), before)
     moves = like_parameters(optimizer, opt_state, moving, lambda _: True)
     opt_state = choose(moves, opt_state, state.opt_state)
     average = state.ema
@@ -198,7 +204,7 @@ def make_step(
       average = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, params)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     moved = (params, opt_state, average, carry)
-    old = (state.params, state.opt_state, state.ema, state.carry)
+    old = (before, state.opt_state, state.ema, state.carry)
     params, opt_state, average, carry = jax.tree.map(
       lambda new, old: jnp.where(finite, new, old), moved, old
     )

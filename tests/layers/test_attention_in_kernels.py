@@ -50,6 +50,7 @@ def valid(time: int, lengths: tuple[int, ...]) -> jax.Array:
 MASKS = {
   "none": lambda: AttentionMask(),
   "causal, padding": lambda: AttentionMask(causal=True, valid=valid(TIME, (20, 14))),
+  "sliding window": lambda: AttentionMask(causal=True, window=5, valid=valid(TIME, (20, 14))),
   "segments behind a prefix": lambda: AttentionMask(
     causal=True,
     prefix=3,

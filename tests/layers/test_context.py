@@ -13,7 +13,9 @@ VALID = jnp.asarray([[1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]], bool)
 SEGMENTS = jnp.asarray([[0, 1, 1, 2, 2, 2], [0, 0, 1, 1, 1, 1]])
 
 
-def allowed(batch: int, query: int, key: int, *, causal: bool, segments: bool) -> bool:
+def allowed(
+  batch: int, query: int, key: int, *, causal: bool, segments: bool, window: int = 0
+) -> bool:
   """The rules in words, for positions of which the first `PREFIX` are auxiliary."""
   of_text = [position - PREFIX for position in (query, key)]
   if key >= PREFIX and not VALID[batch, of_text[1]]:
@@ -23,20 +25,25 @@ def allowed(batch: int, query: int, key: int, *, causal: bool, segments: bool) -
   of_key = SEGMENTS[batch, of_text[1]]
   if query < PREFIX:
     return not causal and (not segments or of_key == 0)
-  if causal and key > query:
+  if causal and (key > query or (window and key <= query - window)):
     return False
   return not segments or of_key in (0, SEGMENTS[batch, of_text[0]])
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("segments", [False, True])
-def test_it_allows_what_its_fields_say_together(causal, segments):
+@pytest.mark.parametrize("window", [0, 1, 3])
+def test_it_allows_what_its_fields_say_together(causal, segments, window):
   valid = jnp.pad(VALID, ((0, 0), (PREFIX, 0)), constant_values=True)
-  mask = AttentionMask(causal, valid, SEGMENTS if segments else None, PREFIX)
-  length = PREFIX + TIME
+  mask = AttentionMask(causal, valid, SEGMENTS if segments else None, PREFIX, window)
+  length, seen = PREFIX + TIME, mask.visibility()
   found = np.broadcast_to(mask.dense(length, length), (BATCH, 1, length, length))
+  # As kernels know it, but for padding's own queries, which nobody reads.
+  in_kernels = np.broadcast_to(seen.dense(length, length), found.shape)
+  real = np.asarray(valid)[:, None, :, None]
+  np.testing.assert_array_equal(in_kernels & real, found & real)
   for batch, _, query, key in np.ndindex(found.shape):
-    expected = allowed(batch, query, key, causal=causal, segments=segments)
+    expected = allowed(batch, query, key, causal=causal, segments=segments, window=window)
     assert found[batch, 0, query, key] == expected, (batch, query, key)
 
 
@@ -45,6 +52,7 @@ def test_without_any_rule_there_is_no_mask():
   assert (AttentionMask() | AttentionMask(causal=True)).dense(3, 3) is None
   assert not AttentionMask().only_causal
   assert AttentionMask(causal=True).only_causal
+  assert not AttentionMask(causal=True, window=3).only_causal
   for more in (AttentionMask(valid=VALID), AttentionMask(causal=True)):
     assert not (AttentionMask(causal=True) & more).only_causal
 

@@ -110,6 +110,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "competition": heads(),
     "decoder_layers": 2,
     "shared_layers": 1,
+    "sliding_window": 1,
   },
   "gated heads, nearest first": {
     "positions": "none",
@@ -120,8 +121,9 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "competition": heads(),
     "signal_dim": 3,
   },
-  "relative, mechanisms": {
+  "relative, mechanisms, sliding window": {
     "positions": "relative",
+    "sliding_window": 2,
     "mechanism_layers": ("encoder", "decoder_0"),
     "mechanisms": mechanisms(),
   },
@@ -149,6 +151,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "expert_layers": ("decoder",),
     "experts": experts("batched", temperature=0.6, scale=False),
     "convolution": 3,
+    "sliding_window": 2,
     "tied": False,
     "positions": "sinusoidal",
     "scale_embeddings": True,
@@ -196,8 +199,9 @@ DECODERS: dict[str, dict[str, Any]] = {
     "attention_form": "geometric",
     "copy_gate": True,
   },
-  "relative, mechanisms": {
+  "relative, mechanisms, sliding window": {
     "positions": "relative",
+    "sliding_window": 3,
     "convolution": 2,
     "mechanism_layers": ("decoder_0",),
     "mechanisms": mechanisms(competition=False),

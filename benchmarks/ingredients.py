@@ -40,6 +40,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
   "relative positions": {"positions": "relative"},
   "penalties on distances": {"positions": "alibi"},
   "random labels": {"random_positions": 256},
+  "a sliding window of 8": {"sliding_window": 8},
   "a shared layer": {"shared_layers": 1},
   "a shared layer, depth drawn": {"shared_layers": 1, "fewest_repeats": 1},
   "copy gates": {"copy_gate": True},
@@ -58,8 +59,8 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
 }
 BOUNDED = (
   *("no positions", "rotary positions", "relative positions", "penalties on distances"),
-  *("random labels", "copy gates", "gated heads", "competing heads, as many parameters"),
-  "MoH, as many parameters",
+  *("random labels", "a sliding window of 8", "copy gates", "gated heads"),
+  *("competing heads, as many parameters", "MoH, as many parameters"),
 )
 """Positions, gates and routers, which should cost little."""
 QUICK = ("copy gates", "geometric attention", "hypernetwork attention")

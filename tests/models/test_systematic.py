@@ -200,6 +200,42 @@ def test_options_that_do_not_fit_are_refused(fields, words):
       config(kind, **fields)
 
 
+@pytest.mark.parametrize("positions", ["none", "relative", "relative_bias"])
+@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
+def test_a_window_hides_what_is_far_and_how_far_a_position_is(kind, positions):
+  """Two layers of windows of 3: a position reads 4 further back, and not where it stands itself."""
+  far = {"positions": positions, "max_length": 16, "layers": 2, "norm": "pre"}
+  if kind == "decoder":
+    far.pop("norm")
+  one = config(kind, sliding_window=3, **far)
+  whole = dataclasses.replace(one, sliding_window=0)
+  params = params_of(one)
+  text = np.random.default_rng(0).integers(4, VOCAB, (1, 12)).astype(np.int32)
+  changed, shifted = text.copy(), np.roll(text, 2, axis=1)
+  changed[:, 3:5] = 15 - changed[:, 3:5]
+
+  def logits(config: Any, target: np.ndarray) -> np.ndarray:
+    if kind == "decoder":
+      return np.asarray(jax.jit(call(config)[1])(params, target))
+    return np.asarray(jax.jit(call(config)[0].apply)(params, text, target))
+
+  expected = logits(one, text)
+  found = logits(one, changed)
+  np.testing.assert_allclose(found[:, 9:], expected[:, 9:], atol=1e-5)
+  assert (np.abs(found - expected).max(axis=-1)[:, 3:9] > 1e-4).all()
+  np.testing.assert_allclose(logits(one, shifted)[:, 6:], expected[:, 4:-2], atol=1e-5)
+  assert np.abs(logits(whole, changed) - logits(whole, text))[:, 9:].max() > 1e-3
+  # A window over everything is none.
+  wide = dataclasses.replace(one, sliding_window=12)
+  np.testing.assert_allclose(logits(wide, text), logits(whole, text), atol=1e-6)
+
+
+def test_a_window_of_fewer_positions_than_none_is_refused():
+  for kind in ("encoder-decoder", "decoder"):
+    with pytest.raises(UserError, match=r"model\.sliding_window is -1; it must be a number"):
+      config(kind, sliding_window=-1)
+
+
 def test_repetitions_of_a_layer_are_alike():
   fields = {"layers": 2, "experts": ExpertsConfig(2)}
   config("encoder", shared_layers=1, expert_layers=("encoder",), **fields)

@@ -164,6 +164,7 @@ def out_of_memory(message: str, topology: Topology) -> str:
   size = f"it needs {found[1]} of {found[2]} (binary units)" if found else message.split("\n")[0]
   return (
     f"DOES NOT FIT into the memory of a {topology.generation}: {size}. Split parameters over more"
-    " chips (mesh.fsdp, mesh.tensor), or the optimizer's state (shard_optimizer), take more micro_batches or smaller batches, recompute"
-    " activations (model.remat), or compute in bfloat16 (model.dtype)."
+    " chips (mesh.fsdp, mesh.tensor), or the optimizer's state (shard_optimizer), take more"
+    " micro_batches or smaller batches, recompute activations (model.remat), or compute in bfloat16"
+    " (model.dtype)."
   )

@@ -178,6 +178,13 @@ class Run:
     """Sharding of the update of every parameter."""
     return update_shardings(self.task, self.mesh, self.experiment)
 
+  @property
+  def update_places(self) -> tuple[Params, Params] | None:
+    """Shardings of parameters and updates, where these lie otherwise."""
+    if not self.experiment.shard_optimizer:
+      return None
+    return self.state_shardings.params, self.update_shardings
+
   def abstract_state(self) -> TrainState:
     """Shapes, types and shardings of the state."""
     return jax.tree.map(
@@ -209,7 +216,7 @@ class Run:
       total_steps=self.total_steps,
       group_rates=self.group_rates,
       products=self.experiment.products,
-      places=self.update_shardings if self.experiment.shard_optimizer else None,
+      places=self.update_places,
     )
     # Every process reads the metrics, without having to ask the others.
     places = self.state_shardings, sharding.replicated(self.mesh)

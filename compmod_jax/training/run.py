@@ -178,13 +178,6 @@ class Run:
     """Sharding of the update of every parameter."""
     return update_shardings(self.task, self.mesh, self.experiment)
 
-  @property
-  def update_places(self) -> tuple[Params, Params] | None:
-    """Shardings of parameters and updates, where these lie otherwise."""
-    if not self.experiment.shard_optimizer:
-      return None
-    return self.state_shardings.params, self.update_shardings
-
   def abstract_state(self) -> TrainState:
     """Shapes, types and shardings of the state."""
     return jax.tree.map(
@@ -216,11 +209,20 @@ class Run:
       total_steps=self.total_steps,
       group_rates=self.group_rates,
       products=self.experiment.products,
-      places=self.update_places,
+      places=self.update_shardings if self.experiment.shard_optimizer else None,
     )
     # Every process reads the metrics, without having to ask the others.
     places = self.state_shardings, sharding.replicated(self.mesh)
-    return jax.jit(step, donate_argnums=0, out_shardings=places)
+    return jax.jit(
+      step, donate_argnums=0, out_shardings=places, compiler_options=self._compiler_options
+    )
+
+  @property
+  def _compiler_options(self) -> dict[str, Any]:
+    """On TPUs, parts of gradients are summed products, not made in loops that pass operands on."""
+    if not self.experiment.shard_optimizer or self.mesh.devices.flat[0].platform != "tpu":
+      return {}
+    return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1 << 30}
 
   def fresh_state(self, say: Callable[[str], None] = lambda _: None) -> TrainState:
     """The state before the first step, made on the devices.

@@ -157,7 +157,7 @@ def make_step(
   total_steps: int = 1,
   group_rates: Mapping[str, Callable[[ArrayLike], jax.Array]] | None = None,
   products: Products = "model",
-  places: tuple[PyTree, PyTree] | None = None,
+  places: PyTree | None = None,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, dict[str, Any]]]:
   """The step of a phase: a pure function from state, batch and random key to state and metrics.
 
@@ -168,7 +168,7 @@ def make_step(
   does. What the task varies in the course of training spans `total_steps` batches, those of all
   phases. Where groups of parameters have rates of their own, metrics have those of `group_rates`.
   `products` of the loss and its gradients, not of the optimizer, may be rounded.
-  With `places`, shardings of parameters and of their updates, every device makes its part of these.
+  With `places`, shardings like the parameters, every device updates its part of them.
   """
   optimizer = optax.with_extra_args_support(optimizer)
 
@@ -176,11 +176,7 @@ def make_step(
     return jax.tree.map(lambda m, n, o: n if m else o, moves, new, old)
 
   def divided(tree: Params) -> Params:
-    # As parameters lie first: else products of the gradients would be divided likewise, in which
-    # every device needs what others have.
-    for place in places or ():
-      tree = jax.lax.with_sharding_constraint(tree, place)
-    return tree
+    return tree if places is None else jax.lax.with_sharding_constraint(tree, places)
 
   def step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
     rng = jax.random.fold_in(key, state.step)

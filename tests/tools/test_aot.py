@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import pytest
 import tiny_masked
@@ -177,6 +178,18 @@ def test_arguments_are_parameters_and_moments_and_the_update_takes_their_place(s
   assert number(text, "of these in place of arguments", unit) == pytest.approx(state, rel=0.01)
   assert number(text, "peak", unit) >= state
   assert "fits: 0% of 16.00 GB" in text
+
+
+def test_of_moments_that_are_divided_a_device_keeps_its_part(shared):
+  experiment = shared[0].experiment
+  run, text = priced(experiment, shard_optimizer=True)
+  kept = sum(
+    leaf.size * 4 / (8 if any(size % 8 == 0 for size in leaf.shape) else 1)
+    for leaf in jax.tree.leaves(nn.unbox(run.task.shapes))
+  )
+  state = (4 * describe.count_parameters(run.task) + 2 * kept) / 1e3
+  assert number(text, "arguments", "kB") == pytest.approx(state, rel=0.01)
+  assert number(text, "arguments", "kB") < 0.45 * number(shared[1], "arguments", "kB")
 
 
 def test_devices_that_share_a_batch_add_up_their_gradients(shared):

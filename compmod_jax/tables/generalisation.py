@@ -187,7 +187,7 @@ _NEAR_WORDS: dict[str, object] = {
   "relative_distance": 13,
 }
 _NEAR_WORDS_RATE = 2e-3  # of learning
-_WINDOW = 16  # words of SCAN's scratchpads: the newest four actions with what is left before each
+_WINDOW = 5  # words of SCAN's scratchpads: the newest action with what is left, and one more
 _DECODER = DecoderConfig(
   decoder_layers=2,
   dim=128,

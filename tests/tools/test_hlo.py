@@ -221,3 +221,21 @@ def test_a_ring_sends_each_byte_on_from_chip_to_chip():
   assert sent == {"all-reduce": 3000, "all-gather": 1500}
   assert Collective("collective-permute", 1600, 2).sent == 1600
   np.testing.assert_allclose(Collective("all-to-all", 1600, 4).sent, 1200)
+
+
+def test_reduce_scatters_that_share_a_channel_count_each():
+  """As XLA writes them for the gradients of a slice of four chips."""
+  kind = "all-reduce(%i), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add"
+  fused = "\n".join(
+    f"%all-reduce-scatter.{n} (i: f32[8]) -> f32[2] {{\n  %i = f32[8]{{0}} parameter(0)\n"
+    f"  %r.{n} = f32[8]{{0}} {kind}\n"
+    f"  ROOT %s.{n} = f32[2]{{0}} dynamic-slice(%r.{n}), dynamic_slice_sizes={{2}}\n}}\n"
+    for n in (13, 14)
+  )
+  calls = [
+    f"%f.{n} = f32[2]{{0}} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.{n}"
+    for n in (13, 14)
+  ]
+  head = "ENTRY %main (p: f32[8]) -> f32[2] {\n  %p = f32[8]{0} parameter(0)\n  "
+  module = hlo.Module.parse(fused + head + "\n  ".join(calls) + "\n}\n")
+  assert census(module) == {Collective("reduce-scatter", 32, 4): 2}

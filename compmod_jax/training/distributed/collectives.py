@@ -47,12 +47,14 @@ def census(module: hlo.Module) -> Counter[Collective]:
   """How often each collective runs in a step.
 
   One that runs beside other work stands in several fusions, a stage in each, with one channel;
-  those that stand by themselves may share a channel and are as many as there are.
+  those that stand by themselves, and a TPU's reduce-scatters, may share a channel and are as many
+  as there are.
   """
   found, channels = Counter[Collective](), set[str]()
   for name, times in module.runs():
     for holder, one in _collectives(module, name):
-      channel = re.search(r"channel_id=\d+", one.rest) if holder != name else None
+      stage = holder != name and _SCATTER not in holder
+      channel = re.search(r"channel_id=\d+", one.rest) if stage else None
       if channel and channel[0] in channels:
         continue
       if channel:

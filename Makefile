@@ -120,10 +120,15 @@ $(VENV)/.test: $(VENV)/.run requirements/test.txt
 	@$(VENV)/bin/pip install $(LOCKED) --requirement requirements/test.txt
 	@touch $@
 
-$(PEERS)/.peers: pyproject.toml constraints.txt
-	@echo "installing PyTorch, transformers and CTranslate2 in $(PEERS)"
+# PyTorch by itself, as no other file of this checkout has a part in it.
+$(PEERS)/.torch: constraints.txt
+	@echo "installing PyTorch in $(PEERS)"
 	@$(PYTHON) -m venv $(PEERS)
 	@$(PEERS)/bin/pip install $(PIP_FLAGS) torch==2.13.0
+	@touch $@
+
+$(PEERS)/.peers: $(PEERS)/.torch pyproject.toml constraints.txt
+	@echo "installing transformers and CTranslate2 in $(PEERS)"
 	@$(PEERS)/bin/pip install $(PIP_FLAGS) --editable '.[test,peers]'
 	@touch $@
 

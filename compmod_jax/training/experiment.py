@@ -73,8 +73,8 @@ class Experiment:
   """How devices share the work."""
   shard_optimizer: bool = False
   """Divide the update and the optimizer's moments over copies of the model (`mesh.data`): each
-  moves its part of the parameters and gathers the others. About as many bytes are sent, fewer are
-  kept, read and written (Xu et al. 2020; stage 1 of Rajbhandari et al. 2020)."""
+  moves its part of the parameters and gathers the others. Fewer bytes are kept, read and written,
+  more may be sent (Xu et al. 2020; stage 1 of Rajbhandari et al. 2020)."""
   start: str = ""
   """Folder of a trained model to start from, tokenizer included (a workdir, a model's folder, or a
   GPT-2 checkpoint of Hugging Face's); empty: fresh parameters."""

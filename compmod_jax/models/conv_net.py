@@ -125,9 +125,14 @@ class ConvBlock(nn.Module):
     )
     scale = self.param("scale", nn.initializers.ones, (self.filters,))
     bias = self.param("bias", nn.initializers.zeros, (self.filters,))
-    x = convolve(x, kernel, 2 if self.halve == "stride" else 1)
-    mean = jnp.mean(x, axis=(0, 1, 2), keepdims=True)
-    variance = jnp.mean(jnp.square(x - mean), axis=(0, 1, 2), keepdims=True)
+    stride = 2 if self.halve == "stride" else 1
+    known = moments(x, kernel, stride) if 9 * x.shape[-1] < self.filters else None
+    x = convolve(x, kernel, stride)
+    if known is None:
+      mean = jnp.mean(x, axis=(0, 1, 2), keepdims=True)
+      variance = jnp.mean(jnp.square(x - mean), axis=(0, 1, 2), keepdims=True)
+    else:
+      mean, variance = (one.reshape(1, 1, 1, -1) for one in known)
     factor = jax.lax.rsqrt(variance + _EPSILON) * scale.reshape(1, 1, 1, -1)
     if self.halve == "pool":
       # The largest first: the rest then has a quarter of the values. A negative scale turns the
@@ -135,6 +140,33 @@ class ConvBlock(nn.Module):
       sign = jnp.where(scale < 0, -1.0, 1.0).astype(x.dtype).reshape(1, 1, 1, -1)
       x = largest(x * sign) * sign
     return nn.relu((x - mean) * factor + bias.reshape(1, 1, 1, -1))
+
+
+def moments(
+  x: Float[Array, "batch height width channels"],
+  kernel: Float[Array, "3 3 channels filters"],
+  stride: int = 1,
+) -> tuple[Float[Array, " filters"], Float[Array, " filters"]]:
+  r"""Mean and variance of what `convolve` gives, from those of the patches that it reads.
+
+  .. math:: \mu = W^\top \bar p, \quad \sigma^2_f = w_f^\top \mathrm{Cov}(p)\, w_f
+
+  Where pictures have few channels, patches are far smaller than what filters make of them, and
+  nothing has to be read again, nor to be differentiated there.
+  """
+  padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+  high, wide = ((size - 1) // stride * stride + 1 for size in x.shape[1:3])
+  patches = jnp.concatenate(
+    [padded[:, i : i + high : stride, j : j + wide : stride] for i in range(3) for j in range(3)],
+    axis=-1,
+  )
+  patches = patches.reshape(-1, patches.shape[-1])
+  mean = jnp.mean(patches, axis=0)
+  centred = patches - mean[None]
+  weights = kernel.reshape(-1, kernel.shape[-1])
+  product = functools.partial(jnp.matmul, precision="highest")
+  covariance = product(centred.T, centred) / len(patches)
+  return product(mean, weights), jnp.sum(weights * product(covariance, weights), axis=0)
 
 
 def largest(

@@ -11,7 +11,7 @@ from random_parameters import drawn
 
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import run
-from compmod_jax.models.conv_net import ConvBlock, ConvNetConfig, convolve, largest
+from compmod_jax.models.conv_net import ConvBlock, ConvNetConfig, convolve, largest, moments
 from compmod_jax.models.encoder import EncoderConfig
 
 
@@ -79,18 +79,20 @@ def test_of_equal_values_the_first_has_all_of_the_gradient():
   np.testing.assert_array_equal(np.asarray(found)[0, :, :, 0], [[1, 0, 0, 0], [0, 0, 1, 0]])
 
 
-def test_a_block_is_its_equation_also_where_a_scale_is_negative():
-  x = numbers(5, 6, 6, 2, seed=0)
-  block = ConvBlock(4, "pool")
+@pytest.mark.parametrize("filters", [4, 20])
+def test_a_block_is_its_equation_also_where_a_scale_is_negative(filters):
+  """Its statistics are those of its outputs, or of the patches where these are fewer numbers."""
+  x = numbers(5, 6, 6, 2, seed=0) + 0.5
+  block = ConvBlock(filters, "pool")
   params = parameters(block, x)
-  params["scale"] = np.float32([1.0, -1.0, 0.5, -2.0])
-  params["bias"] = np.float32([0.0, 0.1, -0.1, 0.2])
+  params["scale"] = np.tile(np.float32([1.0, -1.0, 0.5, -2.0]), filters // 4)
+  params["bias"] = np.tile(np.float32([0.0, 0.1, -0.1, 0.2]), filters // 4)
 
   def equation(params, x):
     x = plain(x, params["kernel"], 1)
     mean, variance = jnp.mean(x, (0, 1, 2), keepdims=True), jnp.var(x, (0, 1, 2), keepdims=True)
     x = (x - mean) / jnp.sqrt(variance + 1e-5)
-    x = x * params["scale"].reshape(1, 1, 1, 4) + params["bias"].reshape(1, 1, 1, 4)
+    x = x * params["scale"][None, None, None] + params["bias"][None, None, None]
     return nn.max_pool(nn.relu(x), (2, 2), (2, 2))
 
   def results(function):
@@ -104,6 +106,16 @@ def test_a_block_is_its_equation_also_where_a_scale_is_negative():
     results(lambda params, x: block.apply({"params": params}, x)),
     results(equation),
   )
+
+
+@pytest.mark.parametrize(("stride", "channels"), [(1, 1), (2, 2)])
+def test_moments_are_those_of_the_outputs(stride, channels):
+  given = numbers(3, 9, 6, channels, seed=0) + 2, numbers(3, 3, channels, 5, seed=1)
+  x, kernel = map(jnp.asarray, given)
+  outputs = convolve(x, kernel, stride)
+  mean, variance = moments(x, kernel, stride)
+  np.testing.assert_allclose(mean, jnp.mean(outputs, (0, 1, 2)), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(variance, jnp.var(outputs, (0, 1, 2)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("halve", ["pool", "stride"])

@@ -376,6 +376,38 @@ def few_shot():
   return [*rows, ["MAML, 20 classes", "", share_interval(many["scores"]["test"]), minutes]]
 
 
+# docs/leopard.md.
+
+LEOPARD = "leopard/tiny"
+
+
+def sentences_by_property():
+  rows = []
+  for method in ("fine-tuning", "LEOPARD", "prototypes", "MAML", "black box"):
+    runs = cells(LEOPARD)[method].values()
+    row = [method, str(len(runs))]
+    for part, value in (
+      *(("test", f"{shots}accuracy") for shots in ("4_shot/", "", "16_shot/")),
+      ("valid", "accuracy"),
+    ):
+      row.append(interval([100 * run["scores"][part][value] for run in runs], 1))
+    minutes = sorted(round(run["train_seconds"] / 60) for run in runs)
+    rows.append([*row, f"{minutes[0]} to {minutes[-1]}"])
+  return rows
+
+
+def leopard_differences():
+  one, other = (
+    [seeds(LEOPARD, method, "test", f"{shots}accuracy") for shots in ("4_shot/", "", "16_shot/")]
+    for method in ("LEOPARD", "fine-tuning")
+  )
+  differences = [
+    interval([100 * (a - b) for a, b in zip(mine, theirs, strict=True)], 1, sign="+")
+    for mine, theirs in zip(one, other, strict=True)
+  ]
+  yield "{}, {} and {} points with 4, 8 and 16 examples".format(*differences)
+
+
 def raw_examples():
   five, twenty = record("few-shot/baselines.json")["rows"]
   assert (five["ways"], twenty["ways"], five["episodes"]) == (5, 20, 600)
@@ -816,6 +848,27 @@ def longest_commands():
     " 128 and none beyond"
   )
   assert not found["129-192"]
+  test, valid = (
+    {
+      row: {seed: one["scores"][part]["exact_match"] for seed, one in runs.items()}
+      for row, runs in cells("generalisation/scan_mcd3-3000-steps").items()
+    }
+    for part in ("test", "valid")
+  )
+  windowed = "relative, sliding window, scratchpad"
+  yield f"Seed 2 has {test[windowed][2]:.1f} % of the test with the window, and" + (
+    f" {test['relative, scratchpad'][2]:.1f} without"
+  )
+  near = [record(f"systematic/scan_mcd3-scratchpad-near-words-seed{seed}.json") for seed in (1, 2)]
+  yield "bring {:.1f} and {:.1f} % (seeds 1 and 2; the first leaves".format(
+    *(one["scores"]["valid"]["exact_match"] for one in near)
+  )
+  more = record("systematic/scan_mcd3-sliding-window-dropout-0.3-seed2.json")["splits"][0]
+  assert more["split"] == "valid"
+  yield (
+    f"{valid[windowed][1]:.1f} and {valid[windowed][2]:.1f} % (seeds 1 and 2), and with dropout 0.3"
+    f" {more['exact_match']:.1f} % (seed 2;"
+  )
 
 
 def commands_in_short():
@@ -1686,6 +1739,9 @@ TABLES = {
   ("docs/baselines.md", "LSTMs with attention", 0): equal_minutes,
   ("docs/pods-aot.md", "Models on v5e-16", 0): "printed by `train.main --aot`; no file is kept",
   ("docs/pods-aot.md", "Models on v5e-16", 1): "printed by `train.main --aot`; no file is kept",
+  ("docs/pods-aot.md", "An optimizer divided over copies", 0): (
+    "printed by `train.main --aot`; no file is kept"
+  ),
   ("docs/pods-aot.md", "Experts over chips", 0): experts_over_chips,
   ("docs/pods.md", "Layout", 0): REFERENCE,
   ("docs/pods.md", "Starting", 0): REFERENCE,
@@ -1703,6 +1759,7 @@ TABLES = {
   ("docs/few_shot.md", "Measured", 0): few_shot,
   ("docs/leopard.md", "Methods", 0): REFERENCE,
   ("docs/leopard.md", "Data", 0): REFERENCE,
+  ("docs/leopard.md", "Measured", 0): sentences_by_property,
   ("docs/meta_learning.md", "Learning to adapt", 0): REFERENCE,
   ("docs/recoding.md", "The language model that is recoded", 0): (
     "of the run's log, of which the file has the last epoch alone"
@@ -2148,6 +2205,7 @@ SENTENCES = [
   ("docs/rims.md", digits_ahead),
   ("docs/generalisation.md", copying_effects),
   ("docs/few_shot.md", raw_examples),
+  ("docs/leopard.md", leopard_differences),
   ("docs/generalisation.md", ingredients_in_short),
   ("docs/tables.md", trial_in_short),
   ("docs/competing_experts.md", specialisation),

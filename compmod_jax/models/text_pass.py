@@ -121,18 +121,10 @@ class TextPass:
     own = ancestor_mask(ancestry, position)
     seen = jnp.pad(state["prompt"], ((0, 0), (0, 0), (0, 0), (before, 0)), constant_values=True)
     seen = jnp.broadcast_to(seen, (*own.shape[:3], seen.shape[-1]))
-    newest = Newest(
-      start=jnp.int32(seen.shape[-1]) + position * beams,
-      past=jnp.concatenate([seen, own], axis=-1),
-    )
+    past = jnp.concatenate([seen, own], axis=-1)
     if config.sliding_window:
-      prompt = jnp.arange(state["prompt"].shape[-1])[None]
-      steps = state["lengths"] + jnp.repeat(jnp.arange(length), beams)[None]
-      prompt = jnp.broadcast_to(prompt, (len(steps), prompt.shape[1]))
-      places = jnp.concatenate([prompt, steps], axis=1)
-      near = places > state["lengths"] + position - config.sliding_window
-      near = jnp.pad(near, ((0, 0), (before, 0)), constant_values=True)
-      newest = dataclasses.replace(newest, past=newest.past & near[:, None, None])
+      past = past & _in_window(state, config.sliding_window, before)
+    newest = Newest(start=jnp.int32(seen.shape[-1]) + position * beams, past=past)
     if config.convolution > 1:
       newest = self._with_neighbours(newest, state, config.convolution, before)
     position_ids = None
@@ -162,6 +154,19 @@ class TextPass:
     return dataclasses.replace(
       newest, neighbours=neighbours, same_segment=jnp.broadcast_to(there, shape)
     )
+
+
+def _in_window(state: State, window: int, before: int) -> Bool[Array, "batch 1 1 keys"]:
+  """Which keys stand among the newest positions: of the prompt, and of the steps behind it.
+
+  Auxiliary positions do, as whole texts read them everywhere.
+  """
+  lengths, (_, beams, length) = state["lengths"], state["ancestry"].shape
+  prompt = jnp.arange(state["prompt"].shape[-1])[None]
+  steps = lengths + jnp.repeat(jnp.arange(length), beams)[None]
+  first = lengths + state["position"] - window + 1
+  near = jnp.concatenate([prompt >= first, steps >= first], axis=1)
+  return jnp.pad(near, ((0, 0), (before, 0)), constant_values=True)[:, None, None]
 
 
 def initial_state(

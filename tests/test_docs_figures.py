@@ -495,7 +495,7 @@ BEST = (
   ("scan_mcd2-3000-steps", "relative, scratchpad", "test", ""),
   ("scan_mcd3-3000-steps", "relative, scratchpad", "test", ""),
   ("scan_length_26-3000-steps", "relative, scratchpad", "test", "100"),
-  ("scan_length-3000-steps", "relative, scratchpad", "test", "20"),
+  ("scan_length-3000-steps", "relative, sliding window, scratchpad", "test", "20"),
   ("scan_around_right-3000-steps", "relative, added primitives, scratchpad", "test", "97.6"),
   ("scan_jump-5000-steps", "relative, added primitives, scratchpad", "test", "98"),
   ("copy-3000-steps", "relative, index hints", "longer_2", ""),
@@ -848,17 +848,11 @@ def longest_commands():
     " 128 and none beyond"
   )
   assert not found["129-192"]
-  test, valid = (
-    {
-      row: {seed: one["scores"][part]["exact_match"] for seed, one in runs.items()}
-      for row, runs in cells("generalisation/scan_mcd3-3000-steps").items()
-    }
-    for part in ("test", "valid")
-  )
-  windowed = "relative, sliding window, scratchpad"
-  yield f"Seed 2 has {test[windowed][2]:.1f} % of the test with the window, and" + (
-    f" {test['relative, scratchpad'][2]:.1f} without"
-  )
+  windowed, mcd3 = "relative, sliding window, scratchpad", "generalisation/scan_mcd3-3000-steps"
+  test, valid = (seeds(mcd3, windowed, part, "exact_match") for part in ("test", "valid"))
+  lengths = seeds("generalisation/scan_length-3000-steps", windowed, "test", "exact_match")
+  shares = ["{:.1f}, {:.1f} and {:.1f} %".format(*found) for found in (lengths, test)]
+  yield f"It has {shares[0]} of the longer commands right, and {shares[1]} of MCD3"
   near = [record(f"systematic/scan_mcd3-scratchpad-near-words-seed{seed}.json") for seed in (1, 2)]
   yield "bring {:.1f} and {:.1f} % (seeds 1 and 2; the first leaves".format(
     *(one["scores"]["valid"]["exact_match"] for one in near)
@@ -866,7 +860,7 @@ def longest_commands():
   more = record("systematic/scan_mcd3-sliding-window-dropout-0.3-seed2.json")["splits"][0]
   assert more["split"] == "valid"
   yield (
-    f"{valid[windowed][1]:.1f} and {valid[windowed][2]:.1f} % (seeds 1 and 2), and with dropout 0.3"
+    f"{valid[1]:.1f} and {valid[2]:.1f} % (seeds 1 and 2), and with dropout 0.3"
     f" {more['exact_match']:.1f} % (seed 2;"
   )
 

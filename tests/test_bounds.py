@@ -100,6 +100,9 @@ def test_moments_that_are_divided_count_by_their_part(monkeypatch):
   divided = sharding.divided_over("data", whole, params)
   monkeypatch.setattr(memory, "room", lambda: (int(9.1e6), 1, "this machine"))
   memory.check_fits(params, (whole, 2), (divided, 2))  # of 4 MB and of 0.5 MB
+  monkeypatch.setattr(memory, "room", lambda: (int(8.9e6), 1, "this machine"))
+  with pytest.raises(UserError, match=r"9\.0 MB .* 8\.9 MB.*shard_optimizer"):
+    memory.check_fits(params, (whole, 2), (divided, 2))
 
 
 def test_the_memory_of_this_machine_is_known():

@@ -859,10 +859,9 @@ def longest_commands():
   )
   more = record("systematic/scan_mcd3-sliding-window-dropout-0.3-seed2.json")["splits"][0]
   assert more["split"] == "valid"
-  yield (
-    f"{valid[1]:.1f} and {valid[2]:.1f} % (seeds 1 and 2), and with dropout 0.3"
-    f" {more['exact_match']:.1f} % (seed 2;"
-  )
+  plain = seeds(mcd3, "relative, scratchpad", "valid", "exact_match")
+  yield "({:.1f}, {:.1f} and {:.1f} %, without it {:.1f}, {:.1f} and {:.1f})".format(*valid, *plain)
+  yield f"one of five with dropout 0.3 {more['exact_match']:.1f} % (seed 2;"
 
 
 def commands_in_short():
@@ -875,7 +874,12 @@ def commands_in_short():
     return f"{high:.1f} %" if low == high else f"{low:.1f} to {high:.1f} %"
 
   yield f"{between('length_26')} of longer commands than the 26 actions of training"
-  yield f"({shares['scan_length']} % where training is cut at 22)"
+  lengths = (
+    seeds("generalisation/scan_length-3000-steps", row, "test", "exact_match")
+    for row in ("relative, scratchpad", "relative, sliding window, scratchpad")
+  )
+  whole, windowed = (", ".join(f"{share:.1f}" for share in found) for found in lengths)
+  yield f"(where training is cut at 22, {whole} %, and {windowed} % in a sliding window)"
   yield f"{between('mcd1', 'mcd2')} of compounds that diverge in MCD1 and MCD2"
   yield f"and {between('mcd3')} in MCD3"
   yield f"{between('jump')} of `addprim_jump`, three runs each"

@@ -153,7 +153,7 @@ def train(run: Run, begin: TrainState | None = None) -> dict[str, Trained]:
     micro_batches=1,
     ema=experiment.ema,
     mask=trainable_mask(start().params, "all"),
-    places=run.update_shardings if experiment.shard_optimizer else None,
+    update_shardings=run.update_shardings if experiment.shard_optimizer else None,
   )
   jitted = jax.jit(step, out_shardings=(run.state_shardings, sharding.replicated(run.mesh)))
   found = {}

@@ -28,11 +28,11 @@ class AttentionMask:
     valid: true where a key is a token, not padding.
     segments: number of the segment of every position behind the prefix, ascending; a query reads
       its own segment and segment 0.
-    window: where the mask is causal, a query reads its own position and those right before it, so
-      many in all, and the prefix; 0: all before.
     prefix: positions in front of the text that all queries read. Their own queries read no text
       where the mask is causal, and segment 0 alone where there are segments, so that no segment
       reads another one through them.
+    window: where the mask is causal, a query reads its own position and those right before it, so
+      many in all, and the prefix; 0: all before.
     explicit: any other rule, formed in full.
     others: masks that have to allow it, too.
     alternatives: masks one of which has to allow it.

@@ -127,6 +127,9 @@ def plastic_lm(scale: str) -> Spec:
   return Spec(title, scales[scale], _rows("plastic_lm", variants, {}), "LSTM", columns)
 
 
+_QUERIES = "share of query examples"
+
+
 def few_shot(scale: str) -> Spec:
   """Methods of few-shot classification on generated characters, 600 episodes.
 
@@ -136,8 +139,8 @@ def few_shot(scale: str) -> Spec:
   scales = {"5way": "5 classes, 1 example of each", "20way": "20 classes, 1 example of each"}
   check_choice("--scale", scale, scales)
   columns = [
-    Column("accuracy", "test", "accuracy", 4),
-    Column("accuracy valid", "valid", "accuracy", 4),
+    Column("accuracy", "test", "accuracy", 4, unit=_QUERIES),
+    Column("accuracy valid", "valid", "accuracy", 4, unit=_QUERIES),
   ]
   if scale == "20way":
     rows = _rows("few_shot_maml", {"MAML": "20way"}, {"MAML": {"accuracy": 0.958}})
@@ -145,7 +148,7 @@ def few_shot(scale: str) -> Spec:
     variants = {"MAML": "", "MAML, first order": "first_order", "Meta-SGD": "meta_sgd"}
     rows = _rows("few_shot_maml", variants | {"ANIL": "anil"}, {"MAML": {"accuracy": 0.987}})
     # One run is scored both ways: what it learned depends on no number of classes.
-    columns.append(Column("accuracy, 20 classes", "test", "20_way/accuracy", 4))
+    columns.append(Column("accuracy, 20 classes", "test", "20_way/accuracy", 4, unit=_QUERIES))
     published = {"accuracy": 0.988, "accuracy, 20 classes": 0.960}
     variants = {"prototypes": "", "matching": "matching"}
     rows |= _rows("few_shot_prototypes", variants, {"prototypes": published})
@@ -183,10 +186,10 @@ def leopard(scale: str) -> Spec:
   made = _rows("few_shot_sentences", variants, {})
   rows = {name: dataclasses.replace(row, seeded=seeded) for name, row in made.items()}
   columns = (
-    Column("accuracy, 4 examples", "test", "4_shot/accuracy", 4),
-    Column("accuracy, 8 examples", "test", "accuracy", 4),
-    Column("accuracy, 16 examples", "test", "16_shot/accuracy", 4),
-    Column("accuracy valid", "valid", "accuracy", 4),
+    Column("accuracy, 4 examples", "test", "4_shot/accuracy", 4, unit=_QUERIES),
+    Column("accuracy, 8 examples", "test", "accuracy", 4, unit=_QUERIES),
+    Column("accuracy, 16 examples", "test", "16_shot/accuracy", 4, unit=_QUERIES),
+    Column("accuracy valid", "valid", "accuracy", 4, unit=_QUERIES),
   )
   title = "Few-shot classification of sentences (Kolios 2023, section 4.8.8)"
   return Spec(title, scales[scale], rows, first, columns)

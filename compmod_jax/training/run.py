@@ -209,7 +209,7 @@ class Run:
       total_steps=self.total_steps,
       group_rates=self.group_rates,
       products=self.experiment.products,
-      places=self.update_shardings if self.experiment.shard_optimizer else None,
+      update_shardings=self.update_shardings if self.experiment.shard_optimizer else None,
     )
     # Every process reads the metrics, without having to ask the others.
     places = self.state_shardings, sharding.replicated(self.mesh)

@@ -157,7 +157,7 @@ def make_step(
   total_steps: int = 1,
   group_rates: Mapping[str, Callable[[ArrayLike], jax.Array]] | None = None,
   products: Products = "model",
-  places: PyTree | None = None,
+  update_shardings: PyTree | None = None,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, dict[str, Any]]]:
   """The step of a phase: a pure function from state, batch and random key to state and metrics.
 
@@ -168,7 +168,7 @@ def make_step(
   does. What the task varies in the course of training spans `total_steps` batches, those of all
   phases. Where groups of parameters have rates of their own, metrics have those of `group_rates`.
   `products` of the loss and its gradients, not of the optimizer, may be rounded.
-  With `places`, shardings like the parameters, every device updates its part of them.
+  With `update_shardings`, a tree like the parameters, every device updates its part of them.
   """
   optimizer = optax.with_extra_args_support(optimizer)
 
@@ -176,7 +176,9 @@ def make_step(
     return jax.tree.map(lambda m, n, o: n if m else o, moves, new, old)
 
   def divided(tree: Params) -> Params:
-    return tree if places is None else jax.lax.with_sharding_constraint(tree, places)
+    if update_shardings is None:
+      return tree
+    return jax.lax.with_sharding_constraint(tree, update_shardings)
 
   def step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
     rng = jax.random.fold_in(key, state.step)

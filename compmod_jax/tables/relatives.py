@@ -127,7 +127,7 @@ def plastic_lm(scale: str) -> Spec:
   return Spec(title, scales[scale], _rows("plastic_lm", variants, {}), "LSTM", columns)
 
 
-_QUERIES = "share of query examples"
+_QUERIES = "share of queries"
 
 
 def few_shot(scale: str) -> Spec:

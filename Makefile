@@ -25,8 +25,10 @@ test: $(VENV)/.test lint types
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "$(FAST)"
 
 # Runs, kills and continues programs as users start them: several hosts, TPU scripts, signals.
+# Only files that have such tests are imported.
 test-programs: $(VENV)/.test
-	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "programs and not slow"
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "programs and not slow" \
+	  $$(grep --recursive --files-with-matches --include='*.py' 'mark\.programs' tests)
 
 # Compares with PyTorch and Hugging Face; their wheels are large, so they get a place of their own,
 # without hashes: which file of PyTorch is right differs between machines.
@@ -41,11 +43,8 @@ test-slow: $(VENV)/.test
 test-data: $(VENV)/.test
 	$(VENV)/bin/python -m pytest -m real_data
 
-# Installs the wheel as users do, in an environment of its own, and works with it far from here.
-test-wheel: $(VENV)/.test wheel
-	rm -rf $(INSTALLED)
-	$(PYTHON) -m venv $(INSTALLED)
-	set -- dist/*.whl && $(INSTALLED)/bin/pip install $(PIP_FLAGS) "$$1[train]"
+# Works with the installed wheel, far from here.
+test-wheel: $(VENV)/.test $(INSTALLED)/.train
 	COMPMOD_INSTALLED=$(INSTALLED) $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m slow \
 	  tests/test_wheel.py
 
@@ -92,6 +91,15 @@ types: $(VENV)/.test
 wheel: $(VENV)/.run
 	rm -rf build dist *.egg-info
 	$(VENV)/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# Installs the wheel as users do, in an environment of its own.
+$(INSTALLED)/.train: $(shell find compmod_jax -type f -not -name '*.pyc') \
+    pyproject.toml constraints.txt
+	$(MAKE) wheel
+	rm -rf $(INSTALLED)
+	$(PYTHON) -m venv $(INSTALLED)
+	set -- dist/*.whl && $(INSTALLED)/bin/pip install $(PIP_FLAGS) "$$1[train]"
+	@touch $@
 
 # Writes requirements/ again, after constraints.txt or pyproject.toml has changed; needs uv.
 lock:

@@ -1,6 +1,7 @@
 """SCAN: the published counts, the semantics, and which commands each split holds out."""
 
 import gzip
+import itertools
 import zlib
 from collections import Counter
 
@@ -270,6 +271,24 @@ def test_a_scratchpad_counts_down_arguments_repetitions_and_actions():
   assert ScanData(scratchpad=True).label_counts == {}
 
 
+def test_a_scratchpad_may_say_what_follows_every_action_and_changes_in_nothing_else():
+  plain, longer = (
+    ScanData("mcd1", scratchpad=True, what_follows=on).load("test").target for on in (False, True)
+  )
+  names = {"A": "argument", "R": "repetition", "S": "step"}
+  for words, others in zip(plain, longer, strict=True):
+    parts = others.split()
+    follows = parts[3::5]
+    del parts[3::5]
+    assert " ".join(parts) == words
+    numbers = [tuple(parts[i : i + 3]) for i in range(0, len(parts), 4)]
+    for number, (now, after) in enumerate(itertools.pairwise(numbers)):
+      # The first number that is another one says which function goes on.
+      changed = next(a[0] for a, b in zip(now, after, strict=True) if a != b)
+      assert follows[number] == names[changed]
+    assert follows[-1] == "end"
+
+
 def test_published_files_are_read(folder):
   data = ScanData("mcd1", folder=str(folder), valid=2)
   train = data.load("train")
@@ -392,6 +411,7 @@ def test_pairs_say_where_they_stand_and_how_they_are_scored():
     (lambda: ScanData("length", cut=23), "cut is 23; it must be one of 22, 24, 25"),
     (lambda: ScanData(cut=24), "cut is 24"),
     (lambda: ScanData(added_primitives=-1), "added_primitives is -1"),
+    (lambda: ScanData(what_follows=True), "what_follows is on, but scratchpad is off"),
     (lambda: ScanData().load("dev"), "'dev'"),
     (lambda: published_lines("length", "valid"), "part is 'valid'"),  # type: ignore[arg-type]
     (lambda: interpret("jump jump"), "20,910"),

@@ -363,7 +363,7 @@ def _arguments(command: str) -> Iterator[tuple[int, int, int]]:
     yield argument, repetitions, turns + (0 if verb == "turn" else turns if "around" in how else 1)
 
 
-def with_scratchpad(command: str, actions: str) -> str:
+def with_scratchpad(command: str, actions: str, what_follows: bool = False) -> str:
   """The actions, before each of which stands how much of the command's functions is left.
 
   `A1 R0 S2 I_JUMP`: after this action, one argument of `and` or `after`, no repetition of the
@@ -373,6 +373,9 @@ def with_scratchpad(command: str, actions: str) -> str:
   Args:
     command: words separated by blanks.
     actions: likewise.
+    what_follows: whether a word more before each action says what follows it: the next `step` of
+      this repetition, the next `repetition`, the next `argument` or the `end`. After it numbers are
+      counted down or copied by that word alone, whichever of them training has seen together.
 
   Raises:
     UserError: SCAN's grammar does not derive the command.
@@ -388,10 +391,14 @@ def with_scratchpad(command: str, actions: str) -> str:
       (len(arguments) - number,), reversed(range(repetitions)), reversed(range(steps))
     )
   ]
-  return " ".join(
-    f"A{argument} R{repetition} S{step} {action}"
-    for (argument, repetition, step), action in zip(left, actions.split(), strict=True)
-  )
+  words = list[str]()
+  for (argument, repetition, step), action in zip(left, actions.split(), strict=True):
+    words += (f"A{argument}", f"R{repetition}", f"S{step}")
+    if what_follows:
+      remains = {"step": step, "repetition": repetition, "argument": argument}
+      words.append(next((name for name, number in remains.items() if number), "end"))
+    words.append(action)
+  return " ".join(words)
 
 
 _LINE = re.compile(r"IN: (\S.*?) OUT: (\S.*)")
@@ -484,6 +491,8 @@ class ScanData:
   scratchpad: bool = False
   """before each action, targets say how much of the command's functions is left; see
   `with_scratchpad`"""
+  what_follows: bool = False
+  """before each action, a scratchpad says in one word what follows it, too"""
   folder: str = ""
   """where the published files of the split are (tasks_train_SPLIT.txt, tasks_test_SPLIT.txt, and
   tasks_val_SPLIT.txt if there is one), plain or gzipped; may start with an environment variable.
@@ -508,6 +517,11 @@ class ScanData:
     check(
       0 <= self.added_primitives <= _MOST_COPIES,
       f"added_primitives is {self.added_primitives}; it must be 0 to {_MOST_COPIES:,}.",
+    )
+    check(
+      self.scratchpad or not self.what_follows,
+      "what_follows is on, but scratchpad is off, to which it adds a word; set scratchpad=True too,"
+      " or what_follows=False.",
     )
     self._check_sizes(None if self.folder else self._distinct)
 
@@ -598,11 +612,13 @@ class ScanData:
     return read_commands(find_file(folder, file, "folder and split"))
 
   def _pairs(self, part: str, commands: Sequence[Command]) -> Pairs:
-    sources = [command for command, _ in commands]
-    written = itertools.starmap(with_scratchpad, commands) if self.scratchpad else None
+    sources, targets = ([pair[side] for pair in commands] for side in range(2))
+    if self.scratchpad:
+      written = functools.partial(with_scratchpad, what_follows=self.what_follows)
+      targets = list(map(written, sources, targets))
     return Pairs(
       source=sources,
-      target=[actions for _, actions in commands] if written is None else list(written),
+      target=targets,
       info=_WordFunctions(sources),
       where=lambda i: f"scan:{self.split}/{part}[{i}]",
       metric="exact_match",

@@ -3,13 +3,14 @@
 import dataclasses
 import math
 import time
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from compmod_jax.core import sharding
-from compmod_jax.core.bounds import numbers
+from compmod_jax.core.bounds import check_least, numbers
 from compmod_jax.core.errors import UserError
 from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.models.transformer import TransformerConfig
@@ -110,3 +111,12 @@ def test_the_memory_of_this_machine_is_known():
   assert 2**28 < size < 2**50
   assert copies == len(jax.local_devices())
   assert where == "this machine"
+
+
+def test_fields_below_their_least_are_refused_by_path_and_value():
+  given = types.SimpleNamespace(rows=1, share=0.5)
+  check_least(given, "task.", rows=1, share=0.5)
+  with pytest.raises(UserError, match=r"^task\.share is 0\.5; it must be at least 0\.75\.$"):
+    check_least(given, "task.", rows=1, share=0.75)
+  with pytest.raises(UserError, match=r"^rows is 1; it must be at least 2\.$"):
+    check_least(given, rows=2, share=0.75)

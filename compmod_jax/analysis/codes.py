@@ -23,6 +23,7 @@ from compmod_jax.analysis.report import style
 from compmod_jax.analysis.report.page import Page, Picture, Section, Table
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.types import Params
 from compmod_jax.tasks.base import Batch
@@ -46,7 +47,7 @@ class Codes:
   """Weight of the squared norm of a classifier, relative to the mean loss."""
 
   def __post_init__(self):
-    errors.check(self.training >= 10, f"--training is {self.training}; it must be at least 10.")
+    check_least(self, "--", training=10)
     errors.check(self.penalty > 0, f"--penalty is {self.penalty}; it must be positive.")
 
   def measure(self, subject: Subject) -> "list[Probed]":

@@ -13,6 +13,7 @@ from compmod_jax.analysis.report import style
 from compmod_jax.analysis.report.page import Page, Picture, Section, Table
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.sharding import fetch
 from compmod_jax.tasks.base import Batch, Params
@@ -87,9 +88,7 @@ class Forgetting:
   def __post_init__(self):
     for name in self.protocols:
       errors.check_choice("--protocols", name, PROTOCOLS)
-    for field, least in (("classes", 0), ("neighbours", 1), ("pictures", 1)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"--{field} is {value}; it must be at least {least}.")
+    check_least(self, "--", classes=0, neighbours=1, pictures=1)
     errors.check(self.classes != 1, "--classes is 1; there is nothing to forget. Give 2 or more.")
     errors.check(
       0 <= self.active < 1, f"--active is {self.active}; it is a share, at least 0 and below 1."

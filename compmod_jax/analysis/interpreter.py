@@ -16,6 +16,7 @@ from compmod_jax.analysis.report import style
 from compmod_jax.analysis.report.page import Page, Picture, Section, Table
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.sharding import fetch
 from compmod_jax.core.types import Params
@@ -41,9 +42,7 @@ class Functions:
       all(one >= 1 for one in self.added),
       f"--added is {self.added}; each of them is a number of functions, at least 1.",
     )
-    for field in ("draws", "shown"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"--{field} is {value}; it must be at least 1.")
+    check_least(self, "--", draws=1, shown=1)
 
   def measure(self, subject: Subject) -> "Measured":
     """Routing over the chosen examples; scores over the whole split.

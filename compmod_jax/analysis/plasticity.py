@@ -22,6 +22,7 @@ from compmod_jax.analysis.report.page import Page, Picture, Section, Table
 from compmod_jax.analysis.routing import added
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import Edit, Intermediates
 from compmod_jax.core.sharding import fetch
 from compmod_jax.core.types import Params
@@ -45,10 +46,7 @@ class Plasticity:
   """Connections that are drawn, those whose traces vary most."""
 
   def __post_init__(self):
-    errors.check(self.shown >= 0, f"--shown is {self.shown}; it must not be negative.")
-    errors.check(
-      self.connections >= 1, f"--connections is {self.connections}; it must be at least 1."
-    )
+    check_least(self, "--", shown=0, connections=1)
 
   def measure(self, subject: Subject) -> "Measured":
     """Means over the chosen sequences, the first of them one by one, and scores of the whole split.

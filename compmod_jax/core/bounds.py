@@ -1,4 +1,4 @@
-"""Numbers that no configuration can mean: not finite, or larger than anything could be."""
+"""Numbers that no configuration can mean: not finite, too large for anything, or too small."""
 
 import dataclasses
 import math
@@ -48,6 +48,22 @@ def check_numbers(config: Dataclass, prefix: str = "") -> None:
       abs(value) <= most,
       f"{path} is {value:,}; it must be at most {most:,}: {why}. Give a smaller one.",
     )
+
+
+def check_least(config: object, prefix: str = "", /, **least: float) -> None:
+  """Refuses fields that are smaller than they can be.
+
+  Args:
+    config: what has the fields.
+    prefix: path of the configuration, such as "task.".
+    **least: the smallest value of each field.
+
+  Raises:
+    UserError: a field is smaller; it names field, value and rule.
+  """
+  for field, smallest in least.items():
+    value = getattr(config, field)
+    check(value >= smallest, f"{prefix}{field} is {value}; it must be at least {smallest}.")
 
 
 def numbers(config: object, prefix: str = "") -> Iterator[tuple[str, int | float]]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core import durable
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.data import pipeline
 from compmod_jax.data.base import Batch, Dataset, TrainIterator
@@ -183,15 +184,11 @@ class BlocksConfig(Protocol):
 
 def check_blocks(task: BlocksConfig) -> None:
   """Raises a `UserError` for a value of a task's configuration that cannot be."""
-  check(task.length >= 2, f"task.length is {task.length}; it must be at least 2.")
+  check_least(task, "task.", length=2, tokenizer_documents=1)
   check(
     task.batch_tokens >= task.length and task.batch_tokens % task.length == 0,
     f"task.batch_tokens is {task.batch_tokens}; it must be a multiple of task.length ="
     f" {task.length}.",
-  )
-  check(
-    task.tokenizer_documents >= 1,
-    f"task.tokenizer_documents is {task.tokenizer_documents}; it must be at least 1.",
   )
   check(
     0 < task.small_share < 1,

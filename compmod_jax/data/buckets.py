@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check
 
 
@@ -36,9 +37,7 @@ class BatchConfig:
   episodes and learning at two levels, both sides are padded to the bucket."""
 
   def __post_init__(self) -> None:
-    for field in ("tokens", "bucket_count", "bucket_multiple", "prefetch"):
-      value = getattr(self, field)
-      check(value >= 1, f"{field} is {value}; it must be at least 1.")
+    check_least(self, tokens=1, bucket_count=1, bucket_multiple=1, prefetch=1)
     for field in ("short_first", "short_batches"):
       value = getattr(self, field)
       check(value >= 0, f"{field} is {value}; it must not be negative.")

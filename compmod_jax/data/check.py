@@ -8,6 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check
 from compmod_jax.data.base import DataError, Pairs
 from compmod_jax.data.tokenizers.vocabulary import Tokenizer
@@ -32,9 +33,7 @@ class Limits:
 
   def __post_init__(self) -> None:
     check(self.max_ratio > 1, f"max_ratio is {self.max_ratio}; it must be above 1.")
-    for field, least in (("longest", 2), ("min_difference", 0), ("first", 0)):
-      value = getattr(self, field)
-      check(value >= least, f"{field} is {value}; it must be at least {least}.")
+    check_least(self, longest=2, min_difference=0, first=0)
 
 
 @dataclasses.dataclass

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import UserError, check, check_choice, short_list
 from compmod_jax.data import pipeline
 from compmod_jax.data.base import Batch, ClassExamples, Dataset, HasClasses, TrainIterator
@@ -46,9 +47,7 @@ class ClassEpisodeConfig:
   """Episodes of a global batch."""
 
   def __post_init__(self):
-    for field, least in (("ways", 2), ("shots", 1), ("queries", 1), ("batch", 1)):
-      value = getattr(self, field)
-      check(value >= least, f"episodes.{field} is {value}; it must be at least {least}.")
+    check_least(self, "episodes.", ways=2, shots=1, queries=1, batch=1)
 
   @property
   def support(self) -> int:

@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data import pipeline
 from compmod_jax.data.base import Batch, D, DatasetAround, TrainIterator
@@ -47,9 +48,7 @@ class EpisodeConfig:
   wherever documents end."""
 
   def __post_init__(self):
-    for field in ("support", "query", "batch"):
-      value = getattr(self, field)
-      check(value >= 1, f"episodes.{field} is {value}; it must be at least 1.")
+    check_least(self, "episodes.", support=1, query=1, batch=1)
     check_choice("episodes.within", self.within, ("document", "text"))
 
   @property

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.base import DataError
 
@@ -65,9 +66,7 @@ class CopyingData:
   """Of what is drawn."""
 
   def __post_init__(self):
-    for field in ("symbols", "length", "train", "valid", "test"):
-      value = getattr(self, field)
-      check(value >= 1, f"task.data.{field} is {value}; it must be at least 1.")
+    check_least(self, "task.data.", symbols=1, length=1, train=1, valid=1, test=1)
     check(self.symbols <= 100, f"task.data.symbols is {self.symbols}; it must be at most 100.")
     for value in (self.blanks, *self.test_blanks):
       check(value >= 0, f"task.data.blanks has {value}; it must not be negative.")
@@ -139,9 +138,7 @@ class AssociationData:
   """Of what is drawn."""
 
   def __post_init__(self):
-    for field in ("cues", "answers", "train", "valid", "test"):
-      value = getattr(self, field)
-      check(value >= 1, f"task.data.{field} is {value}; it must be at least 1.")
+    check_least(self, "task.data.", cues=1, answers=1, train=1, valid=1, test=1)
     check(
       self.cues + self.answers < 256,
       f"task.data.cues and task.data.answers are {self.cues} and {self.answers}; together they must"
@@ -222,7 +219,7 @@ class DigitsData:
   def __post_init__(self):
     for value in (self.size, *self.test_sizes):
       check(value >= 1, f"task.data.size has {value}; it must be at least 1.")
-    check(self.valid >= 1, f"task.data.valid is {self.valid}; it must be at least 1.")
+    check_least(self, "task.data.", valid=1)
 
   @property
   def steps(self) -> int:

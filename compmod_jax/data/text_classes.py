@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import UserError, check, check_choice, short_list
 from compmod_jax.core.untrusted import parse_json
 from compmod_jax.data import pipeline
@@ -59,9 +60,7 @@ class SentenceData:
   """Properties of the test."""
 
   def __post_init__(self):
-    for field, least in (("seed", 0), ("sentences", 5), ("examples", 2), ("words", 5)):
-      value = getattr(self, field)
-      check(value >= least, f"task.data.{field} is {value}; it must be at least {least}.")
+    check_least(self, "task.data.", seed=0, sentences=5, examples=2, words=5)
     seen = dict[str, str]()
     for split in SPLITS:
       own = getattr(self, split)
@@ -151,7 +150,7 @@ class QuestionsBySet:
   """Sets of the test."""
 
   def __post_init__(self):
-    check(self.examples >= 2, f"task.data.examples is {self.examples}; it must be at least 2.")
+    check_least(self, "task.data.", examples=2)
     for split in SPLITS:
       for name in getattr(self, split):
         check_choice(f"task.data.{split}", name, DEVELOPMENT_SETS)

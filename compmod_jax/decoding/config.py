@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.core.rounding import Products, rounded
 from compmod_jax.decoding.beam import beam_search
@@ -57,9 +58,7 @@ class DecodeConfig:
     check_choice("method", self.method, ("beam", "greedy", "sample"))
     check_choice("stop", self.stop, ("filled", "bound"))
     check_choice("products", self.products, get_args(Products))
-    for field in ("beams", "n_best"):
-      value = getattr(self, field)
-      check(value >= 1, f"{field} is {value}; it must be at least 1.")
+    check_least(self, beams=1, n_best=1)
     for field in ("length_penalty", "max_ratio", "max_extra", "top_k"):
       value = getattr(self, field)
       check(value >= 0, f"{field} is {value}; it must be 0 or more.")
@@ -74,7 +73,7 @@ class DecodeConfig:
       "choose the method 'greedy'.",
     )
     check(self.recode_size >= 0, f"recode_size is {self.recode_size}; it must be 0 or more.")
-    check(self.recode_steps >= 1, f"recode_steps is {self.recode_steps}; it must be at least 1.")
+    check_least(self, recode_steps=1)
     check(0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]; 1 keeps all tokens.")
     most = {"beam": self.beams, "greedy": 1, "sample": self.n_best}[self.method]
     check(

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import EditMaker
 from compmod_jax.layers.attention import Attention
 from compmod_jax.layers.attention_forms import AttentionForm
@@ -149,9 +149,7 @@ class StackConfig:
 
   def __post_init__(self):
     check_numbers(self, "model.")
-    for field in ("dim", "heads", "ffn_dim", "max_length"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    check_least(self, "model.", dim=1, heads=1, ffn_dim=1, max_length=1)
     errors.check(
       self.head_dim is not None or self.dim % self.heads == 0,
       f"model.heads is {self.heads}, which does not divide model.dim = {self.dim}; each head is"

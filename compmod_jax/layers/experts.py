@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.config import completed
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.sharding import logical
@@ -61,8 +62,7 @@ class ExpertsConfig:
   DeepSeekMoE)."""
 
   def __post_init__(self):
-    errors.check(self.count >= 1, f"experts.count is {self.count}; it must be at least 1.")
-    errors.check(self.shared >= 0, f"experts.shared is {self.shared}; it must be at least 0.")
+    check_least(self, "experts.", count=1, shared=0)
     errors.check(
       self.competition.rule != "top_k" or self.competition.keep is not None,
       "experts.competition.keep is not given, but experts.competition.rule is 'top_k', which needs"

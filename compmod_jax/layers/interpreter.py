@@ -46,7 +46,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import ACTIVATIONS, Activation, Dropout, layer_norm
@@ -91,12 +91,8 @@ class ScriptConfig:
 
   def __post_init__(self):
     check_numbers(self, "model.")
-    for field in (
-      "dim", "functions", "iterations", "lines", "heads", "ffn_dim", "code_dim", "type_dim",
-      "type_hidden",
-    ):  # fmt: skip
-      value = getattr(self, field)
-      errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    check_least(self, "model.", functions=1, iterations=1, lines=1, heads=1)
+    check_least(self, "model.", dim=1, ffn_dim=1, code_dim=1, type_dim=1, type_hidden=1)
     errors.check(
       self.dim % self.heads == 0,
       f"model.heads is {self.heads}, which does not divide model.dim = {self.dim}; each head is"

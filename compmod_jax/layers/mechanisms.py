@@ -24,6 +24,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import group_product, over_rows
 from compmod_jax.core.sharding import logical
@@ -47,9 +48,7 @@ class MechanismsConfig:
     errors.check(
       self.count >= 2, f"mechanisms.count is {self.count}; it takes at least 2 to be independent."
     )
-    for field in ("exchange_heads", "exchange_dim"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"mechanisms.{field} is {value}; it must be at least 1.")
+    check_least(self, "mechanisms.", exchange_heads=1, exchange_dim=1)
 
   def check_sizes(self, dim: int, heads: int, ffn_dim: int) -> None:
     """Checks that sizes of a model can be split.

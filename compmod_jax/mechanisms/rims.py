@@ -34,6 +34,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.sharding import logical
 
@@ -93,9 +94,9 @@ class RimConfig:
   """Dropout in training on what modules read from each other."""
 
   def __post_init__(self):
-    for field in ("modules", "active", "dim", "input_heads", "input_key_dim", "heads", "head_dim"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"cell.{field} is {value}; it must be at least 1.")
+    check_least(
+      self, "cell.", modules=1, active=1, dim=1, input_heads=1, input_key_dim=1, heads=1, head_dim=1
+    )
     errors.check(
       self.active <= self.modules,
       f"cell.active is {self.active}, but cell.modules is {self.modules}; no more modules can be"

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.models.base import ModelConfig
 
 _OUTSIDE = 0.1  # slope of an expert's output below 0 and above 1
@@ -48,15 +48,15 @@ class CompetingExpertsConfig(ModelConfig):
   def __post_init__(self):
     check_numbers(self, "model.")
     errors.check_choice("model.activation", self.activation, _ACTIVATIONS)
-    for field, least in (
-      ("experts", 1),
-      ("layers", 1),
-      ("filters", 1),
-      ("discriminator_layers", 1),
-      ("discriminator_filters", 1),
-    ):
-      value = getattr(self, field)
-      errors.check(value >= least, f"model.{field} is {value}; it must be at least {least}.")
+    check_least(
+      self,
+      "model.",
+      experts=1,
+      layers=1,
+      filters=1,
+      discriminator_layers=1,
+      discriminator_filters=1,
+    )
     errors.check(
       self.experts <= 2**16 and self.discriminator_layers <= 16,
       f"model.experts is {self.experts} and model.discriminator_layers"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.models.base import ModelConfig
 
@@ -43,9 +43,7 @@ class ConvNetConfig(ModelConfig):
 
   def __post_init__(self):
     check_numbers(self, "model.")
-    for field in ("blocks", "filters"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    check_least(self, "model.", blocks=1, filters=1)
     errors.check_choice("model.halve", self.halve, ("pool", "stride"))
 
   def describe(self) -> str:

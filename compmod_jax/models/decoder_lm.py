@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
@@ -83,10 +83,7 @@ class DecoderConfig(RelativeBiasConfig, SystematicConfig, TextStackConfig, Model
 
   def __post_init__(self):
     check_numbers(self, "model.")
-    errors.check(
-      self.decoder_layers >= 1,
-      f"model.decoder_layers is {self.decoder_layers}; it must be at least 1.",
-    )
+    check_least(self, "model.", decoder_layers=1)
     super().__post_init__()
     self.check_relative_bias()
     check_sliding_window(self.sliding_window)

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
@@ -71,10 +71,7 @@ class EncoderConfig(SystematicConfig, ModelConfig):
 
   def __post_init__(self):
     check_numbers(self, "model.")
-    errors.check(
-      self.encoder_layers >= 1,
-      f"model.encoder_layers is {self.encoder_layers}; it must be at least 1.",
-    )
+    check_least(self, "model.", encoder_layers=1)
     super().__post_init__()
     errors.check_choice("model.norm", self.norm, ("pre", "post"))
     errors.check(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import copies_of_rows, over_rows, rows_of_copies
@@ -67,9 +67,7 @@ class LstmConfig(ModelConfig):
 
   def __post_init__(self):
     check_numbers(self, "model.")
-    for field in ("layers", "dim", "embedding_dim"):
-      value = getattr(self, field)
-      check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    check_least(self, "model.", layers=1, dim=1, embedding_dim=1)
     check(
       not self.tied or self.dim == self.embedding_dim,
       f"model.tied needs model.embedding_dim = model.dim, but they are {self.embedding_dim} and"

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
@@ -105,9 +105,7 @@ class NemotConfig(TextStackConfig, ModelConfig):
       f"The auxiliary tokens would be {', '.join(names)}; extra_tokens and tasks must be different"
       " lower-case names, none of them cls, enc or dec.",
     )
-    for field in ("vanilla_layers", "modulatory_layers", "output_layers"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    check_least(self, "model.", vanilla_layers=1, modulatory_layers=1, output_layers=1)
     errors.check_choice("model.gate", self.gate, ("on", "off"))
     errors.check_choice("model.gate_start", self.gate_start, ("stream", "half"))
     errors.check_choice("model.highlighting", self.highlighting, ("off", "embedding", "vanilla"))

@@ -21,6 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.sharding import logical
 from compmod_jax.core.types import Params
@@ -49,9 +50,7 @@ class InterpreterConfig(ScriptConfig, ModelConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    for field in ("scripts", "max_length"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    check_least(self, "model.", scripts=1, max_length=1)
     errors.check_choice("model.cls", self.cls, ("outputs", "one"))
 
   def describe(self) -> str:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.models.base import ModelConfig
 from compmod_jax.models.conv_net import convolve
@@ -69,9 +69,7 @@ class NeuromodulatedConfig(ModelConfig):
   def __post_init__(self):
     check_numbers(self, "model.")
     errors.check_choice("model.kind", self.kind, ("anml", "oml", "plain"))
-    for field, least in (("blocks", 2), ("filters", 1), ("modulator_filters", 1)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"model.{field} is {value}; it must be at least {least}.")
+    check_least(self, "model.", blocks=2, filters=1, modulator_filters=1)
 
   def describe(self) -> str:
     """Kind and sizes, in a few words."""

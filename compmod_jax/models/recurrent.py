@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree, Shaped
 
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.errors import check
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
@@ -42,7 +42,7 @@ class SizedCellConfig:
   """Width of the state."""
 
   def __post_init__(self):
-    check(self.dim >= 1, f"cell.dim is {self.dim}; it must be at least 1.")
+    check_least(self, "cell.", dim=1)
 
   @property
   def units(self) -> int:
@@ -130,8 +130,7 @@ class RecurrentConfig(ModelConfig):
 
   def __post_init__(self):
     check_numbers(self, "model.")
-    value = self.embedding_dim
-    check(value >= 1, f"model.embedding_dim is {value}; it must be at least 1.")
+    check_least(self, "model.", embedding_dim=1)
     check(
       0 <= self.dropout < 1,
       f"model.dropout is {self.dropout}; it must be at least 0 and below 1.",

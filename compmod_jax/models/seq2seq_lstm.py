@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
@@ -80,16 +80,16 @@ class Seq2SeqLstmConfig(ModelConfig):
 
   def __post_init__(self):
     check_numbers(self, "model.")
-    for field in (
-      "encoder_layers",
-      "decoder_layers",
-      "dim",
-      "embedding_dim",
-      "attention_dim",
-      "max_length",
-    ):
-      value = getattr(self, field)
-      check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    check_least(
+      self,
+      "model.",
+      encoder_layers=1,
+      decoder_layers=1,
+      dim=1,
+      embedding_dim=1,
+      attention_dim=1,
+      max_length=1,
+    )
     check(
       0 <= self.dropout < 1,
       f"model.dropout is {self.dropout}; it must be at least 0 and below 1.",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.sharding import logical
 from compmod_jax.kernels.attention.distances import Bias
@@ -86,9 +86,7 @@ class TransformerConfig(RelativeBiasConfig, SystematicConfig, ModelConfig):
 
   def __post_init__(self):
     check_numbers(self, "model.")
-    for field in ("encoder_layers", "decoder_layers"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"model.{field} is {value}; it must be at least 1.")
+    check_least(self, "model.", encoder_layers=1, decoder_layers=1)
     super().__post_init__()
     errors.check_choice("model.norm", self.norm, ("pre", "post"))
     errors.check_choice("model.share_embeddings", self.share_embeddings, get_args(Shared))

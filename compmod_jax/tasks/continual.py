@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.losses import Term, token_nll
 from compmod_jax.core.sharding import fetch
 from compmod_jax.data import pipeline
@@ -90,9 +90,7 @@ class ContinualConfig:
 
   def __post_init__(self):
     check_numbers(self, "task.")
-    for field, least in (("trajectory", 0), ("remember", 1), ("trajectories", 1)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"task.{field} is {value}; it must be at least {least}.")
+    check_least(self, "task.", trajectory=0, remember=1, trajectories=1)
     errors.check(self.inner_rate > 0, f"task.inner_rate is {self.inner_rate}; it must be positive.")
     errors.check(self.row_gain >= 0, f"task.row_gain is {self.row_gain}; it must not be negative.")
     errors.check(

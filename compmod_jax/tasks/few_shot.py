@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from compmod_jax.core import errors, sharding
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term, token_nll
 from compmod_jax.core.sharding import fetch
@@ -112,9 +113,7 @@ class FewShotConfig:
   """Share of the training classes in the small part, for phases that train on a part."""
 
   def __post_init__(self):
-    for field, least in (("train_ways", 0), ("evaluate_episodes", 2), ("tasks_at_once", 0)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"task.{field} is {value}; it must be at least {least}.")
+    check_least(self, "task.", train_ways=0, evaluate_episodes=2, tasks_at_once=0)
     errors.check(
       self.train_ways != 1 and all(ways >= 2 for ways in self.also_ways),
       f"task.train_ways is {self.train_ways} and task.also_ways {self.also_ways}; an episode has 2"

@@ -14,6 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.losses import token_nll
 from compmod_jax.core.parameters import chosen, matches, names
 from compmod_jax.mechanisms.few_shot import (
@@ -62,9 +63,7 @@ class Maml:
   own: ClassVar[tuple[str, ...]] = ("step_sizes",)
 
   def __post_init__(self):
-    for field, least in (("steps", 1), ("evaluate_steps", 0)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"method.{field} is {value}; it must be at least {least}.")
+    check_least(self, "method.", steps=1, evaluate_steps=0)
     errors.check(self.rate > 0, f"method.rate is {self.rate}; it must be positive.")
     errors.check_choice("method.learned", self.learned, ("no", "parameter", "element"))
     errors.check(
@@ -203,9 +202,7 @@ class FineTune(_OnFeatures):
       f"method.steps is {self.steps}; give ascending numbers of steps, each 1 at least.",
     )
     errors.check_choice("method.optimizer", self.optimizer, ("adam", "sgd"))
-    errors.check(
-      self.choose_on >= 1, f"method.choose_on is {self.choose_on}; it must be at least 1."
-    )
+    check_least(self, "method.", choose_on=1)
 
   def more_parameters(self, params: Params, dim: int, rng: jax.Array) -> dict[str, Any]:
     """Nothing."""
@@ -308,9 +305,7 @@ class Leopard(_OnFeatures):
   own: ClassVar[tuple[str, ...]] = ("leopard", "step_sizes")
 
   def __post_init__(self):
-    for field in ("dim", "hidden", "subsets", "steps"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"method.{field} is {value}; it must be at least 1.")
+    check_least(self, "method.", dim=1, hidden=1, subsets=1, steps=1)
     errors.check(self.rate > 0, f"method.rate is {self.rate}; it must be positive.")
 
   def more_parameters(self, params: Params, dim: int, rng: jax.Array) -> dict[str, Any]:
@@ -443,9 +438,7 @@ class BlackBox(_OnFeatures):
   own: ClassVar[tuple[str, ...]] = ("black_box",)
 
   def __post_init__(self):
-    for field in ("context", "hidden"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"method.{field} is {value}; it must be at least 1.")
+    check_least(self, "method.", context=1, hidden=1)
 
   def more_parameters(self, params: Params, dim: int, rng: jax.Array) -> dict[str, Any]:
     """`black_box`."""

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term, cross_entropy
 from compmod_jax.data.class_episodes import ClassEpisodeConfig
@@ -107,9 +108,7 @@ class FewShotTextConfig:
   quarter_turns = False
 
   def __post_init__(self):
-    for field, least in (("length", 3), ("evaluate_episodes", 2), ("tasks_at_once", 0)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"task.{field} is {value}; it must be at least {least}.")
+    check_least(self, "task.", length=3, evaluate_episodes=2, tasks_at_once=0)
     errors.check(self.masked >= 0, f"task.masked is {self.masked}; it must not be negative.")
     errors.check(
       all(ways >= 2 for ways in (*self.mixed_ways, *self.also_ways)),

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.data import pipeline
@@ -119,9 +119,7 @@ class FuzzyExpressions:
 
   def __post_init__(self):
     check_numbers(self, "task.data.")
-    for field, least in (("variables", 2), ("count", 1), ("first", 0), ("more_literals", 0)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"task.data.{field} is {value}; it must be at least {least}.")
+    check_least(self, "task.data.", variables=2, count=1, first=0, more_literals=0)
     errors.check(
       self.variables <= 26, f"task.data.variables is {self.variables}; there are letters for 26."
     )
@@ -188,9 +186,7 @@ class FuzzyLogicConfig:
 
   def __post_init__(self):
     check_numbers(self, "task.")
-    for field, least in (("rows", 1), ("eval_points", 2), ("eval_rows", 1)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"task.{field} is {value}; it must be at least {least}.")
+    check_least(self, "task.", rows=1, eval_points=2, eval_rows=1)
 
   @property
   def length(self) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.data import pipeline
@@ -72,9 +72,7 @@ class ImageExpertsConfig:
 
   def __post_init__(self):
     check_numbers(self, "task.")
-    for field, least in (("pretraining_steps", 0), ("rows", 1)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"task.{field} is {value}; it must be at least {least}.")
+    check_least(self, "task.", pretraining_steps=0, rows=1)
 
   @property
   def length(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.core.sharding import fetch
@@ -69,9 +70,7 @@ class LanguageModelConfig:
   minimal pairs are, all have the same masks at a step, wherever they stand."""
 
   def __post_init__(self):
-    for field in ("rows", "length", "eval_rows", "tokenizer_documents"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"task.{field} is {value}; it must be at least 1.")
+    check_least(self, "task.", rows=1, length=1, eval_rows=1, tokenizer_documents=1)
 
   def build(
     self,

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.data import pipeline
@@ -63,9 +63,7 @@ class LogicInContextConfig:
 
   def __post_init__(self):
     check_numbers(self, "task.")
-    for field, least in (("rows", 1), ("eval_sequences", 2), ("eval_rows", 1)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"task.{field} is {value}; it must be at least {least}.")
+    check_least(self, "task.", rows=1, eval_sequences=2, eval_rows=1)
 
   @property
   def length(self) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from compmod_jax.core import errors
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.core.sharding import fetch
@@ -401,9 +401,7 @@ class MetaTransferConfig:
 
   def __post_init__(self):
     check_numbers(self, "task.")
-    for field in ("steps", "samples", "episodes", "evaluation_episodes"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"task.{field} is {value}; it must be at least 1.")
+    check_least(self, "task.", steps=1, samples=1, episodes=1, evaluation_episodes=1)
 
   @property
   def length(self) -> int:

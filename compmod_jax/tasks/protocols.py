@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import token_nll
 from compmod_jax.core.sharding import fetch
@@ -123,11 +124,7 @@ class UseConfig:
       self.classes[0] >= 2 and list(self.classes) == sorted(set(self.classes)),
       f"task.use.classes is {self.classes}; they must be ascending numbers of 2 classes at least.",
     )
-    for field, least in (
-      ("shown", 1), ("asked", 1), ("choice", 2), ("buffer", 1), ("replay", 1),
-    ):  # fmt: skip
-      value = getattr(self, field)
-      errors.check(value >= least, f"task.use.{field} is {value}; it must be at least {least}.")
+    check_least(self, "task.use.", shown=1, asked=1, choice=2, buffer=1, replay=1)
     errors.check(
       min(self.rates) > 0 and min(self.row_gains) >= 0 and min(self.strengths) > 0,
       f"task.use.rates is {self.rates}, row_gains {self.row_gains} and strengths {self.strengths};"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term, cross_entropy, token_nll
 from compmod_jax.data.qa.batches import blocks_of
@@ -86,16 +87,16 @@ class AnsweringConfig:
   """Share of the training questions in the small part, for phases that train on a part."""
 
   def __post_init__(self):
-    for field in (
-      "tokenizer_questions",
-      "length",
-      "answer_length",
-      "batch_questions",
-      "turns",
-      "buckets",
-    ):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"task.{field} is {value}; it must be at least 1.")
+    check_least(
+      self,
+      "task.",
+      tokenizer_questions=1,
+      length=1,
+      answer_length=1,
+      batch_questions=1,
+      turns=1,
+      buckets=1,
+    )
     for field in ("answer_weight", "sequence_weight", "vanilla_weight"):
       value = getattr(self, field)
       errors.check(value >= 0, f"task.{field} is {value}; it must be 0 or more.")

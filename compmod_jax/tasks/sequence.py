@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.losses import Term
 from compmod_jax.data import pipeline
@@ -49,9 +50,7 @@ class SequenceConfig:
   """Share of the training sequences in the small part, for phases that train on a part."""
 
   def __post_init__(self):
-    for field in ("rows", "eval_rows"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"task.{field} is {value}; it must be at least 1.")
+    check_least(self, "task.", rows=1, eval_rows=1)
 
   @property
   def length(self) -> int:

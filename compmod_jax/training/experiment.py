@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from compmod_jax.core import errors, extras
-from compmod_jax.core.bounds import check_numbers
+from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.config import once
 from compmod_jax.core.rounding import Products
 from compmod_jax.core.sharding import MeshConfig
@@ -129,9 +129,7 @@ class Experiment:
     for phase in self.phases:
       for name in phase.trainable.split("+"):
         errors.check_choice("phases.trainable", name, {"all", *GROUPS, *known})
-    for field in ("micro_batches", "log_every", "keep_last", "max_nonfinite"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"{field} is {value}; it must be at least 1.")
+    check_least(self, micro_batches=1, log_every=1, keep_last=1, max_nonfinite=1)
     for field in (
       "seed",
       "evaluate_every",

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.parameters import chosen, matches, names, path_name
 from compmod_jax.core.types import Params
 from compmod_jax.mechanisms.competition.router import routing_parameter
@@ -79,10 +80,7 @@ class OptimizerConfig:
       f"optimizer.falling_share is {self.falling_share}; it is a share of the steps, over 0 and at"
       " most 1.",
     )
-    errors.check(
-      self.newton_schulz_steps >= 1,
-      f"optimizer.newton_schulz_steps is {self.newton_schulz_steps}; it must be at least 1.",
-    )
+    check_least(self, "optimizer.", newton_schulz_steps=1)
     errors.check_choice(
       "optimizer.preconditioning", self.preconditioning, get_args(Preconditioning)
     )

@@ -13,6 +13,7 @@ from compmod_jax.analysis.reading import Reader, reader
 from compmod_jax.analysis.scoring import decoded, sentence_losses, translates
 from compmod_jax.analysis.subject import Module, Subject, drawn
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import Edit, Intermediates
 from compmod_jax.metrics.bootstrap import Comparison, paired_bootstrap
 from compmod_jax.metrics.significance import holm
@@ -84,9 +85,7 @@ class Ablate:
 
   def __post_init__(self):
     errors.check_choice("--replace", self.replace, ("zero", "mean"))
-    for field, least in (("decode", 0), ("samples", 100)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"--{field} is {value}; it must be at least {least}.")
+    check_least(self, "--", decode=0, samples=100)
 
   def measure(self, subject: Subject) -> Ablated:
     """Measures the whole model and every ablation of it.

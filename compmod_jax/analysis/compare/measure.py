@@ -12,6 +12,7 @@ from compmod_jax.analysis.reading import Reader, reader
 from compmod_jax.analysis.scoring import decoded, sentence_losses, translates
 from compmod_jax.analysis.subject import Subject, drawn
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.metrics.bootstrap import Comparison, paired_bootstrap
 from compmod_jax.metrics.statistics import (
   MetricName,
@@ -39,9 +40,7 @@ class Compare:
   """Seed of everything that is drawn."""
 
   def __post_init__(self):
-    for field, least in (("sentences", 0), ("decode", 0), ("samples", 100), ("shown", 0)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"--{field} is {value}; it must be at least {least}.")
+    check_least(self, "--", sentences=0, decode=0, samples=100, shown=0)
 
 
 class Measured(NamedTuple):

@@ -11,7 +11,7 @@ from compmod_jax.analysis.gates import effects as measured
 from compmod_jax.analysis.gates.maps import Map, maps_of_questions, maps_of_split, maps_of_texts
 from compmod_jax.analysis.gates.reading import Totals, categories, read_batch
 from compmod_jax.analysis.subject import Subject, drawn
-from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.data.qa.typed_lines import typed_question
 from compmod_jax.tasks.question_answering import Answering
 
@@ -57,9 +57,7 @@ class Gates:
   """Number of questions whose answers changed that are listed."""
 
   def __post_init__(self):
-    for field, least in (("maps", 0), ("decode", 0), ("samples", 100), ("shown", 0)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"--{field} is {value}; it must be at least {least}.")
+    check_least(self, "--", maps=0, decode=0, samples=100, shown=0)
 
   def measure(self, subject: Subject) -> Measured:
     """Reads the gates, and measures what changing them does.

@@ -9,6 +9,7 @@ from compmod_jax.analysis.labels import Labels, labels_of
 from compmod_jax.analysis.reading import reader
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 
 
 class Measured(NamedTuple):
@@ -40,9 +41,7 @@ class Heads:
   """Also measure the same model with fresh parameters, as another control."""
 
   def __post_init__(self):
-    for field, least in (("frequent", 0), ("positions", 1), ("shuffles", 1)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"--{field} is {value}; it must be at least {least}.")
+    check_least(self, "--", frequent=0, positions=1, shuffles=1)
 
   def measure(self, subject: Subject) -> Measured:
     """Measures the model on a split, and the same model with fresh parameters.

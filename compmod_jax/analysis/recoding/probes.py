@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 from compmod_jax.analysis.minimal_pairs import wilson
 from compmod_jax.analysis.report.page import Page, Section, Table
 from compmod_jax.analysis.subject import Subject
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import UserError, check
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.tasks.language_model import LanguageModel
@@ -85,7 +86,7 @@ class ProbeNumber:
   """Number of first positions with an accuracy of their own."""
 
   def __post_init__(self):
-    check(self.training >= 10, f"--training is {self.training}; it must be at least 10.")
+    check_least(self, "--", training=10)
     check(self.penalty > 0, f"--penalty is {self.penalty}; it must be positive.")
 
   def measure(self, subject: Subject) -> Probed:

@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 
 from compmod_jax.analysis.subject import Subject
 from compmod_jax.api import RecurrentModel, load
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import UserError, check
 from compmod_jax.data.minimal_pairs import treebank_style
 from compmod_jax.data.sources.text import read_lines
@@ -108,7 +109,7 @@ class Traces:
     check(
       bool(self.text) or self.file is not None, "There is nothing to read; give --text or --file."
     )
-    check(self.reach >= 1, f"--reach is {self.reach}; it must be at least 1.")
+    check_least(self, "--", reach=1)
 
   def measure(self, subject: Subject) -> Traced:
     """Reads the sentences with all runs.

@@ -26,6 +26,7 @@ from compmod_jax.analysis.roles.importance import Importance, Ways, mean
 from compmod_jax.analysis.roles.pruning import Pruned, Pruning, sweep
 from compmod_jax.analysis.subject import Module, Subject, drawn
 from compmod_jax.core import errors
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.losses import cross_entropy
 from compmod_jax.data.tokenizers import Tokenizer
@@ -193,9 +194,7 @@ class Roles:
   """Prices at which heads are pruned, such as --prune.prices 0.001 0.01 0.1."""
 
   def __post_init__(self):
-    for field, least in (("importance", 0), ("steps", 1)):
-      value = getattr(self, field)
-      errors.check(value >= least, f"--{field} is {value}; it must be at least {least}.")
+    check_least(self, "--", importance=0, steps=1)
     errors.check(
       self.importance > 0 or not self.prune.prices,
       "--prune.prices is given but --importance is 0; heads that are left are compared with those"

@@ -37,6 +37,7 @@ from compmod_jax.analysis.reading import Reader
 from compmod_jax.analysis.roles.importance import Gates, multiplied
 from compmod_jax.analysis.scoring import Losses, sentence_losses
 from compmod_jax.analysis.subject import Module, Subject
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check
 from compmod_jax.core.intermediates import Edit, Intermediates
 from compmod_jax.core.losses import cross_entropy
@@ -70,9 +71,7 @@ class Pruning:
       all(math.isfinite(price) and price >= 0 for price in self.prices),
       f"--prune.prices is {self.prices}; a price is a number of nats per token, not negative.",
     )
-    for field, least in (("sentences", 1), ("updates", 1)):
-      value = getattr(self, field)
-      check(value >= least, f"--prune.{field} is {value}; it must be at least {least}.")
+    check_least(self, "--prune.", sentences=1, updates=1)
     check(self.rate > 0, f"--prune.rate is {self.rate}; it must be positive.")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.data.base import ClassExamples, DataError
 from compmod_jax.data.sources.tfds import open_split
@@ -117,11 +118,7 @@ class TfdsClasses:
 
   def __post_init__(self):
     check_choice("task.data.name", self.name.partition("/")[0].partition(":")[0], _PARTS)
-    check(self.side >= 4, f"task.data.side is {self.side}; it must be at least 4.")
-    check(
-      self.valid_alphabets >= 1,
-      f"task.data.valid_alphabets is {self.valid_alphabets}; it must be at least 1.",
-    )
+    check_least(self, "task.data.", side=4, valid_alphabets=1)
     _check_digits((self.train, self.valid, self.test))
 
   def splits(self) -> tuple[str, ...]:
@@ -198,7 +195,7 @@ class ClassFolder:
   """Pictures become grey; else they have three channels."""
 
   def __post_init__(self):
-    check(self.side >= 4, f"task.data.side is {self.side}; it must be at least 4.")
+    check_least(self, "task.data.", side=4)
 
   def splits(self) -> tuple[str, ...]:
     """Names for `load`."""

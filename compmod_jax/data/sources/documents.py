@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.core.untrusted import parse_json
 from compmod_jax.data.base import DataError, Relations
@@ -235,7 +236,7 @@ class GrammarTopics:
   """Sentences of a document."""
 
   def __post_init__(self) -> None:
-    check(self.sentences >= 1, f"sentences is {self.sentences}; it must be at least 1.")
+    check_least(self, sentences=1)
 
   def splits(self) -> tuple[str, ...]:
     """Names for `load`: those splits of the grammar that are drawn as training is."""

@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check
 from compmod_jax.data.synthetic.parts import Draw, Example, PartedData, numbered
 
@@ -127,9 +128,7 @@ class TableLookupData(PartedData):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    self._at_least(2, "depth")
-    self._at_least(1, "repeated")
-    self._at_least(0, "blanks")
+    check_least(self, depth=2, repeated=1, blanks=0)
     most = len(_LETTERS)
     check(2 <= self.tables <= most, f"tables is {self.tables}; it must be 2 to {most}.")
     check(
@@ -245,7 +244,7 @@ class _TreeData(PartedData):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    self._at_least(1, "depth")
+    check_least(self, depth=1)
     least = 4 * (self.depth + 3) + 1
     check(
       self.symbols >= least,
@@ -359,7 +358,7 @@ class ListOpsData(_TreeData):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    self._at_least(2, "arguments")
+    check_least(self, arguments=2)
 
   def node(self, chance: random.Random, most: int) -> tuple[int, Callable[[list[Tree]], Tree]]:
     """See `_TreeData`."""

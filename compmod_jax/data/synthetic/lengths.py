@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.synthetic.parts import Draw, Example, PartedData, numbered
 
@@ -101,8 +102,8 @@ class LengthData(PartedData):
   def __post_init__(self) -> None:
     super().__post_init__()
     check_choice("task", self.task, _TASKS)
-    self._at_least(8, "length")
-    check(self.times >= 2, f"times is {self.times}; it must be at least 2.")
+    check_least(self, length=8)
+    check_least(self, times=2)
     longest = self.length * self.times
     check(
       self.hints == 0 or (self.task in _HINTED and self.hints > longest),

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.check import Notes, SplitReport
 
@@ -88,7 +89,7 @@ class LogicInContextData:
   def __post_init__(self) -> None:
     most = _MOST_VARIABLES
     check(2 <= self.variables <= most, f"variables is {self.variables}; it must be 2 to {most}.")
-    check(self.points >= 2, f"points is {self.points}; it must be at least 2.")
+    check_least(self, points=2)
     check(self.seed >= 0, f"seed is {self.seed}; it must not be negative.")
     check(
       0 < self.test_share < 1,

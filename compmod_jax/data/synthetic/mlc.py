@@ -20,6 +20,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.data.base import DataError, Pairs
 from compmod_jax.data.sources.cogs import CogsData
@@ -104,9 +105,7 @@ class MlcData:
   """Draws queries, study pairs and meanings."""
 
   def __post_init__(self) -> None:
-    for field in ("study", "longest", "episodes"):
-      value = getattr(self, field)
-      check(value >= 1, f"{field} is {value}; it must be at least 1.")
+    check_least(self, study=1, longest=1, episodes=1)
     for group in self.primitives:
       named = [one.split(":") for one in group.split()]
       sides = list(zip(*named, strict=True)) if all(len(one) == 2 for one in named) else []

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from compmod_jax.core.errors import UserError, check, check_choice
+from compmod_jax.core.bounds import check_least
+from compmod_jax.core.errors import UserError, check_choice
 from compmod_jax.data.base import Metric, Pairs
 
 _TRIES = 300  # draws in a row that give nothing new
@@ -49,12 +50,7 @@ class PartedData:
   metric: ClassVar[Metric] = "exact_match"
 
   def __post_init__(self) -> None:
-    self._at_least(1, "train", "scored")
-
-  def _at_least(self, least: int, *fields: str) -> None:
-    for field in fields:
-      value = getattr(self, field)
-      check(value >= least, f"{field} is {value}; it must be at least {least}.")
+    check_least(self, train=1, scored=1)
 
   def parts(self) -> Mapping[str, Sequence[Example]]:
     """All of them: `train`, `valid`, `test`, then those of other distributions."""

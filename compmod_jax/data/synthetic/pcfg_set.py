@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import check, check_choice
 from compmod_jax.data.base import DataError, Pairs
 from compmod_jax.data.sources.text import TextData, expand_folder
@@ -117,7 +118,7 @@ class PcfgSetData(PartedData):
       32 <= self.longest <= 1024,
       f"longest is {self.longest}; it must be 32, to leave room for nine functions, to 1,024.",
     )
-    check(self.joined >= 0, f"joined is {self.joined}; it must be at least 0.")
+    check_least(self, joined=0)
     check(
       self.scratchpad or not self.joined,
       f"joined is {self.joined}, but scratchpad is off: only steps have sentences that are joined. "

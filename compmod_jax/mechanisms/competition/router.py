@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from compmod_jax.core import errors, sharding
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import exactly, narrow_product, over_rows
 from compmod_jax.core.sharding import logical
@@ -107,9 +108,7 @@ class CompetitionConfig:
   usual."""
 
   def __post_init__(self):
-    for field in ("key_dim", "hidden_dim"):
-      value = getattr(self, field)
-      errors.check(value >= 1, f"competition.{field} is {value}; it must be at least 1.")
+    check_least(self, "competition.", key_dim=1, hidden_dim=1)
     errors.check_choice("competition.rule", self.rule, ("soft", "top_k", "threshold"))
     errors.check_choice("competition.dtype", self.dtype, ("float32", "model"))
     errors.check_choice("competition.routing", self.routing, ("fused", "plain"))

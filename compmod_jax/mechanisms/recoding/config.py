@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal, get_args
 
+from compmod_jax.core.bounds import check_least
 from compmod_jax.core.config import renamed
 from compmod_jax.core.errors import check, check_choice
 
@@ -123,13 +124,13 @@ class RecodingConfig:
       f"recoding.classifier is {self.classifier!r}, but recoding.signal is {self.signal}, which has"
       " no use for it; leave it out.",
     )
-    check(self.steps >= 1, f"recoding.steps is {self.steps}; it must be at least 1.")
+    check_least(self, "recoding.", steps=1)
     check(
       self.step != "safe" or self.steps == 1,
       f"recoding.steps is {self.steps}, but recoding.step is safe, whose step size is found for one"
       " step; set steps to 1 or choose another step size.",
     )
-    check(self.samples >= 1, f"recoding.samples is {self.samples}; it must be at least 1.")
+    check_least(self, "recoding.", samples=1)
     check(0 <= self.rate < 1, f"recoding.rate is {self.rate}; it must be at least 0 and below 1.")
     check(0 <= self.share <= 1, f"recoding.share is {self.share}; it must lie between 0 and 1.")
     check(

@@ -259,12 +259,10 @@ class Classes(Dataset[D]):
     """Batches of single examples with the numbers of their classes in the split."""
     found, size = self.classes(split), pipeline.rows_of_batch(_ROWS, multiple)
     for start in range(0, len(found), size):
-      rows = np.arange(start, min(start + size, len(found)))
-      more = (0, size - len(rows))
-      inputs = np.pad(found.inputs[rows], [more, *[(0, 0)] * (found.inputs.ndim - 1)])
-      labels = np.pad(found.classes[rows].astype(np.int32), more)
-      index = np.pad(rows.astype(np.int32), more, constant_values=-1)
-      yield {"inputs": inputs, "labels": labels, "index": index}
+      rows = np.arange(start, min(start + size, len(found)), dtype=np.int32)
+      labels = found.classes[rows].astype(np.int32)
+      batch = {"inputs": found.inputs[rows], "labels": labels, "index": rows}
+      yield pipeline.filled(batch, size)
 
   def flat(self, batch: Batch) -> Batch:
     """The rows of a training batch as `eval_batches` has them."""

@@ -30,9 +30,11 @@ __all__ = [
   "batches_per_epoch",
   "check_processes",
   "eval_batches",
+  "filled",
   "iterate",
   "padding_share",
   "rows_of_batch",
+  "scored_rows",
   "tokenise",
   "train_batches",
 ]
@@ -46,6 +48,29 @@ ENDLESS = 1 << 62
 def rows_of_batch(rows: int, multiple: int) -> int:
   """Rows of a global batch: the largest multiple of a number up to `rows`, at least that number."""
   return max(multiple, rows // multiple * multiple)
+
+
+def scored_rows(rows: int, count: int, multiple: int) -> int:
+  """Rows of batches in which `count` examples are scored: as few as hold `rows`, and a multiple."""
+  return -(-min(rows, count) // multiple) * multiple
+
+
+def filled(batch: Batch, rows: int) -> Batch:
+  """A batch with filler below its own rows: zeros, and -1 in `index`.
+
+  Args:
+    batch: columns [own rows, ...], `index` among them.
+    rows: own rows and filler together.
+  """
+  more = rows - len(batch["index"])
+  return {
+    name: np.pad(
+      column,
+      [(0, more), *[(0, 0)] * (column.ndim - 1)],
+      constant_values=-1 if name == "index" else 0,
+    )
+    for name, column in batch.items()
+  }
 
 
 def rows_of(bucket: int, config: BatchConfig, multiple: int = 1) -> int:

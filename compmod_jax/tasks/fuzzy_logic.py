@@ -259,11 +259,9 @@ class FuzzyPoints(DrawnDataset[FuzzyLogicConfig]):
 
   def batch(self, points: np.ndarray, rows: int, first: int = 0) -> pipeline.Batch:
     """These points, numbered from `first`, and filler rows below them."""
-    more = ((0, rows - len(points)), (0, 0))
-    index = np.full(rows, -1, np.int32)
-    index[: len(points)] = first + np.arange(len(points))
     targets = self.targets(points).astype(np.float32)
-    return {"inputs": np.pad(points, more), "targets": np.pad(targets, more), "index": index}
+    index = first + np.arange(len(points), dtype=np.int32)
+    return pipeline.filled({"inputs": points, "targets": targets, "index": index}, rows)
 
   def notes(self) -> list[str]:
     """The expressions."""
@@ -295,7 +293,7 @@ class FuzzyPoints(DrawnDataset[FuzzyLogicConfig]):
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Batches in which every point of a split is once."""
     points = self.points(split)
-    rows = -(-min(self.config.eval_rows, len(points)) // multiple) * multiple
+    rows = pipeline.scored_rows(self.config.eval_rows, len(points), multiple)
     for first in range(0, len(points), rows):
       yield self.batch(points[first : first + rows], rows, first)
 

@@ -193,15 +193,7 @@ class TransformedImages(DrawnDataset[ImageExpertsConfig]):
         "transformation": number[part].astype(np.int32),
         "index": index,
       }
-      more = size - len(hidden)
-      yield {
-        name: np.pad(
-          column,
-          [(0, more), *[(0, 0)] * (column.ndim - 1)],
-          constant_values=-1 if name == "index" else 0,
-        )
-        for name, column in shown.items()
-      }
+      yield pipeline.filled(shown, size)
 
   def example(self) -> dict[str, jax.Array]:
     """The smallest batch that the model takes."""

@@ -159,7 +159,7 @@ class ContextSequences(DrawnDataset[LogicInContextConfig]):
     """Batches in which every sequence of a split is once."""
     found = self.sequences(split)
     count = len(found.targets)
-    rows = -(-min(self.config.eval_rows, count) // multiple) * multiple
+    rows = pipeline.scored_rows(self.config.eval_rows, count, multiple)
     for first in range(0, count, rows):
       yield _batch(Sequences(*(one[first : first + rows] for one in found)), rows, first)
 
@@ -176,11 +176,9 @@ class ContextSequences(DrawnDataset[LogicInContextConfig]):
 
 def _batch(found: Sequences, rows: int, first: int = 0) -> pipeline.Batch:
   """Sequences, numbered from `first`, and filler rows below them."""
-  count = len(found.targets)
-  more = (0, rows - count)
-  index = np.where(np.arange(rows) < count, first + np.arange(rows), -1).astype(np.int32)
-  inputs = np.pad(found.inputs, (more, (0, 0), (0, 0)))
-  return {"inputs": inputs, "targets": np.pad(found.targets, more), "index": index}
+  index = first + np.arange(len(found.targets), dtype=np.int32)
+  batch = {"inputs": found.inputs, "targets": found.targets, "index": index}
+  return pipeline.filled(batch, rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -478,10 +478,8 @@ class Episodes(DrawnDataset[MetaTransferConfig]):
     """These many episodes, and filler rows below them."""
     config = self.config
     drawn = config.data.episodes(draw, (episodes, config.steps, config.samples))
-    more = ((0, rows - episodes), (0, 0), (0, 0))
-    index = np.full(rows, -1, np.int32)
-    index[:episodes] = np.arange(episodes)
-    return {"x": np.pad(drawn.x, more), "y": np.pad(drawn.y, more), "index": index}
+    index = np.arange(episodes, dtype=np.int32)
+    return pipeline.filled({"x": drawn.x, "y": drawn.y, "index": index}, rows)
 
   def notes(self) -> list[str]:
     """A sentence on the training distribution."""

@@ -119,16 +119,13 @@ class SequenceData(Dataset[SequenceConfig]):
   def batch(self, split: str, numbers: np.ndarray, rows: int, first: int = 0) -> pipeline.Batch:
     """Rows `first` to `first + rows` of the sequences with these numbers; filler beyond them."""
     found, mine = self.sequences(split), numbers[first : first + rows]
-    index = np.full(rows, -1, np.int32)
-    index[: len(mine)] = mine
-    kind = np.float32 if self.config.data.vectors else np.int32
-    columns = {"tokens": (found.inputs, kind), "targets": (found.targets, np.int32)}
-    columns["counted"] = (found.counted, np.int32)
-    batch: pipeline.Batch = {"index": index}
-    for name, (values, kind) in columns.items():
-      batch[name] = np.zeros((rows, values.shape[1]), kind)
-      batch[name][: len(mine)] = values[mine]
-    return batch
+    batch = {
+      "index": mine.astype(np.int32),
+      "tokens": found.inputs[mine].astype(np.float32 if self.config.data.vectors else np.int32),
+      "targets": found.targets[mine].astype(np.int32),
+      "counted": found.counted[mine].astype(np.int32),
+    }
+    return pipeline.filled(batch, rows)
 
   def check(self) -> None:
     """Loads every split.
@@ -175,7 +172,7 @@ class SequenceData(Dataset[SequenceConfig]):
   def eval_batches(self, split: str, *, multiple: int = 1) -> Iterator[Batch]:
     """Batches in which every sequence of a split is once."""
     count = len(self.sequences(split).inputs)
-    rows = -(-min(self.config.eval_rows, count) // multiple) * multiple
+    rows = pipeline.scored_rows(self.config.eval_rows, count, multiple)
     for first in range(0, count, rows):
       yield self.batch(split, np.arange(count), rows, first)
 

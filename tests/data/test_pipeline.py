@@ -19,7 +19,9 @@ from compmod_jax.data.pipeline import (
   batch_plan,
   batches_per_epoch,
   eval_batches,
+  filled,
   padding_share,
+  scored_rows,
   tokenise,
   train_batches,
 )
@@ -474,3 +476,24 @@ def test_sides_of_their_own_lengths_are_padded_to_the_least_bucket_that_holds_ea
   evaluated = list(eval_batches(examples, narrow))
   assert {batch["source"].shape[1] for batch in evaluated} == {4}
   assert sorted(rows_of(evaluated)) == expected_rows(examples)
+
+
+@given(own=st.integers(0, 5), more=st.integers(0, 3))
+def test_filler_lies_below_the_rows_of_a_batch_and_has_no_number(own, more):
+  batch = {"x": np.ones((own, 2, 3), np.float32), "index": np.arange(own, dtype=np.int32)}
+  found = filled(batch, own + more)
+  assert {name: column.dtype for name, column in found.items()} == {
+    name: column.dtype for name, column in batch.items()
+  }
+  for name, column in batch.items():
+    np.testing.assert_array_equal(found[name][:own], column)
+  assert found["x"].shape == (own + more, 2, 3)
+  assert not found["x"][own:].any()
+  assert found["index"][own:].tolist() == [-1] * more
+
+
+@given(rows=st.integers(1, 40), count=st.integers(1, 60), multiple=st.integers(1, 8))
+def test_scored_batches_have_no_row_more_than_devices_and_examples_ask_for(rows, count, multiple):
+  found, wanted = scored_rows(rows, count, multiple), min(rows, count)
+  assert found % multiple == 0
+  assert wanted <= found < wanted + multiple

@@ -375,8 +375,9 @@ def generalisation(scale: str) -> Spec:
       experiments[f"{name}, scratchpad"] = _with_scratchpad(experiment, data)
     if data.scan:
       for name in written:
-        longer = _with_what_follows(experiments[f"{name}, scratchpad"])
-        experiments[f"{name}, scratchpad with what follows"] = longer
+        plain = experiments[f"{name}, scratchpad"]
+        experiments[f"{name}, scratchpad with what follows"] = _with_a_word(plain, "what_follows")
+        experiments[f"{name}, scratchpad with separators"] = _with_a_word(plain, "separator")
   if data.outputs:
     experiments[f"{_ALONE}, scratchpad"] = _with_steps_to_strings(_decoder_alone(base), data)
   columns = tuple(
@@ -458,13 +459,13 @@ def _with_scratchpad(experiment: Experiment, data: _Data) -> Experiment:
   return _with_task(_with_data(experiment, scratchpad=True), batch=batch, decode=decode)
 
 
-def _with_what_follows(experiment: Experiment) -> Experiment:
-  """The experiment with five words instead of four for each action of SCAN's scratchpads."""
+def _with_a_word(experiment: Experiment, field: str) -> Experiment:
+  """The experiment with a word more than four for each action of SCAN's scratchpads."""
   task = translation_task(experiment)
   batch = dataclasses.replace(task.batch, ceiling=task.batch.ceiling * 5 // 4)
   ratio, extra = 5 * task.decode.max_ratio / 4, 5 * task.decode.max_extra // 4
   decode = dataclasses.replace(task.decode, max_ratio=ratio, max_extra=extra)
-  return _with_task(_with_data(experiment, what_follows=True), batch=batch, decode=decode)
+  return _with_task(_with_data(experiment, **{field: True}), batch=batch, decode=decode)
 
 
 def _decoder_alone(experiment: Experiment) -> Experiment:

@@ -289,6 +289,17 @@ def test_a_scratchpad_may_say_what_follows_every_action_and_changes_in_nothing_e
     assert follows[-1] == "end"
 
 
+def test_separators_follow_every_action_of_a_scratchpad_and_change_nothing_else():
+  options = [{}, {"separator": True}, {"separator": True, "what_follows": True}]
+  plain, separated, both = (
+    ScanData("addprim_jump", scratchpad=True, **one).load("test").target for one in options
+  )
+  for words, others, more in zip(plain, separated, both, strict=True):
+    assert others.split()[4::5] == [";"] * (len(others.split()) // 5)
+    assert " ".join(word for word in others.split() if word != ";") == words
+    assert " ".join(more.split()[5::6]) == " ".join(others.split()[4::5])
+
+
 def test_published_files_are_read(folder):
   data = ScanData("mcd1", folder=str(folder), valid=2)
   train = data.load("train")
@@ -412,6 +423,7 @@ def test_pairs_say_where_they_stand_and_how_they_are_scored():
     (lambda: ScanData(cut=24), "cut is 24"),
     (lambda: ScanData(added_primitives=-1), "added_primitives is -1"),
     (lambda: ScanData(what_follows=True), "what_follows is on, but scratchpad is off"),
+    (lambda: ScanData(separator=True), "separator is on, but scratchpad is off"),
     (lambda: ScanData().load("dev"), "'dev'"),
     (lambda: published_lines("length", "valid"), "part is 'valid'"),  # type: ignore[arg-type]
     (lambda: interpret("jump jump"), "20,910"),

@@ -363,7 +363,9 @@ def _arguments(command: str) -> Iterator[tuple[int, int, int]]:
     yield argument, repetitions, turns + (0 if verb == "turn" else turns if "around" in how else 1)
 
 
-def with_scratchpad(command: str, actions: str, what_follows: bool = False) -> str:
+def with_scratchpad(
+  command: str, actions: str, *, what_follows: bool = False, separator: bool = False
+) -> str:
   """The actions, before each of which stands how much of the command's functions is left.
 
   `A1 R0 S2 I_JUMP`: after this action, one argument of `and` or `after`, no repetition of the
@@ -376,6 +378,8 @@ def with_scratchpad(command: str, actions: str, what_follows: bool = False) -> s
     what_follows: whether a word more before each action says what follows it: the next `step` of
       this repetition, the next `repetition`, the next `argument` or the `end`. After it numbers are
       counted down or copied by that word alone, whichever of them training has seen together.
+    separator: whether `;` follows every action. What is left is then never predicted at an action's
+      own word, which training may have seen by itself alone, before the end.
 
   Raises:
     UserError: SCAN's grammar does not derive the command.
@@ -398,6 +402,8 @@ def with_scratchpad(command: str, actions: str, what_follows: bool = False) -> s
       remains = {"step": step, "repetition": repetition, "argument": argument}
       words.append(next((name for name, number in remains.items() if number), "end"))
     words.append(action)
+    if separator:
+      words.append(";")
   return " ".join(words)
 
 
@@ -493,6 +499,8 @@ class ScanData:
   `with_scratchpad`"""
   what_follows: bool = False
   """before each action, a scratchpad says in one word what follows it, too"""
+  separator: bool = False
+  """`;` follows every action of a scratchpad"""
   folder: str = ""
   """where the published files of the split are (tasks_train_SPLIT.txt, tasks_test_SPLIT.txt, and
   tasks_val_SPLIT.txt if there is one), plain or gzipped; may start with an environment variable.
@@ -518,11 +526,12 @@ class ScanData:
       0 <= self.added_primitives <= _MOST_COPIES,
       f"added_primitives is {self.added_primitives}; it must be 0 to {_MOST_COPIES:,}.",
     )
-    check(
-      self.scratchpad or not self.what_follows,
-      "what_follows is on, but scratchpad is off, to which it adds a word; set scratchpad=True too,"
-      " or what_follows=False.",
-    )
+    for field in ("what_follows", "separator"):
+      check(
+        self.scratchpad or not getattr(self, field),
+        f"{field} is on, but scratchpad is off, to which it adds a word; set scratchpad=True too,"
+        f" or {field}=False.",
+      )
     self._check_sizes(None if self.folder else self._distinct)
 
   def _check_sizes(self, distinct: int | None) -> None:
@@ -614,8 +623,8 @@ class ScanData:
   def _pairs(self, part: str, commands: Sequence[Command]) -> Pairs:
     sources, targets = ([pair[side] for pair in commands] for side in range(2))
     if self.scratchpad:
-      written = functools.partial(with_scratchpad, what_follows=self.what_follows)
-      targets = list(map(written, sources, targets))
+      more = {"what_follows": self.what_follows, "separator": self.separator}
+      targets = [with_scratchpad(*pair, **more) for pair in commands]
     return Pairs(
       source=sources,
       target=targets,

@@ -377,7 +377,7 @@ class _Reverse:
     self.parts = parts
     self.d_query, self.d_key, self.d_value = scratch
 
-  def over_examples(self, do: Callable[["_Example"], None]) -> Callable[[], None]:
+  def over_examples(self, do: Callable[[_Example], None]) -> Callable[[], None]:
     """What does something for every example of the program."""
 
     def run() -> None:
@@ -405,19 +405,19 @@ class _Reverse:
     if self.reverse.outputs is not None:
       self.over_examples(self.take_kept)()
 
-  def take_kept(self, example: "_Example") -> None:
+  def take_kept(self, example: _Example) -> None:
     """Writes what follows from heads that were kept."""
     self.delta[example.number] = _into_lines(self.delta_of(example), self.static)
     if self.given.projection is not None:
       self.add_to_kernel(example, self.kept(example))
 
-  def add_to_bias(self, example: "_Example") -> None:
+  def add_to_bias(self, example: _Example) -> None:
     """Adds to the gradient of the projection's bias."""
     rows = example.within(self.reverse.slopes[example.number], QUERY).astype(jnp.float32)
     assert self.d_bias is not None
     self.d_bias[...] += jnp.sum(rows, axis=0, keepdims=True)
 
-  def add_to_kernel(self, example: "_Example", heads: jax.Array) -> None:
+  def add_to_kernel(self, example: _Example, heads: jax.Array) -> None:
     """Adds to the gradient of the projection's matrix."""
     rows = pl.ds(self.place.tile * LANES, LANES)
     slope = example.within(self.reverse.slopes[example.number], QUERY)
@@ -431,19 +431,19 @@ class _Reverse:
     for one in self.parts:
       one[0] = jnp.sum(jnp.sum(values, axis=0), axis=0, keepdims=True)
 
-  def slope(self, example: "_Example") -> jax.Array:
+  def slope(self, example: _Example) -> jax.Array:
     """The gradient of heads times their weights."""
     slope = example.within(self.reverse.slopes[example.number], QUERY)
     if self.given.projection is None:
       return slope
     return dot(slope, self.given.projection[0][...], (1, 1)).astype(slope.dtype)
 
-  def kept(self, example: "_Example") -> jax.Array:
+  def kept(self, example: _Example) -> jax.Array:
     """The heads, where they were kept."""
     assert self.reverse.outputs is not None
     return example.within(self.reverse.outputs[example.number], QUERY)
 
-  def delta_of(self, example: "_Example") -> jax.Array:
+  def delta_of(self, example: _Example) -> jax.Array:
     """The gradient of weights times the weights, where heads were kept."""
     products = self.slope(example).astype(jnp.float32) * self.kept(example).astype(jnp.float32)
     return self.sums_of(products)
@@ -453,7 +453,7 @@ class _Reverse:
     own = [_only(products, head, self.static) for head in range(self.static.share)]
     return _spread([jnp.sum(one, axis=1, keepdims=True) for one in own], self.static)
 
-  def visit(self, example: "_Example") -> None:
+  def visit(self, example: _Example) -> None:
     """Adds what the pairs of the two blocks contribute."""
     static, number = self.static, example.number
     query, key, value = (example.rows(which) for which in (QUERY, KEY, VALUE))
@@ -492,7 +492,7 @@ class _Reverse:
     self.d_value[number, at] += of_value
 
   def _probabilities(
-    self, example: "_Example", query: jax.Array, key: jax.Array
+    self, example: _Example, query: jax.Array, key: jax.Array
   ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array | None]]:
     """Queries of every head; its probabilities before dropout; what that multiplies them with."""
     static = self.static

@@ -903,6 +903,108 @@ class Attention(nn.Module):
     bias = _sum(bias, ctx.position_bias)
     return query, (key, value), hidden[0] if hidden else None, bias
 
+  def _projected_in_one_kernel(
+    self, inputs: Float[Array, "batch time embed"], visibility: Visibility, ctx: Context
+  ) -> Float[Array, "batch time embed"]:
+    """The outputs of self-attention in one kernel, the projection inside where it may be."""
+    intermediates = ctx.intermediates
+    if self._parts(inputs) == 1 < self.heads and not intermediates.wants("heads_scaled"):
+      like = jax.ShapeDtypeStruct((*inputs.shape[:2], self.heads, self.width), self.dtype)
+      within = functools.partial(self._in_one_kernel, inputs, visibility, ctx)
+      return self.output(like, within=within)
+    heads = self._in_one_kernel(inputs, visibility, ctx)
+    return self.output(intermediates("heads_scaled", heads))
+
+  def _of_memory_in_kernel(
+    self,
+    query: Float[Array, "batch time heads head_dim"],
+    memory: Float[Array, "batch keys embed"],
+    kernel: str,
+    seen: Visibility,
+    weights: Float[Array, "batch time heads"] | None,
+    ctx: Context,
+  ) -> Callable[..., jax.Array]:
+    """What reads a memory in a kernel as its products leave it, with an output projection or not.
+
+    Args:
+      query: queries.
+      memory: what keys and values are made of.
+      kernel: of which device.
+      seen: which keys are read.
+      weights: of heads; none for 1.
+      ctx: as of `__call__`.
+    """
+    on_tpu = kernel == "tpu"
+    read = self._keys_and_values(memory) if on_tpu else self.key_value(memory, together=True)
+    dropped = _dropped(self._active_dropout(ctx), len(query), self.heads)
+    return functools.partial(_in_kernel, query, read, weights, None, seen, dropped)
+
+  @property
+  def _fused(self) -> bool:
+    """Whether the router's first layer may be made beside queries, and weights by one kernel."""
+    config = self.competition
+    fused = config is not None and config.fused and self.heads > 1 and self.mechanisms == 1
+    return fused and self.switch is None
+
+  def _beside(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+    """The router's first layer, where it is made together with queries, keys and values.
+
+    In one type, and in float32 with the model's precision, which is that of float32 on a CPU alone.
+    """
+    config = self.competition
+    if config is None or not self._fused:
+      return None
+    exact = jnp.dtype(self.dtype) == jnp.float32 and platform_of(inputs) == "cpu"
+    return self.router.hidden(inputs.shape[-1]) if exact or config.dtype == "model" else None
+
+  def _fused_weights(
+    self, inputs: Float[Array, "batch time embed"], hidden: jax.Array | None, ctx: Context
+  ) -> Float[Array, "batch time heads"] | None:
+    """Weights of heads by a fused router; none where there is no such.
+
+    Args:
+      inputs: what the router reads.
+      hidden: its first layer, before its relu, if that was made already.
+      ctx: as of `__call__`.
+    """
+    config = self.competition
+    if config is None or not self._fused:
+      return None
+    weights = self.router.weights_of(
+      self.router.hidden_of(inputs) if hidden is None else hidden,
+      deterministic=ctx.deterministic,
+      intermediates=ctx.intermediates.scope("router"),
+    )
+    return weights * self.heads if config.rescale else weights
+
+  def _weighted(
+    self,
+    heads: Float[Array, "batch time heads head_dim"],
+    inputs: Float[Array, "batch time embed"],
+    own: tuple[jax.Array, jax.Array] | None,
+    weights: Float[Array, "batch time heads"] | None,
+    ctx: Context,
+  ) -> Float[Array, "batch time heads head_dim"]:
+    """Heads times their weights, if they compete.
+
+    Args:
+      heads: outputs of heads.
+      inputs: what the router reads.
+      own: keys and values of the same positions, in self-attention.
+      weights: what a fused router gave; none for another, which runs here.
+      ctx: as of `__call__`.
+    """
+    config = self.competition
+    if weights is not None:
+      return gate_heads(heads, weights)
+    if config is None:
+      return heads
+    selection = self.router(
+      inputs, deterministic=ctx.deterministic, intermediates=ctx.intermediates.scope("router")
+    )
+    fill = own[1] if own is not None and config.inactive == "value" else None
+    return scale_heads(heads, selection, rescale=config.rescale, values=fill)
+
   def __call__(
     self,
     inputs: Float[Array, "batch time embed"],
@@ -926,85 +1028,56 @@ class Attention(nn.Module):
     Returns:
       The outputs, and the next state; None if none was given.
     """
-    config, intermediates = self.competition, ctx.intermediates
     visibility = None if state is not None or bias is not None else self._visibility(inputs, ctx)
     if visibility is not None:
-      if self._parts(inputs) == 1 < self.heads and not intermediates.wants("heads_scaled"):
-        like = jax.ShapeDtypeStruct((*inputs.shape[:2], self.heads, self.width), self.dtype)
-        within = functools.partial(self._in_one_kernel, inputs, visibility, ctx)
-        return self.output(like, within=within), None
-      heads = self._in_one_kernel(inputs, visibility, ctx)
-      return self.output(intermediates("heads_scaled", heads)), None
-    # Whether the router's first layer may be made beside queries, and weights by one kernel.
-    fused = config is not None and config.fused and self.heads > 1 and self.mechanisms == 1
-    fused = fused and self.switch is None
-    beside = None
-    if config is not None and fused:
-      # Queries, keys, values and the router's first layer are made together where they may: in one
-      # type, and in float32 with the model's precision, which is that of float32 on a CPU alone.
-      exact = jnp.dtype(self.dtype) == jnp.float32 and platform_of(inputs) == "cpu"
-      if exact or config.dtype == "model":
-        beside = self.router.hidden(inputs.shape[-1])
-    query, own, hidden, bias = self._projected(inputs, beside, bias, ctx)
-    routing = {"deterministic": ctx.deterministic, "intermediates": intermediates.scope("router")}
-    weights = None
-    if config is not None and fused:
-      first = self.router.hidden_of(inputs) if hidden is None else hidden
-      weights = self.router.weights_of(first, **routing)
-      weights = weights * self.heads if config.rescale else weights
-    newest = ctx.newest
+      return self._projected_in_one_kernel(inputs, visibility, ctx), None
+    query, own, hidden, bias = self._projected(inputs, self._beside(inputs), bias, ctx)
+    weights = self._fused_weights(inputs, hidden, ctx)
+    newest, intermediates = ctx.newest, ctx.intermediates
     # Of whole texts, or of prompts, before which nothing stands.
     whole = state is None or (own is not None and newest is None)
     # Attention itself multiplies heads with their weights unless something comes in between.
-    multiplies = whole and self.form == "softmax"
+    multiplies = weights is not None and whole and self.form == "softmax"
     multiplies = multiplies and not self.gated and not intermediates.wants("heads")
+    inside = weights if multiplies else None
     attention = functools.partial(
       attend,
       bias=bias,
-      weights=weights if multiplies else None,
+      weights=inside,
       dropout=self._active_dropout(ctx),
-      skip=config is not None and config.skip,
+      skip=self.competition is not None and self.competition.skip,
       intermediates=intermediates,
     )
-    if own is not None and state is not None:
-      state = add_to_cache(state, as_cache(*own), jnp.asarray(ctx.start, jnp.int32))
     if own is None:
-      if state is None:
+      if state is not None:
+        heads = attend_cached(query, state, ctx.memory_mask, intermediates=intermediates)
+      else:
         assert memory is not None, "cross attention reads a memory, or a state that holds it"
         mask = AttentionMask(explicit=ctx.memory_mask)
         kernel, seen = self._visibility_of_memory(query, mask, bias, ctx)
         if kernel is None:
           heads = attention(query, *self._keys_and_values(memory), mask)
         else:
-          on_tpu = kernel == "tpu"
-          read = self._keys_and_values(memory) if on_tpu else self.key_value(memory, together=True)
-          dropped = _dropped(self._active_dropout(ctx), len(query), self.heads)
-          inside = weights if multiplies else None, None, seen, dropped
-          within = functools.partial(_in_kernel, query, read, *inside)
-          if on_tpu:
+          within = self._of_memory_in_kernel(query, memory, kernel, seen, inside, ctx)
+          if kernel == "tpu":
             like = jax.ShapeDtypeStruct(query.shape, self.dtype)
             return self.output(like, within=within), None
           heads = within()
-      else:
-        heads = attend_cached(query, state, ctx.memory_mask, intermediates=intermediates)
-    elif self.form != "softmax":
-      heads = self._read(inputs, query, own, state, dense(bias), ctx)
-    elif state is None or newest is None:
-      heads = attention(query, *own, ctx.mask)
     else:
-      filled, past = newest.start + query.shape[1], newest.past
-      heads = attend_cached(
-        query, state, past, bias=dense(bias), filled=filled, intermediates=intermediates
-      )
+      if state is not None:
+        state = add_to_cache(state, as_cache(*own), jnp.asarray(ctx.start, jnp.int32))
+      if self.form != "softmax":
+        heads = self._read(inputs, query, own, state, dense(bias), ctx)
+      elif state is None or newest is None:
+        heads = attention(query, *own, ctx.mask)
+      else:
+        filled, past = newest.start + query.shape[1], newest.past
+        heads = attend_cached(
+          query, state, past, bias=dense(bias), filled=filled, intermediates=intermediates
+        )
     gates = self._gates(inputs, intermediates)
     heads = heads if gates is None else gate_heads(heads, gates)
     heads = intermediates("heads", heads)
-    if config is None:
-      return self._project(heads, inputs, intermediates), state
-    if weights is not None:
-      heads = heads if multiplies else gate_heads(heads, weights)
-      return self._project(heads, inputs, intermediates), state
-    fill = own[1] if own is not None and config.inactive == "value" else None
-    selection = self.router(inputs, **routing)
-    heads = scale_heads(heads, selection, rescale=config.rescale, values=fill)
+    if not multiplies:
+      heads = self._weighted(heads, inputs, own, weights, ctx)
     return self._project(heads, inputs, intermediates), state

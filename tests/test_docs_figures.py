@@ -490,14 +490,15 @@ def shown_rows(folder, columns):
 
 
 DECODER_ALONE = "decoder alone, convolution, scratchpad"
+ADDED = "relative, added primitives, scratchpad"
 BEST = (
   ("scan_mcd1-3000-steps", "relative, scratchpad", "test", "97.8 (5 % of the data)"),
   ("scan_mcd2-3000-steps", "relative, scratchpad", "test", ""),
-  ("scan_mcd3-3000-steps", "relative, scratchpad", "test", ""),
+  ("scan_mcd3-3000-steps", "relative, scratchpad with separators", "test", ""),
   ("scan_length_26-3000-steps", "relative, scratchpad", "test", "100"),
   ("scan_length-3000-steps", "relative, sliding window, scratchpad", "test", "20"),
-  ("scan_around_right-3000-steps", "relative, added primitives, scratchpad", "test", "97.6"),
-  ("scan_jump-5000-steps", "relative, added primitives, scratchpad", "test", "98"),
+  ("scan_around_right-3000-steps", f"{ADDED} with what follows", "test", "97.6"),
+  ("scan_jump-5000-steps", f"{ADDED} with separators", "test", "98"),
   ("copy-3000-steps", "relative, index hints", "longer_2", ""),
   ("copy-3000-steps", "relative, index hints", "longer_3", ""),
   ("reverse", "relative, index hints", "longer_2", ""),
@@ -615,6 +616,12 @@ def trial_in_short():
   yield f"(p at most {max(value for value in p if value <= 0.05):.3f})"
   spread = statistics.stdev(found["their number", "test"])
   yield f"finds a difference of {detectable(spread, 5):.1f} BLEU on the test in four of five"
+  plain, enc = (
+    seeds("competition/tatoeba", row, "test", "bleu")
+    for row in ("none", "enc, weights of heads sum to their number")
+  )
+  yield "{:.1f} and {:.1f} BLEU on the test (seeds 0 and 1), one".format(*plain)
+  yield "with weights that sum to the number of heads, {:.1f} (seed 0)".format(*enc)
 
 
 def searched():
@@ -864,6 +871,32 @@ def longest_commands():
   yield f"one of five with dropout 0.3 {more['exact_match']:.1f} % (seed 2;"
 
 
+def two_words_more():
+  """SCAN's scratchpads with a word more, beside those without."""
+
+  def shares(data, row):
+    found = seeds(f"generalisation/scan_{data}-steps", row, "test", "exact_match")
+    *first, last = (f"{share:.1f}" for share in found)
+    return f"{', '.join(first)} and {last}"
+
+  jump, mcd3, around = "jump-5000", "mcd3-3000", "around_right-3000"
+  yield f"{shares(jump, f'{ADDED} with separators')} % of jump for {shares(jump, ADDED)}"
+  plain = "relative, scratchpad"
+  yield f"and {shares(mcd3, f'{plain} with separators')} % of MCD3 for {shares(mcd3, plain)}"
+  of_valid = [
+    "{:.1f}, {:.1f} and {:.1f} %".format(*seeds(f"generalisation/scan_{mcd3}-steps", row, *score))
+    for row, *score in (
+      (f"{plain} with separators", "valid", "exact_match"),
+      (f"{plain} with what follows", "test", "exact_match"),
+    )
+  ]
+  yield f"(validation: {of_valid[0]})"
+  yield f"but {of_valid[1]} of MCD3"
+  right = shares(around, f"{ADDED} with what follows")
+  yield f"{right} % of `around right` for {shares(around, ADDED)}"
+  yield f"two runs of it have {shares(jump, f'{ADDED} with what follows')} % (seeds 0 and 2)"
+
+
 def commands_in_short():
   """README says what the page on systematic generalisation says of SCAN and of competition."""
   shares = {row[0]: row[3] for row in best_of_data() if row[0].startswith("scan_")}
@@ -881,7 +914,7 @@ def commands_in_short():
   whole, windowed = (", ".join(f"{share:.1f}" for share in found) for found in lengths)
   yield f"(where training is cut at 22, {whole} %, and {windowed} % in a sliding window)"
   yield f"{between('mcd1', 'mcd2')} of compounds that diverge in MCD1 and MCD2"
-  yield f"and {between('mcd3')} in MCD3"
+  yield f"with a separator after every action {between('mcd3')} in MCD3"
   yield f"{between('jump')} of `addprim_jump`, three runs each"
   published, rescaled = (interval(less_competing(w, "test"), 1, sign="+") for w in COMPETING)
   yield f"it brings {published} BLEU as published, and {rescaled} with `competition.rescale`"
@@ -2222,6 +2255,7 @@ SENTENCES = [
   ("docs/kernels.md", chosen_attention_sentences),
   ("docs/speed.md", benchmark_sentences),
   ("docs/speed.md", modules_and_episodes),
+  ("docs/generalisation.md", two_words_more),
 ]
 
 

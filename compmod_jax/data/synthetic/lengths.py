@@ -102,8 +102,7 @@ class LengthData(PartedData):
   def __post_init__(self) -> None:
     super().__post_init__()
     check_choice("task", self.task, _TASKS)
-    check_least(self, length=8)
-    check_least(self, times=2)
+    check_least(self, length=8, times=2)
     longest = self.length * self.times
     check(
       self.hints == 0 or (self.task in _HINTED and self.hints > longest),

@@ -297,12 +297,12 @@ def attention_on_a_tpu() -> Rule:
 def statistics_of_labels() -> Rule:
   labels = jnp.array([1, 0, 3, 3])
 
-  def ours(way: Any, hidden: Any, table: Any) -> Any:
-    found = label_statistics(hidden, table, labels, **way)
+  def ours(way: Any, hidden: Any, table: Any, bias: Any) -> Any:
+    found = label_statistics(hidden, table, labels, bias, **way)
     return found.normaliser, found.gold, found.total
 
   both = (functools.partial(ours, way) for way in (INTERPRETED, REFERENCE))
-  shapes = (4, 3), (5, 3)
+  shapes = (4, 3), (5, 3), (5,)
   return Rule(*both, tuple(numbers(*s, seed=i).astype(np.float32) for i, s in enumerate(shapes)))
 
 

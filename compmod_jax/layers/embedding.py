@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -11,12 +11,9 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from compmod_jax.core import sharding
 from compmod_jax.core.errors import UserError
-from compmod_jax.core.linear import over_rows
-from compmod_jax.core.losses import LabelStatistics
 from compmod_jax.core.sharding import logical
-from compmod_jax.kernels.cross_entropy import inner_products, kernel_for, label_statistics
+from compmod_jax.layers.output import OutputLayer
 from compmod_jax.layers.positions import ADDED, ModelPositions
 
 Shared = Literal["none", "decoder", "inputs", "all"]
@@ -30,43 +27,6 @@ standard deviation 1 / sqrt(dim), times sqrt(dim) (token embedding upscaling, as
 embedding downscaling)."""
 
 _STDDEV = 0.02  # of a fresh table of learned positions
-
-
-class OutputLayer(NamedTuple):
-  """Logits before they are formed: inner products of hidden states with every token's vector.
-
-  Attributes:
-    hidden: what the layer reads.
-    table: the vectors.
-  """
-
-  hidden: Float[Array, "batch time embed"]
-  table: Float[Array, "vocab embed"]
-
-  def logits(self) -> Float[Array, "batch time vocab"]:
-    """The logits, float32."""
-    return over_rows(lambda rows: inner_products(rows, self.table), self.hidden)
-
-  def label_statistics(self, labels: Int[Array, "batch time"]) -> LabelStatistics:
-    """What the loss of every label needs of the logits, which a kernel forms where it can.
-
-    On a mesh every device has its rows and all vectors; where these are divided over devices
-    (`mesh.fsdp`, `mesh.tensor`), the logits are formed.
-    """
-    batch, time, dim = self.hidden.shape
-    whole = all(sharding.parts_of(labels, name) == 1 for name in ("vocab", "embed"))
-    same = self.hidden.dtype == self.table.dtype
-    if not (whole and same and kernel_for(labels, batch * time, dim, self.hidden.dtype)):
-      return LabelStatistics.of(self.logits(), labels)
-
-    def part(table: jax.Array, hidden: jax.Array, labels: jax.Array) -> LabelStatistics:
-      found = label_statistics(hidden.reshape(-1, dim), table, labels.reshape(-1))
-      return LabelStatistics(*(one.reshape(labels.shape) for one in found))
-
-    rows = ("batch", "time")
-    return sharding.on_parts(
-      part, [self.table, self.hidden, labels], [(None, None), (*rows, None), rows], result=rows
-    )
 
 
 class Embedding(nn.Module):

@@ -17,10 +17,10 @@ from jaxtyping import Array, Float, Int
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import EditMaker, Intermediates
 from compmod_jax.core.types import Params
-from compmod_jax.layers.embedding import OutputLayer
+from compmod_jax.layers.output import OutputLayer
 from compmod_jax.mechanisms.competition.losses import RouterLosses
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
-from compmod_jax.models.text import Blocks, Text, TextOutput
+from compmod_jax.models.text import Blocks, OutputLayers, Text, TextOutput
 
 C = TypeVar("C", bound="ModelConfig")
 Side = Literal["source", "target", "both"]
@@ -119,6 +119,19 @@ class Decoder(Module, Protocol):
     intermediates: Intermediates = ...,
   ) -> TextOutput:
     """Logits at every position; see `Nemot.__call__`."""
+    ...
+
+  def output_layers(
+    self,
+    text: Text,
+    blocks: Blocks,
+    *,
+    causal: bool = True,
+    vanilla_logits: bool = False,
+    deterministic: bool = True,
+    intermediates: Intermediates = ...,
+  ) -> OutputLayers:
+    """What `__call__` makes the logits of, its site `logits`."""
     ...
 
   def prefill(

@@ -18,7 +18,8 @@ from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Activation, Dropout, layer_norm
 from compmod_jax.layers.context import AttentionMask, Context, PositionIds
-from compmod_jax.layers.embedding import Embedding, OutputLayer, PositionTable
+from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.output import OutputHead, OutputLayer
 from compmod_jax.layers.positions import (
   ModelPositions,
   PositionLabels,
@@ -32,6 +33,7 @@ from compmod_jax.models.base import ModelConfig, Side
 from compmod_jax.models.routing_record import record_step, routing_cache
 from compmod_jax.models.text import (
   Blocks,
+  OutputLayers,
   Text,
   TextOutput,
   check_text,
@@ -171,8 +173,7 @@ class DecoderLM(nn.Module):
     self.decoder = Stack(c, DECODER, "pre")
     self.output_norm = layer_norm(dtype, c.norm_epsilon)
     if not c.tied:
-      init = logical(nn.initializers.xavier_uniform(), "embed", "vocab")
-      self.head = nn.Dense(self.vocab, dtype=dtype, kernel_init=init)
+      self.head = OutputHead(self.vocab, c.dim, dtype)
 
   def __call__(
     self,
@@ -197,10 +198,26 @@ class DecoderLM(nn.Module):
     Raises:
       UserError: texts that are too long.
     """
+    layers = self.output_layers(
+      text, blocks, causal=causal, deterministic=deterministic, intermediates=intermediates
+    )
+    return layers.formed(intermediates)
+
+  def output_layers(
+    self,
+    text: Text,
+    blocks: Blocks = (),
+    *,
+    causal: bool = True,
+    vanilla_logits: bool = False,
+    deterministic: bool = True,
+    intermediates: Intermediates = OFF,
+  ) -> OutputLayers:
+    """What `__call__` makes the logits of, given the same."""
     hidden = self.hidden(
       text, blocks, causal=causal, deterministic=deterministic, intermediates=intermediates
     )
-    return TextOutput(self._logits(hidden, intermediates))
+    return OutputLayers(self._output_layer(hidden))
 
   def hidden(
     self,
@@ -211,7 +228,7 @@ class DecoderLM(nn.Module):
     deterministic: bool = True,
     intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch time embed"]:
-    """What `__call__` makes the logits of, given the same."""
+    """What the output layer reads, given the same."""
     check_text(text, blocks or [("", len(text.tokens))], longest=self.config.max_length)
     labels = self._labels(text, deterministic)
     run = TextPass(
@@ -251,7 +268,7 @@ class DecoderLM(nn.Module):
     x = self.positions.add(self.embedding(tokens), place)
     real = state["prompt"][:, 0, 0]
     run = TextPass(real, state=state, newest=True, intermediates=intermediates)
-    logits = self._logits(self._hidden(run, x), intermediates)
+    logits = intermediates("logits", self._output_layer(self._hidden(run, x)).logits())
     return logits, {**state, "position": state["position"] + 1}
 
   def routing_sites(self) -> tuple[str, ...]:
@@ -270,11 +287,8 @@ class DecoderLM(nn.Module):
     x = self.output_norm(run(self.decoder, x))
     return run.intermediates(f"{DECODER}/output", x)
 
-  def _logits(
-    self, hidden: Array, intermediates: Intermediates
-  ) -> Float[Array, "batch positions vocab"]:
-    logits = self.embedding.logits(hidden) if self.config.tied else over_rows(self.head, hidden)
-    return intermediates("logits", logits.astype(jnp.float32))
+  def _output_layer(self, hidden: Float[Array, "batch positions embed"]) -> OutputLayer:
+    return self.embedding.output(hidden) if self.config.tied else self.head(hidden)
 
 
 class PairDecoder(nn.Module):

@@ -14,16 +14,16 @@ from jaxtyping import Array, Float, Int
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_least, check_numbers
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.linear import over_rows
 from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Activation, Dropout, layer_norm
 from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.output import OutputHead
 from compmod_jax.layers.positions import Positions
 from compmod_jax.layers.reading_strategies import Highlighting, OptionInteraction
 from compmod_jax.layers.stack import Stack, TextStackConfig
 from compmod_jax.mechanisms.modulation import KINDS, Gates, modulate
 from compmod_jax.models.base import ModelConfig
-from compmod_jax.models.text import Blocks, Text, TextOutput, check_text, embed
+from compmod_jax.models.text import Blocks, OutputLayers, Text, TextOutput, check_text, embed
 from compmod_jax.models.text_pass import TextPass, advanced, initial_state
 
 GATE = "gate"
@@ -338,11 +338,7 @@ class Nemot(nn.Module):
       self.interaction = OptionInteraction(c.dim, c.dropout, dtype)
     if c.highlighting != "off":
       self.highlight = Highlighting(c.dim, dtype)
-    self.head, self.vanilla_head = (self._head() for _ in range(2))
-
-  def _head(self) -> nn.Dense:
-    init = logical(nn.initializers.xavier_uniform(), "embed", "vocab")
-    return nn.Dense(self.vocab, dtype=jnp.dtype(self.config.dtype), kernel_init=init)
+    self.head, self.vanilla_head = (OutputHead(self.vocab, c.dim, dtype) for _ in range(2))
 
   def __call__(
     self,
@@ -372,6 +368,31 @@ class Nemot(nn.Module):
       UserError: blocks that do not make up the batch, unknown tasks, texts that are too long, or
         that lack what the model reads.
     """
+    layers = self.output_layers(
+      text,
+      blocks,
+      causal=causal,
+      positions=positions,
+      vanilla_logits=vanilla_logits,
+      vanilla_positions=vanilla_positions,
+      deterministic=deterministic,
+      intermediates=intermediates,
+    )
+    return layers.formed(intermediates)
+
+  def output_layers(
+    self,
+    text: Text,
+    blocks: Blocks,
+    *,
+    causal: bool = True,
+    positions: Int[Array, "batch places"] | None = None,
+    vanilla_logits: bool = False,
+    vanilla_positions: Int[Array, "batch places"] | None = None,
+    deterministic: bool = True,
+    intermediates: Intermediates = OFF,
+  ) -> OutputLayers:
+    """What `__call__` makes the logits of, given the same."""
     self._check(text, blocks)
     run = TextPass(
       text.tokens != self.pad,
@@ -384,12 +405,13 @@ class Nemot(nn.Module):
     parts, start = [], 0
     for task, count in blocks:
       rows = slice(start, start + count)
-      parts.append(self._task_logits(run, task, x[rows], gates, rows, positions))
+      part = self._task_output(run, task, x[rows], gates, rows)
+      parts.append(_at(part, None if positions is None else positions[rows]))
       start += count
-    logits = intermediates("logits", jnp.concatenate(parts))
+    output = self.head(jnp.concatenate(parts))
     if not vanilla_logits:
-      return TextOutput(logits)
-    return TextOutput(logits, _product(self.vanilla_head, _at(plain, vanilla_positions)))
+      return OutputLayers(output)
+    return OutputLayers(output, self.vanilla_head(_at(plain, vanilla_positions)))
 
   def prefill(
     self,
@@ -451,7 +473,8 @@ class Nemot(nn.Module):
     real = state["prompt"][:, 0, 0]
     run = TextPass(real, state=state, newest=True, intermediates=intermediates)
     x, _, gates = self._modulated(run, x, None, tags)
-    logits = intermediates("logits", self._task_logits(run, task, x, gates, slice(None)))
+    output = self._task_output(run, task, x, gates, slice(None))
+    logits = intermediates("logits", self.head(output).logits())
     return logits, {**state, "position": state["position"] + 1}
 
   def routing_sites(self) -> tuple[str, ...]:
@@ -528,20 +551,18 @@ class Nemot(nn.Module):
       held[int(number)] = held.get(int(number), Gates())._replace(**{kind: value})
     return gate, gates
 
-  def _task_logits(
+  def _task_output(
     self,
     run: TextPass,
     task: str,
     x: jax.Array,
     gates: Mapping[str, Mapping[int, Gates]],
     rows: slice,
-    positions: jax.Array | None = None,
   ) -> jax.Array:
-    """Logits of a task's output set, all or at positions."""
+    """What a task's output set gives to the head."""
     mine = jax.tree.map(lambda gate: gate[rows], dict(gates.get(OUTPUT, {})))
     x = run(self.output[task], x, rows=rows, gates=mine)
-    x = run.intermediates(f"{OUTPUT}_{task}/output", self.output_norm[task](x))
-    return _product(self.head, _at(x, None if positions is None else positions[rows]))
+    return run.intermediates(f"{OUTPUT}_{task}/output", self.output_norm[task](x))
 
   def _check(self, text: Text, blocks: Blocks, steps: int = 0) -> None:
     """Raises a `UserError` if the model cannot take these texts."""
@@ -570,10 +591,6 @@ def _zero_dense(width: int, dtype: DTypeLike | None) -> nn.Dense:
 def _at(x: jax.Array, positions: jax.Array | None) -> jax.Array:
   """Rows of a stream at positions; all of them if there are none."""
   return x if positions is None else jnp.take_along_axis(x, positions[..., None], axis=1)
-
-
-def _product(head: nn.Dense, x: jax.Array) -> jax.Array:
-  return over_rows(head, x).astype(jnp.float32)
 
 
 class EncoderMode(Nemot):

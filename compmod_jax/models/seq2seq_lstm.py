@@ -30,9 +30,10 @@ from compmod_jax.core.sharding import logical
 from compmod_jax.layers.basic import Dropout
 from compmod_jax.layers.context import Context
 from compmod_jax.layers.deferred_scan import Product
-from compmod_jax.layers.embedding import OutputLayer, Shared, encoder_decoder_embeddings
+from compmod_jax.layers.embedding import Shared, encoder_decoder_embeddings
 from compmod_jax.layers.lstm import LSTMCell, State
 from compmod_jax.layers.memory_attention import AdditiveAttention, MultiplicativeAttention
+from compmod_jax.layers.output import OutputLayer
 from compmod_jax.layers.recoding_signals import size_of, step_size_parameters
 from compmod_jax.mechanisms.recoding import signals
 from compmod_jax.mechanisms.recoding.config import RecodingConfig

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from compmod_jax.core import errors
+from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.layers.embedding import Embedding, PositionTable
+from compmod_jax.layers.output import OutputLayer
 
 Blocks = Sequence[tuple[str, int]]
 """(task, rows) of a batch in its order: every row belongs to one task."""
@@ -44,6 +46,23 @@ class TextOutput(NamedTuple):
 
   logits: Float[Array, "batch time vocab"]
   vanilla: Float[Array, "batch time vocab"] | None = None
+
+
+class OutputLayers(NamedTuple):
+  """The same before logits are formed.
+
+  Attributes:
+    output: what the logits are made of.
+    vanilla: the same of the vanilla set's own head, where it was asked for.
+  """
+
+  output: OutputLayer
+  vanilla: OutputLayer | None = None
+
+  def formed(self, intermediates: Intermediates) -> TextOutput:
+    """The logits, of which those that are no vanilla set's are the site `logits`."""
+    logits = intermediates("logits", self.output.logits())
+    return TextOutput(logits, None if self.vanilla is None else self.vanilla.logits())
 
 
 def check_text(text: Text, blocks: Blocks, *, longest: int, steps: int = 0) -> None:

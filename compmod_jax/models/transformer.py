@@ -19,12 +19,12 @@ from compmod_jax.layers.block import Norm, State, run_block
 from compmod_jax.layers.context import AttentionMask, Context, Newest, PositionIds
 from compmod_jax.layers.embedding import (
   EmbeddingScale,
-  OutputLayer,
   PositionTable,
   Shared,
   encoder_decoder_embeddings,
 )
 from compmod_jax.layers.kv_cache import ancestor_mask
+from compmod_jax.layers.output import OutputLayer
 from compmod_jax.layers.positions import (
   ModelPositions,
   PositionLabels,

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.losses import Term, cross_entropy, token_nll
+from compmod_jax.core.losses import CrossEntropy, Term, cross_entropy_of, token_nll
 from compmod_jax.data import pipeline
 from compmod_jax.data.blocks import TextBlocks, check_blocks
 from compmod_jax.data.paired import PairedDataset
@@ -22,6 +22,7 @@ from compmod_jax.data.text_tokenizer import UNKNOWN, DocumentData, count_words, 
 from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
 from compmod_jax.decoding import DecodeConfig, recoding
 from compmod_jax.decoding.types import Cache
+from compmod_jax.layers.output import OutputKind, OutputLayer
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
 from compmod_jax.models.nemot import LM
 from compmod_jax.models.text import Text
@@ -58,6 +59,9 @@ class CausalLMConfig:
   """Tokens of a global batch, a multiple of `length`."""
   joined: bool = False
   """Tokens see the documents before their own in a block; else every document is apart."""
+  output_layer: OutputKind = "fused"
+  """How losses are computed: logits and loss in one kernel where there is one, which never writes
+  the logits to memory (fused), or from all logits (plain)."""
   stride: int = 0
   """Evaluation: windows start every N tokens, and only the last ones of a window count (all
   of the first); 0: a block's length, so that every token is read once."""
@@ -69,6 +73,7 @@ class CausalLMConfig:
 
   def __post_init__(self):
     check_blocks(self)
+    errors.check_choice("task.output_layer", self.output_layer, get_args(OutputKind))
     errors.check(
       0 <= self.stride < self.length,
       f"task.stride is {self.stride}; give 1 to {self.length - 1} tokens (task.length - 1), or 0"
@@ -113,7 +118,9 @@ class CausalLMConfig:
     dataset = CausalBlocks(self, tokenizer, tokenizer.eos, cache)
     task = CausalLM(
       dataset=dataset,
-      model=CausalModel(module, tokenizer.eos, tokenizer.pad, self.joined),
+      model=CausalModel(
+        module, tokenizer.eos, tokenizer.pad, self.joined, output_kind=self.output_layer
+      ),
       objective=standard(NextTokenLoss(), model),
       evaluators=(WindowPerplexity(self.length - 1, dataset.stride),),
       generator=TextGenerator(tokenizer, Scorer(tokenizer, _token_scores)),
@@ -170,12 +177,14 @@ class CausalModel(TaskModel[Decoder]):
     pad: the token that marks padding.
     joined: tokens see the documents before their own.
     swapped: auxiliary token that takes the place of each, int32 [auxiliary tokens]; none: itself.
+    output_kind: how its losses are computed; see `CausalLMConfig.output_layer`.
   """
 
   eos: int
   pad: int
   joined: bool
   swapped: jax.Array | None = None
+  output_kind: OutputKind = "fused"
 
   def init(self, rng: jax.Array) -> Params:
     """Fresh parameters, boxed with the logical names of their dimensions."""
@@ -212,15 +221,48 @@ class CausalModel(TaskModel[Decoder]):
     rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits of the token after each, [batch, time, vocab]."""
-    out = self.module.apply(
+    return self._apply(params, tokens, self._edited(tokens, intermediates), rng).logits
+
+  def losses(
+    self,
+    params: Params,
+    batch: Batch,
+    counted: Bool[Array, "batch time"],
+    *,
+    intermediates: Intermediates = OFF,
+    rng: jax.Array | None = None,
+  ) -> CrossEntropy:
+    """Losses of the tokens after the first that count; with dropout if a key is given.
+
+    Logits are formed where they are read or changed, and where nothing else can be.
+    """
+    tokens = jnp.asarray(batch["tokens"])
+    intermediates = self._edited(tokens[:, :-1], intermediates)
+    layers = self._apply(params, tokens[:, :-1], intermediates, rng, method="output_layers")
+    layer: OutputLayer = layers.output
+    found = layer.losses_of(tokens[:, 1:], self.output_kind, intermediates)
+    return cross_entropy_of(found, len(layer.table), counted)
+
+  def _edited(self, tokens: jax.Array, intermediates: Intermediates) -> Intermediates:
+    return intermediates.editing(self.edits, lambda site: self._holds(site, tokens))
+
+  def _apply(
+    self,
+    params: Params,
+    tokens: jax.Array,
+    intermediates: Intermediates,
+    rng: jax.Array | None,
+    method: str | None = None,
+  ) -> Any:
+    return self.module.apply(
       {"params": params},
       self.text(tokens),
       [(LM, len(tokens))],
       deterministic=rng is None,
-      intermediates=intermediates.editing(self.edits, lambda site: self._holds(site, tokens)),
+      intermediates=intermediates,
       rngs=None if rng is None else {"dropout": rng},
+      method=method,
     )
-    return out.logits
 
   def valid_mask(self, site: str, batch: Batch) -> jax.Array:
     """Positions that hold real tokens, auxiliary ones where a site has them."""
@@ -270,10 +312,13 @@ class NextTokenLoss:
     self, model: CausalModel, params: Params, carry: Carry, batch: Batch, context: StepContext
   ) -> tuple[Terms, Carry, Metrics]:
     """See `Objective`."""
-    logits = model.forward(
-      params, batch, intermediates=context.intermediates, rng=context.dropout_rng
+    losses = model.losses(
+      params,
+      batch,
+      predicted(batch, model.pad),
+      intermediates=context.intermediates,
+      rng=context.dropout_rng,
     )
-    losses = cross_entropy(logits, batch["tokens"][:, 1:], predicted(batch, model.pad))
     metrics = {"nll": (losses.nll, losses.count), "accuracy": (losses.correct, losses.count)}
     return {"cross_entropy": Term(losses.nll, losses.count)}, carry, metrics
 
@@ -286,8 +331,7 @@ def _token_scores(model: CausalModel, params: Params, batch: Batch) -> dict[str,
 
 def _sums(model: CausalModel, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
   """Sums of loss, right predictions and tokens."""
-  logits = model.forward(params, batch)
-  losses = cross_entropy(logits, batch["tokens"][:, 1:], batch["counted"])
+  losses = model.losses(params, batch, batch["counted"])
   return losses.nll, losses.correct, losses.count
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_least
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.losses import Term, cross_entropy, token_nll
+from compmod_jax.core.losses import LabelStatistics, Term, cross_entropy_of
 from compmod_jax.data.qa.batches import blocks_of
 from compmod_jax.data.qa.dataset import MULTIPLE_CHOICE, QuestionSets
 from compmod_jax.data.qa.mixed import Mixed
@@ -26,9 +26,10 @@ from compmod_jax.data.tokenizers import (
   tokenizer_from_bytes,
 )
 from compmod_jax.decoding import DecodeConfig
+from compmod_jax.layers.output import OutputKind
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
 from compmod_jax.models.nemot import OUTPUT
-from compmod_jax.models.text import Text, TextOutput
+from compmod_jax.models.text import OutputLayers, Text
 from compmod_jax.tasks.answer_scores import scores, source_text
 from compmod_jax.tasks.answerer import Answerer
 from compmod_jax.tasks.base import (
@@ -81,6 +82,9 @@ class AnsweringConfig:
   """Weight of the next-token loss over the whole text."""
   vanilla_weight: float = 0.5
   """Weight of the answer's loss by the vanilla set's own head; models without one do without."""
+  output_layer: OutputKind = "fused"
+  """How losses are computed: logits and loss in one kernel where there is one, which never writes
+  the logits to memory (fused), or from all logits (plain)."""
   decode: DecodeConfig = DecodeConfig(method="greedy")
   """How answers are searched for; its limits of length do not count, `answer_length` does."""
   small_share: float = 0.07
@@ -110,6 +114,7 @@ class AnsweringConfig:
       f"task.answer_length is {self.answer_length} but task.length is {self.length}, which is for"
       " question and answer together; raise task.length.",
     )
+    errors.check_choice("task.output_layer", self.output_layer, get_args(OutputKind))
     errors.check_choice("task.truncate", self.truncate, ("start", "end"))
     errors.check_choice("task.answer_mean", self.answer_mean, ("token", "question"))
     errors.check(
@@ -159,7 +164,12 @@ class AnsweringConfig:
     module = model.decoder(tokenizer.vocab_size, tokenizer.pad)
     return Answering(
       dataset=dataset,
-      model=QuestionModel(module, tokenizer, question_tokenizer.special_ids[QUESTION]),
+      model=QuestionModel(
+        module,
+        tokenizer,
+        question_tokenizer.special_ids[QUESTION],
+        output_kind=self.output_layer,
+      ),
       objective=standard(AnswerLosses(self, dataset), model),
       evaluators=(AnswerLoss(), AnswerScores()),
       generator=Answerer(
@@ -197,11 +207,13 @@ class QuestionModel(TaskModel[Decoder]):
     tokenizer: of the texts.
     question: the token in front of every question.
     swapped: auxiliary token that takes the place of each, int32 [auxiliary tokens]; none: itself.
+    output_kind: how its losses are computed; see `AnsweringConfig.output_layer`.
   """
 
   tokenizer: Tokenizer
   question: int
   swapped: jax.Array | None = None
+  output_kind: OutputKind = "fused"
 
   def init(self, rng: jax.Array) -> Params:
     """Fresh parameters, boxed with the logical names of their dimensions."""
@@ -239,27 +251,30 @@ class QuestionModel(TaskModel[Decoder]):
       tags = jnp.asarray(batch["tags"])[:, : tokens.shape[1]]
     return Text(tokens, auxiliary, segments, options, tags)
 
-  def run(
+  def label_statistics(
     self,
     params: Params,
     batch: Batch,
+    *,
     intermediates: Intermediates = OFF,
     rng: jax.Array | None = None,
     vanilla_positions: jax.Array | None = None,
-  ) -> TextOutput:
-    """Logits; also of the vanilla set's own head, at positions if there are any."""
-    vanilla: dict[str, Any] = {}
-    if vanilla_positions is not None:
-      vanilla = {"vanilla_logits": True, "vanilla_positions": vanilla_positions}
-    return self.module.apply(
-      {"params": params},
-      self.text(batch, jnp.asarray(batch["tokens"])[:, :-1]),
-      blocks_of(batch),
-      **vanilla,
-      deterministic=rng is None,
-      intermediates=intermediates.editing(self.edits, lambda site: self.valid_mask(site, batch)),
-      rngs=None if rng is None else {"dropout": rng},
-    )
+  ) -> tuple[LabelStatistics, OutputLayers]:
+    """What the losses of the tokens after the first need of the logits, and what these are made of.
+
+    Logits are formed where they are read or changed, and where nothing else can be.
+
+    Args:
+      params: parameters.
+      batch: of questions.
+      intermediates: sites to read or change.
+      rng: for dropout; none is dropped without.
+      vanilla_positions: where what the vanilla set's own head reads is wanted; none for nowhere.
+    """
+    intermediates = self._edited(batch, intermediates)
+    layers = self._output_layers(params, batch, intermediates, rng, vanilla_positions)
+    labels = jnp.asarray(batch["tokens"])[:, 1:]
+    return layers.output.losses_of(labels, self.output_kind, intermediates), layers
 
   def forward(
     self,
@@ -270,7 +285,33 @@ class QuestionModel(TaskModel[Decoder]):
     rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits of every token after the first of a text; with dropout if a key is given."""
-    return self.run(params, batch, intermediates, rng).logits
+    intermediates = self._edited(batch, intermediates)
+    return self._output_layers(params, batch, intermediates, rng).formed(intermediates).logits
+
+  def _output_layers(
+    self,
+    params: Params,
+    batch: Batch,
+    intermediates: Intermediates,
+    rng: jax.Array | None,
+    vanilla_positions: jax.Array | None = None,
+  ) -> OutputLayers:
+    vanilla: dict[str, Any] = {}
+    if vanilla_positions is not None:
+      vanilla = {"vanilla_logits": True, "vanilla_positions": vanilla_positions}
+    return self.module.apply(
+      {"params": params},
+      self.text(batch, jnp.asarray(batch["tokens"])[:, :-1]),
+      blocks_of(batch),
+      **vanilla,
+      deterministic=rng is None,
+      intermediates=intermediates,
+      rngs=None if rng is None else {"dropout": rng},
+      method="output_layers",
+    )
+
+  def _edited(self, batch: Batch, intermediates: Intermediates) -> Intermediates:
+    return intermediates.editing(self.edits, lambda site: self.valid_mask(site, batch))
 
   def valid_mask(self, site: str, batch: Batch) -> jax.Array:
     """Positions that hold real tokens, auxiliary ones where a site has them; a set's own rows."""
@@ -382,26 +423,32 @@ class AnswerLosses:
     labels, (answer, whole) = jnp.asarray(batch["tokens"])[:, 1:], model.counted(batch)
     if "vanilla" in wanted:
       positions = positions_of(answer, self.dataset.longest_answer)
-    out = model.run(params, batch, context.intermediates, context.dropout_rng, positions)
-    nll = token_nll(out.logits, labels)
+    found, layers = model.label_statistics(
+      params,
+      batch,
+      intermediates=context.intermediates,
+      rng=context.dropout_rng,
+      vanilla_positions=positions,
+    )
     share = shares(answer, batch["answer"], self.config.answer_mean)
-    losses = {"answer": (nll, share), "sequence": (nll, whole.astype(jnp.float32))}
-    if positions is not None and out.vanilla is not None:
+    losses = {"answer": (found.nll, share), "sequence": (found.nll, whole.astype(jnp.float32))}
+    if positions is not None and layers.vanilla is not None:
       own, mine = (jnp.take_along_axis(values, positions, axis=1) for values in (labels, share))
-      losses["vanilla"] = token_nll(out.vanilla, own), mine
+      losses["vanilla"] = layers.vanilla.losses_of(own, model.output_kind, OFF).nll, mine
     terms = {
       name: Term(jnp.sum(values * weights), jnp.sum(weights), weight=wanted[name])
       for name, (values, weights) in losses.items()
       if name in wanted
     }
-    one = cross_entropy(out.logits, labels, answer)
+    one = cross_entropy_of(found, len(layers.output.table), answer)
     return terms, carry, {"nll": (one.nll, one.count), "accuracy": (one.correct, one.count)}
 
 
 def _sums(model: QuestionModel, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
   """Sums of loss, right predictions and tokens, of answers."""
-  labels, (answer, _) = jnp.asarray(batch["tokens"])[:, 1:], model.counted(batch)
-  losses = cross_entropy(model.forward(params, batch), labels, answer)
+  answer, _ = model.counted(batch)
+  found, layers = model.label_statistics(params, batch)
+  losses = cross_entropy_of(found, len(layers.output.table), answer)
   return losses.nll, losses.correct, losses.count
 
 

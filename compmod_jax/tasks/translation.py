@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 
 from compmod_jax.core import errors
 from compmod_jax.core.intermediates import OFF, Intermediates
-from compmod_jax.core.losses import CrossEntropy, LabelStatistics, Term, cross_entropy_of
+from compmod_jax.core.losses import CrossEntropy, Term, cross_entropy_of
 from compmod_jax.data import pipeline
 from compmod_jax.data.base import Dataset, Splits, TrainIterator
 from compmod_jax.data.buckets import BatchConfig
@@ -32,6 +32,7 @@ from compmod_jax.data.tokenizers import (
   tokenizer_from_bytes,
 )
 from compmod_jax.decoding import DecodeConfig
+from compmod_jax.layers.output import OutputKind
 from compmod_jax.metrics import groups, text
 from compmod_jax.models.base import ModelConfig, Seq2Seq
 from compmod_jax.models.text import joined
@@ -53,7 +54,6 @@ from compmod_jax.tasks.error_prediction import ErrorPredictionScores, WithErrorP
 from compmod_jax.tasks.objectives import standard
 from compmod_jax.tasks.translator import Translator, mean_entropy
 
-OutputKind = Literal["fused", "plain"]
 SOURCE_FILE, TARGET_FILE = "source.tokenizer", "target.tokenizer"
 
 
@@ -338,13 +338,9 @@ class PairModel(TaskModel[Seq2Seq]):
     Logits are formed where they are read or changed, and where nothing else can be.
     """
     intermediates, target = self._edited(batch, intermediates), batch["target"]
-    if self.output_kind == "fused" and not intermediates.wants("logits"):
-      layer = self._apply(params, batch, intermediates, rng, method="output_layer")
-      found, vocab = layer.label_statistics(target), len(layer.table)
-    else:
-      logits = self._apply(params, batch, intermediates, rng)
-      found, vocab = LabelStatistics.of(logits, target), logits.shape[-1]
-    return cross_entropy_of(found, vocab, target != PAD, label_smoothing=label_smoothing)
+    layer = self._apply(params, batch, intermediates, rng, method="output_layer")
+    found = layer.losses_of(target, self.output_kind, intermediates)
+    return cross_entropy_of(found, len(layer.table), target != PAD, label_smoothing=label_smoothing)
 
   def _edited(self, batch: Batch, intermediates: Intermediates) -> Intermediates:
     return intermediates.editing(self.edits, lambda site: self.valid_mask(site, batch))

@@ -183,7 +183,13 @@ def test_losses_are_means_over_the_right_tokens(made):
   terms = losses(task, params, batch)
   places = jnp.arange(batch["tokens"].shape[1] - 1)[None]
   everywhere = jnp.broadcast_to(places, labels_shape(batch))
-  run = jax.jit(lambda *given: task.model.run(*given, OFF, None, everywhere))(params, batch)
+
+  @jax.jit
+  def logits(params, batch):
+    _, layers = task.model.label_statistics(params, batch, vanilla_positions=everywhere)
+    return layers.formed(OFF)
+
+  run = logits(params, batch)
   heads = {"answer": run.logits, "sequence": run.logits, "vanilla": run.vanilla}
   nats = {name: -np.asarray(jax.nn.log_softmax(logits)) for name, logits in heads.items()}
   sums = {name: [0.0, 0] for name in heads}

@@ -30,12 +30,13 @@ def label_statistics(
   hidden: Float[Array, "rows dim"],
   table: Float[Array, "vocab dim"],
   labels: Int[Array, " rows"],
+  bias: Float[Array, " vocab"] | None = None,
   *,
   implementation: Implementation | None = None,
   interpret: Hashable = False,
   blocks: Blocks = Blocks(),
 ) -> LabelStatistics:
-  r"""What the loss of every row's label needs of the logits :math:`l_{nv} = h_n \cdot e_v`.
+  r"""What the loss of every row's label needs of the logits :math:`l_{nv} = h_n \cdot e_v + b_v`.
 
   Logits are float32; with a kernel they are never written to memory, nor are their gradients.
 
@@ -43,6 +44,7 @@ def label_statistics(
     hidden: h, what the output layer reads.
     table: e, a vector for every word, in the same type.
     labels: the right words.
+    bias: b, float32; none for zeros.
     implementation: how; `None` for the best way that platform and shapes allow.
     interpret: run a named kernel without its hardware: true, or `pltpu.InterpretParams()`.
     blocks: sizes of blocks.
@@ -59,8 +61,8 @@ def label_statistics(
     )
   plan = _plan(hidden, hidden.shape, hidden.dtype, implementation, interpret, blocks)
   if plan is None:
-    return definition.label_statistics(hidden, table, labels)
-  return _statistics(_Run(plan.exact, plan.interpret, blocks), hidden, table, labels)
+    return definition.label_statistics(hidden, table, labels, bias)
+  return _statistics(_Run(plan.exact, plan.interpret, blocks), hidden, table, labels, bias)
 
 
 def kernel_for(array: jax.Array, rows: int, dim: int, dtype: DTypeLike) -> str | None:
@@ -127,43 +129,52 @@ def _kernels() -> ModuleType:
   return importlib.import_module("compmod_jax.kernels.cross_entropy.tpu")
 
 
+_Gradients = tuple[jax.Array, jax.Array, jax.Array | None]
+"""Of rows, table and bias."""
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _statistics(
-  how: _Run, hidden: jax.Array, table: jax.Array, labels: jax.Array
+  how: _Run, hidden: jax.Array, table: jax.Array, labels: jax.Array, bias: jax.Array | None
 ) -> LabelStatistics:
   """See `label_statistics`. Reverse mode, any order."""
-  return how.choose("forward", definition.label_statistics, hidden, table, labels)
+  return how.choose("forward", definition.label_statistics, hidden, table, labels, bias)
 
 
-_Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+_Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array]
 
 
 def _statistics_forward(
-  how: _Run, hidden: jax.Array, table: jax.Array, labels: jax.Array
+  how: _Run, hidden: jax.Array, table: jax.Array, labels: jax.Array, bias: jax.Array | None
 ) -> tuple[LabelStatistics, _Kept]:
-  found: LabelStatistics = _statistics(how, hidden, table, labels)
-  return found, (hidden, table, labels, found.normaliser)
+  found: LabelStatistics = _statistics(how, hidden, table, labels, bias)
+  return found, (hidden, table, labels, bias, found.normaliser)
 
 
 def _statistics_backward(
   how: _Run, kept: _Kept, slopes: LabelStatistics
-) -> tuple[jax.Array, jax.Array, None]:
-  gradients: tuple[jax.Array, jax.Array] = _gradients(how, *kept, slopes)
-  return gradients[0], gradients[1], None
+) -> tuple[jax.Array, jax.Array, None, jax.Array | None]:
+  gradients: _Gradients = _gradients(how, *kept, slopes)
+  d_hidden, d_table, d_bias = gradients
+  return d_hidden, d_table, None, d_bias
 
 
 _statistics.defvjp(_statistics_forward, _statistics_backward)
 
 
 def _defined(
-  hidden: jax.Array, table: jax.Array, labels: jax.Array, slopes: LabelStatistics
-) -> tuple[jax.Array, jax.Array]:
+  hidden: jax.Array,
+  table: jax.Array,
+  labels: jax.Array,
+  bias: jax.Array | None,
+  slopes: LabelStatistics,
+) -> _Gradients:
   """The definition's gradients."""
 
-  def statistics(hidden: jax.Array, table: jax.Array) -> LabelStatistics:
-    return definition.label_statistics(hidden, table, labels)
+  def statistics(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> LabelStatistics:
+    return definition.label_statistics(hidden, table, labels, bias)
 
-  return jax.vjp(statistics, hidden, table)[1](slopes)
+  return jax.vjp(statistics, hidden, table, bias)[1](slopes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -172,9 +183,10 @@ def _gradients(
   hidden: jax.Array,
   table: jax.Array,
   labels: jax.Array,
+  bias: jax.Array | None,
   normaliser: jax.Array,
   slopes: LabelStatistics,
-) -> tuple[jax.Array, jax.Array]:
+) -> _Gradients:
   """The derivatives of `_statistics`. Reverse mode, any order.
 
   Args:
@@ -182,32 +194,33 @@ def _gradients(
     hidden: as there.
     table: as there.
     labels: as there.
+    bias: as there.
     normaliser: as the statistics have it; a function of the others, by itself without a derivative.
     slopes: gradients with respect to the statistics.
   """
 
-  def default(*args: PyTree) -> tuple[jax.Array, jax.Array]:
-    hidden, table, labels, _, slopes = args
-    return _defined(hidden, table, labels, slopes)
+  def default(*args: PyTree) -> _Gradients:
+    hidden, table, labels, bias, _, slopes = args
+    return _defined(hidden, table, labels, bias, slopes)
 
-  return how.choose("backward", default, hidden, table, labels, normaliser, slopes)
+  return how.choose("backward", default, hidden, table, labels, bias, normaliser, slopes)
 
 
-def _gradients_forward(
-  how: _Run, *args: PyTree
-) -> tuple[tuple[jax.Array, jax.Array], tuple[PyTree, ...]]:
-  hidden, table, labels, _, slopes = args
-  return _gradients(how, *args), (hidden, table, labels, slopes)
+def _gradients_forward(how: _Run, *args: PyTree) -> tuple[_Gradients, tuple[PyTree, ...]]:
+  hidden, table, labels, bias, _, slopes = args
+  return _gradients(how, *args), (hidden, table, labels, bias, slopes)
 
 
 def _gradients_backward(how: _Run, kept: PyTree, second: PyTree) -> tuple[PyTree, ...]:
-  hidden, table, labels, slopes = kept
+  hidden, table, labels, bias, slopes = kept
 
-  def gradients(hidden: jax.Array, table: jax.Array, slopes: LabelStatistics) -> PyTree:
-    return _defined(hidden, table, labels, slopes)
+  def gradients(
+    hidden: jax.Array, table: jax.Array, bias: jax.Array | None, slopes: LabelStatistics
+  ) -> PyTree:
+    return _defined(hidden, table, labels, bias, slopes)
 
-  d_hidden, d_table, d_slopes = jax.vjp(gradients, hidden, table, slopes)[1](second)
-  return d_hidden, d_table, None, None, d_slopes
+  d_hidden, d_table, d_bias, d_slopes = jax.vjp(gradients, hidden, table, bias, slopes)[1](second)
+  return d_hidden, d_table, None, d_bias, None, d_slopes
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)

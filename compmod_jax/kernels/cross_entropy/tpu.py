@@ -34,12 +34,14 @@ from compmod_jax.kernels.routing.blocks import dot
 from compmod_jax.kernels.routing.shapes import ROOM
 
 _MEMORY = ROOM * 3 // 2  # of vector memory: blocks, and the logits of one
+_COPIES, _LANES = 8, 128  # of a register
 
 
 def forward(
   hidden: Float[Array, "rows dim"],
   table: Float[Array, "vocab dim"],
   labels: Int[Array, " rows"],
+  bias: Float[Array, " vocab"] | None,
   *,
   blocks: Blocks,
   interpret: bool | pltpu.InterpretParams,
@@ -50,6 +52,7 @@ def forward(
     hidden: rows, float32 or bfloat16.
     table: a vector for every word, in the same type.
     labels: the right words.
+    bias: of every word, float32, or none.
     blocks: sizes of blocks.
     interpret: run without the hardware.
   """
@@ -58,6 +61,7 @@ def forward(
   grid = pl.cdiv(many, blocks.rows), pl.cdiv(words, blocks.words)
   line = pl.BlockSpec((1, blocks.rows), lambda i, j: (0, i))
   count = len(LabelStatistics._fields)
+  biases = _biases(bias)
   made = pl.pallas_call(
     functools.partial(_forward, words=words if words % blocks.words else None),
     grid=grid,
@@ -65,6 +69,7 @@ def forward(
       line,
       pl.BlockSpec((blocks.rows, dim), lambda i, j: (i, 0)),
       pl.BlockSpec((blocks.words, dim), lambda i, j: (j, 0)),
+      *[pl.BlockSpec((_COPIES, blocks.words), lambda i, j: (0, j)) for _ in biases],
     ],
     out_specs=[line] * count,
     out_shape=[jax.ShapeDtypeStruct((1, many), jnp.float32)] * count,
@@ -78,7 +83,7 @@ def forward(
     ),
     interpret=interpret,
     name="label_statistics",
-  )(labels[None], hidden, table)
+  )(labels[None], hidden, table, *biases)
   return LabelStatistics(*(one[0] for one in made))
 
 
@@ -86,13 +91,10 @@ def _forward(
   labels: jax.Ref,
   hidden: jax.Ref,
   table: jax.Ref,
-  top: jax.Ref,
-  normaliser: jax.Ref,
-  gold: jax.Ref,
-  total: jax.Ref,
-  *,
+  *refs: jax.Ref,
   words: int | None,
 ) -> None:
+  *bias, top, normaliser, gold, total = refs
   turn = pl.program_id(1)
 
   @pl.when(turn == 0)
@@ -101,7 +103,7 @@ def _forward(
     for sums in (normaliser, gold, total):
       sums[...] = jnp.zeros(sums.shape, sums.dtype)
 
-  logits = dot(table[...], hidden[...], (1, 1))
+  logits = _plus(dot(table[...], hidden[...], (1, 1)), bias)
   word = turn * table.shape[0] + lax.broadcasted_iota(jnp.int32, logits.shape, 0)
   bounded = summed = logits
   if words is not None:
@@ -124,18 +126,20 @@ def backward(
   hidden: Float[Array, "rows dim"],
   table: Float[Array, "vocab dim"],
   labels: Int[Array, " rows"],
+  bias: Float[Array, " vocab"] | None,
   normaliser: Float[Array, " rows"],
   slopes: LabelStatistics,
   *,
   blocks: Blocks,
   interpret: bool | pltpu.InterpretParams,
-) -> tuple[Float[Array, "rows dim"], Float[Array, "vocab dim"]]:
-  """Gradients of the rows and of the table, summed in float32, in their type.
+) -> tuple[Float[Array, "rows dim"], Float[Array, "vocab dim"], Float[Array, " vocab"] | None]:
+  """Gradients of the rows, of the table and of the bias, summed in float32, in their type.
 
   Args:
     hidden: as in `forward`.
     table: as in `forward`.
     labels: as in `forward`.
+    bias: as in `forward`.
     normaliser: what `forward` returned.
     slopes: gradients with respect to the statistics; that of `top` is not read.
     blocks: as in `forward`.
@@ -156,7 +160,8 @@ def backward(
 
   line = pl.BlockSpec((1, blocks.rows), lambda *place: (0, row(*place)))
   lines = [one[None] for one in (labels, normaliser, *slopes[1:])]
-  d_hidden, d_table = pl.pallas_call(
+  biases = _biases(bias)
+  d_hidden, d_table, *d_bias = pl.pallas_call(
     functools.partial(
       _backward,
       rows=many if many < parts * held * blocks.rows else None,
@@ -167,18 +172,25 @@ def backward(
       *[line] * len(lines),
       pl.BlockSpec((blocks.rows, dim), lambda *place: (row(*place), 0)),
       pl.BlockSpec((blocks.words, dim), lambda part, turn, step: (turn, 0)),
+      *[pl.BlockSpec((_COPIES, blocks.words), lambda part, turn, step: (0, turn)) for _ in biases],
     ],
     out_specs=[
       pl.BlockSpec((blocks.rows, dim), lambda *place: (written(*place), 0)),
       pl.BlockSpec((None, blocks.words, dim), lambda part, turn, step: (part, turn, 0)),
+      *[
+        pl.BlockSpec((None, _COPIES, blocks.words), lambda part, turn, step: (part, 0, turn))
+        for _ in biases
+      ],
     ],
     out_shape=[
       jax.ShapeDtypeStruct(hidden.shape, hidden.dtype),
       jax.ShapeDtypeStruct((parts, *table.shape), table.dtype if parts == 1 else jnp.float32),
+      *[jax.ShapeDtypeStruct((parts, *one.shape), one.dtype) for one in biases],
     ],
     scratch_shapes=[
       pltpu.VMEM((held, blocks.rows, dim), jnp.float32),
       pltpu.VMEM((blocks.words, dim), jnp.float32),
+      *[pltpu.VMEM((blocks.words, _LANES), jnp.float32) for _ in biases],
     ],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=_MEMORY
@@ -192,8 +204,9 @@ def backward(
     ),
     interpret=interpret,
     name="label_statistics_backward",
-  )(*lines, hidden, table)
-  return d_hidden, jnp.sum(d_table, axis=0).astype(table.dtype) if parts > 1 else d_table[0]
+  )(*lines, hidden, table, *biases)
+  of_table = jnp.sum(d_table, axis=0).astype(table.dtype) if parts > 1 else d_table[0]
+  return d_hidden, of_table, jnp.sum(d_bias[0][:, 0], axis=0) if d_bias else None
 
 
 def _backward(
@@ -204,14 +217,16 @@ def _backward(
   d_total: jax.Ref,
   hidden: jax.Ref,
   table: jax.Ref,
-  d_hidden: jax.Ref,
-  d_table: jax.Ref,
-  of_rows: jax.Ref,
-  of_words: jax.Ref,
-  *,
+  *refs: jax.Ref,
   rows: int | None,
   words: int | None,
 ) -> None:
+  # Where there is a bias: it, its gradient, and the sums of that.
+  if len(refs) == 7:
+    *bias, d_hidden, d_table, d_bias, of_rows, of_words, of_bias = refs
+  else:
+    bias, d_bias, of_bias = [], None, None
+    d_hidden, d_table, of_rows, of_words = refs
   part, turn, step = (pl.program_id(axis) for axis in range(3))
   first = (part * pl.num_programs(2) + step) * hidden.shape[0]
   tile = table.shape[0], hidden.shape[0]
@@ -225,32 +240,48 @@ def _backward(
 
   vectors = _inside(hidden, first, rows)
   matrix = _inside(table, turn * tile[0], words)
-  logits = dot(matrix, vectors, (1, 1))
+  logits = _plus(dot(matrix, vectors, (1, 1)), bias)
   own = jnp.where(word == labels[...], line(d_gold), 0.0)
   errors = line(d_normaliser) * jnp.exp(logits - line(normaliser, jnp.inf)) + own + line(d_total)
   if words is not None:
     errors = jnp.where(word < words, errors, 0.0)
-  errors = errors.astype(hidden.dtype)
 
   @pl.when(step == 0)
   def _() -> None:
-    of_words[...] = jnp.zeros(of_words.shape, of_words.dtype)
+    for sums in (of_words, of_bias):
+      if sums is not None:
+        sums[...] = jnp.zeros(sums.shape, sums.dtype)
 
   @pl.when(turn == 0)
   def _() -> None:
     of_rows[step] = jnp.zeros(d_hidden.shape, of_rows.dtype)
 
+  if of_bias is not None:
+    of_bias[...] += jnp.sum(errors, axis=1, keepdims=True)
+  errors = errors.astype(hidden.dtype)
   of_words[...] += dot(errors, vectors)
   of_rows[step] += dot(errors, matrix, (0, 0))
 
   @pl.when(step == pl.num_programs(2) - 1)
   def _() -> None:
     d_table[...] = of_words[...].astype(d_table.dtype)
+    if d_bias is not None and of_bias is not None:
+      d_bias[...] = of_bias[...].T[:_COPIES]
 
   # Behind the last block of rows, there is none to write.
   @pl.when((turn == pl.num_programs(1) - 1) & (True if rows is None else first < rows))
   def _() -> None:
     d_hidden[...] = of_rows[step].astype(d_hidden.dtype)
+
+
+def _biases(bias: jax.Array | None) -> list[jax.Array]:
+  """The bias as kernels take it: words on lanes, in as many copies as a register has rows."""
+  return [] if bias is None else [jnp.broadcast_to(bias[None], (_COPIES, len(bias)))]
+
+
+def _plus(logits: jax.Array, bias: list[jax.Ref]) -> jax.Array:
+  """Logits [words, rows] and the bias of their words, if there is one."""
+  return logits + bias[0][...].T[:, :1] if bias else logits
 
 
 def _inside(ref: jax.Ref, first: jax.Array, count: int | None) -> jax.Array:

@@ -510,6 +510,7 @@ BEST = (
   ("pcfg_productivity-7000-steps", DECODER_ALONE, "test", "85"),
   ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
+  ("table_lookup", "near words, blanks, scratchpad", "deeper", "100"),
   ("table_lookup_forward-3000-steps", "near words, blanks, scratchpad", "deeper", "100"),
   ("table_lookup_forward", "near words, blanks, scratchpad", "deeper", "100"),
 )
@@ -659,7 +660,7 @@ def tables_by_near_words():
   tried = ("_forward-scratchpad-near-8", "_forward-scratchpad-near-5")
   tried += ("_forward-scratchpad-near-5-longer", "-scratchpad-near-5")
   found = [record(f"systematic/table_lookup{name}.json") for name in tried]
-  for data in ("_forward-3000-steps", "_forward", "-3000-steps"):
+  for data in ("_forward-3000-steps", "_forward", "-3000-steps", ""):
     of_seed = cells(f"generalisation/table_lookup{data}")["near words, blanks, scratchpad"]
     found += [one for _, one in sorted(of_seed.items())]
   rows, parts = [], ("test", "composition", "deeper_valid", "deeper")
@@ -1759,6 +1760,9 @@ TABLES = {
   ("docs/kernels.md", "What moves how many bytes", 1): tpu_designs,
   ("docs/kernels.md", "In the attention layer", 0): router_types,
   ("docs/kernels.md", "In the attention layer", 1): cpu_layers,
+  ("docs/kernels.md", "The loss of an output layer", 0): (
+    "printed by `train.main --aot`; no file is kept"
+  ),
   ("docs/kernels.md", "Products of experts", 0): expert_weights,
   ("docs/nemot.md", "A language model of public domain text and C4", 0): pretraining,
   ("docs/nemot.md", "With a gate, without, and a decoder of as many parameters", 0): zero_shot,

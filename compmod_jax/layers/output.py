@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from compmod_jax.core import sharding
-from compmod_jax.core.intermediates import Intermediates
+from compmod_jax.core.intermediates import OFF, Intermediates
 from compmod_jax.core.linear import over_rows
 from compmod_jax.core.losses import LabelStatistics
 from compmod_jax.core.sharding import logical
@@ -37,17 +37,31 @@ class OutputLayer(NamedTuple):
     """The logits, float32."""
     return over_rows(lambda rows: inner_products(rows, self.table, self.bias), self.hidden)
 
-  def label_statistics(self, labels: Int[Array, "batch time"]) -> LabelStatistics:
+  def label_statistics(
+    self,
+    labels: Int[Array, "batch time"],
+    kind: OutputKind = "fused",
+    intermediates: Intermediates = OFF,
+  ) -> LabelStatistics:
     """What the loss of every label needs of the logits, which a kernel forms where it can.
 
     On a mesh every device has its rows and gets all vectors, of which it may keep some columns
     (`mesh.fsdp`); where words are divided over devices (`mesh.tensor`), the logits are formed.
+
+    Args:
+      labels: the right tokens.
+      kind: whether a kernel may.
+      intermediates: the logits, the site `logits`, are formed where they are read or changed.
     """
     batch, time, dim = self.hidden.shape
     all_words = sharding.parts_of(labels, "vocab") == 1
     same = self.hidden.dtype == self.table.dtype
-    if not (all_words and same and kernel_for(labels, batch * time, dim, self.hidden.dtype)):
-      return LabelStatistics.of(self.logits(), labels)
+    if (
+      kind == "plain"
+      or intermediates.wants("logits")
+      or not (all_words and same and kernel_for(labels, batch * time, dim, self.hidden.dtype))
+    ):
+      return LabelStatistics.of(intermediates("logits", self.logits()), labels)
 
     def part(
       table: jax.Array, bias: jax.Array | None, hidden: jax.Array, labels: jax.Array
@@ -62,14 +76,6 @@ class OutputLayer(NamedTuple):
       [(None, None), None if self.bias is None else (None,), (*rows, None), rows],
       result=rows,
     )
-
-  def losses_of(
-    self, labels: Int[Array, "batch time"], kind: OutputKind, intermediates: Intermediates
-  ) -> LabelStatistics:
-    """The same; from all logits, the site `logits`, where they are asked for, read or changed."""
-    if kind == "fused" and not intermediates.wants("logits"):
-      return self.label_statistics(labels)
-    return LabelStatistics.of(intermediates("logits", self.logits()), labels)
 
 
 class OutputHead(nn.Module):

@@ -240,7 +240,7 @@ class CausalModel(TaskModel[Decoder]):
     intermediates = self._edited(tokens[:, :-1], intermediates)
     layers = self._apply(params, tokens[:, :-1], intermediates, rng, method="output_layers")
     layer: OutputLayer = layers.output
-    found = layer.losses_of(tokens[:, 1:], self.output_kind, intermediates)
+    found = layer.label_statistics(tokens[:, 1:], self.output_kind, intermediates)
     return cross_entropy_of(found, len(layer.table), counted)
 
   def _edited(self, tokens: jax.Array, intermediates: Intermediates) -> Intermediates:

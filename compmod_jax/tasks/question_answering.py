@@ -274,7 +274,7 @@ class QuestionModel(TaskModel[Decoder]):
     intermediates = self._edited(batch, intermediates)
     layers = self._output_layers(params, batch, intermediates, rng, vanilla_positions)
     labels = jnp.asarray(batch["tokens"])[:, 1:]
-    return layers.output.losses_of(labels, self.output_kind, intermediates), layers
+    return layers.output.label_statistics(labels, self.output_kind, intermediates), layers
 
   def forward(
     self,
@@ -434,7 +434,7 @@ class AnswerLosses:
     losses = {"answer": (found.nll, share), "sequence": (found.nll, whole.astype(jnp.float32))}
     if positions is not None and layers.vanilla is not None:
       own, mine = (jnp.take_along_axis(values, positions, axis=1) for values in (labels, share))
-      losses["vanilla"] = layers.vanilla.losses_of(own, model.output_kind, OFF).nll, mine
+      losses["vanilla"] = layers.vanilla.label_statistics(own, model.output_kind).nll, mine
     terms = {
       name: Term(jnp.sum(values * weights), jnp.sum(weights), weight=wanted[name])
       for name, (values, weights) in losses.items()

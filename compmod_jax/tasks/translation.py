@@ -339,7 +339,7 @@ class PairModel(TaskModel[Seq2Seq]):
     """
     intermediates, target = self._edited(batch, intermediates), batch["target"]
     layer = self._apply(params, batch, intermediates, rng, method="output_layer")
-    found = layer.losses_of(target, self.output_kind, intermediates)
+    found = layer.label_statistics(target, self.output_kind, intermediates)
     return cross_entropy_of(found, len(layer.table), target != PAD, label_smoothing=label_smoothing)
 
   def _edited(self, batch: Batch, intermediates: Intermediates) -> Intermediates:

@@ -875,6 +875,12 @@ def longest_commands():
   yield f"one of five with dropout 0.3 {more['exact_match']:.1f} % (seed 2;"
 
 
+def arithmetic_in_short():
+  found = seeds("generalisation/arithmetic", "near words, scratchpad", "deeper", "exact_match")
+  assert len(found) == 3
+  yield f"of `near words, scratchpad` with 8,000 steps have {statistics.mean(found):.1f} on the mean"
+
+
 def two_words_more():
   """SCAN's scratchpads with a word more, beside those without."""
 
@@ -2264,6 +2270,7 @@ SENTENCES = [
   ("docs/speed.md", benchmark_sentences),
   ("docs/speed.md", modules_and_episodes),
   ("docs/generalisation.md", two_words_more),
+  ("docs/generalisation.md", arithmetic_in_short),
 ]
 
 

@@ -511,7 +511,6 @@ BEST = (
   ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
   ("table_lookup", "near words, blanks, scratchpad", "deeper", "100"),
-  ("table_lookup_forward-3000-steps", "near words, blanks, scratchpad", "deeper", "100"),
   ("table_lookup_forward", "near words, blanks, scratchpad", "deeper", "100"),
 )
 """Folder, row and part of what reached most, and the published figure."""
@@ -878,7 +877,8 @@ def longest_commands():
 def arithmetic_in_short():
   found = seeds("generalisation/arithmetic", "near words, scratchpad", "deeper", "exact_match")
   assert len(found) == 3
-  yield f"of `near words, scratchpad` with 8,000 steps have {statistics.mean(found):.1f} on the mean"
+  mean = statistics.mean(found)
+  yield f"of `near words, scratchpad` with 8,000 steps have {mean:.1f} on the mean"
 
 
 def two_words_more():

@@ -34,7 +34,7 @@ from compmod_jax.kernels.routing.blocks import dot
 from compmod_jax.kernels.routing.shapes import ROOM
 
 _MEMORY = ROOM * 3 // 2  # of vector memory: blocks, and the logits of one
-_COPIES, _LANES = 8, 128  # of a register
+_SUBLANES, _LANES = 8, 128  # of a register
 
 
 def forward(
@@ -69,7 +69,7 @@ def forward(
       line,
       pl.BlockSpec((blocks.rows, dim), lambda i, j: (i, 0)),
       pl.BlockSpec((blocks.words, dim), lambda i, j: (j, 0)),
-      *[pl.BlockSpec((_COPIES, blocks.words), lambda i, j: (0, j)) for _ in biases],
+      *[pl.BlockSpec((_SUBLANES, blocks.words), lambda i, j: (0, j)) for _ in biases],
     ],
     out_specs=[line] * count,
     out_shape=[jax.ShapeDtypeStruct((1, many), jnp.float32)] * count,
@@ -172,13 +172,15 @@ def backward(
       *[line] * len(lines),
       pl.BlockSpec((blocks.rows, dim), lambda *place: (row(*place), 0)),
       pl.BlockSpec((blocks.words, dim), lambda part, turn, step: (turn, 0)),
-      *[pl.BlockSpec((_COPIES, blocks.words), lambda part, turn, step: (0, turn)) for _ in biases],
+      *[
+        pl.BlockSpec((_SUBLANES, blocks.words), lambda part, turn, step: (0, turn)) for _ in biases
+      ],
     ],
     out_specs=[
       pl.BlockSpec((blocks.rows, dim), lambda *place: (written(*place), 0)),
       pl.BlockSpec((None, blocks.words, dim), lambda part, turn, step: (part, turn, 0)),
       *[
-        pl.BlockSpec((None, _COPIES, blocks.words), lambda part, turn, step: (part, 0, turn))
+        pl.BlockSpec((None, _SUBLANES, blocks.words), lambda part, turn, step: (part, 0, turn))
         for _ in biases
       ],
     ],
@@ -266,7 +268,7 @@ def _backward(
   def _() -> None:
     d_table[...] = of_words[...].astype(d_table.dtype)
     if d_bias is not None and of_bias is not None:
-      d_bias[...] = of_bias[...].T[:_COPIES]
+      d_bias[...] = of_bias[...].T[:_SUBLANES]
 
   # Behind the last block of rows, there is none to write.
   @pl.when((turn == pl.num_programs(1) - 1) & (True if rows is None else first < rows))
@@ -275,8 +277,8 @@ def _backward(
 
 
 def _biases(bias: jax.Array | None) -> list[jax.Array]:
-  """The bias as kernels take it: words on lanes, in as many copies as a register has rows."""
-  return [] if bias is None else [jnp.broadcast_to(bias[None], (_COPIES, len(bias)))]
+  """The bias as kernels take it: words on lanes, a copy for every sublane of a register."""
+  return [] if bias is None else [jnp.broadcast_to(bias[None], (_SUBLANES, len(bias)))]
 
 
 def _plus(logits: jax.Array, bias: list[jax.Ref]) -> jax.Array:

@@ -878,7 +878,7 @@ def arithmetic_in_short():
   found = seeds("generalisation/arithmetic", "near words, scratchpad", "deeper", "exact_match")
   assert len(found) == 3
   mean = statistics.mean(found)
-  yield f"of `near words, scratchpad` with 8,000 steps have {mean:.1f} on the mean"
+  yield f"of `near words, scratchpad` with 8,000 steps have {mean:.1f} on average"
 
 
 def two_words_more():

@@ -22,10 +22,10 @@ from compmod_jax.data.text_tokenizer import UNKNOWN, DocumentData, count_words, 
 from compmod_jax.data.tokenizers import Tokenizer, TokenizerConfig
 from compmod_jax.decoding import DecodeConfig, recoding
 from compmod_jax.decoding.types import Cache
-from compmod_jax.layers.output import OutputKind, OutputLayer
+from compmod_jax.layers.output import OutputKind
 from compmod_jax.models.base import Decoder, ModelConfig, valid_at
 from compmod_jax.models.nemot import LM
-from compmod_jax.models.text import Text
+from compmod_jax.models.text import OutputLayers, Text
 from compmod_jax.tasks.base import (
   Batch,
   Carry,
@@ -221,7 +221,8 @@ class CausalModel(TaskModel[Decoder]):
     rng: jax.Array | None = None,
   ) -> jax.Array:
     """Logits of the token after each, [batch, time, vocab]."""
-    return self._apply(params, tokens, self._edited(tokens, intermediates), rng).logits
+    intermediates = self._edited(tokens, intermediates)
+    return self._output_layers(params, tokens, intermediates, rng).formed(intermediates).logits
 
   def losses(
     self,
@@ -238,22 +239,20 @@ class CausalModel(TaskModel[Decoder]):
     """
     tokens = jnp.asarray(batch["tokens"])
     intermediates = self._edited(tokens[:, :-1], intermediates)
-    layers = self._apply(params, tokens[:, :-1], intermediates, rng, method="output_layers")
-    layer: OutputLayer = layers.output
+    layer = self._output_layers(params, tokens[:, :-1], intermediates, rng).output
     found = layer.label_statistics(tokens[:, 1:], self.output_kind, intermediates)
     return cross_entropy_of(found, len(layer.table), counted)
 
   def _edited(self, tokens: jax.Array, intermediates: Intermediates) -> Intermediates:
     return intermediates.editing(self.edits, lambda site: self._holds(site, tokens))
 
-  def _apply(
+  def _output_layers(
     self,
     params: Params,
     tokens: jax.Array,
     intermediates: Intermediates,
     rng: jax.Array | None,
-    method: str | None = None,
-  ) -> Any:
+  ) -> OutputLayers:
     return self.module.apply(
       {"params": params},
       self.text(tokens),
@@ -261,7 +260,7 @@ class CausalModel(TaskModel[Decoder]):
       deterministic=rng is None,
       intermediates=intermediates,
       rngs=None if rng is None else {"dropout": rng},
-      method=method,
+      method="output_layers",
     )
 
   def valid_mask(self, site: str, batch: Batch) -> jax.Array:

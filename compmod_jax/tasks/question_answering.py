@@ -269,7 +269,7 @@ class QuestionModel(TaskModel[Decoder]):
       batch: of questions.
       intermediates: sites to read or change.
       rng: for dropout; none is dropped without.
-      vanilla_positions: where what the vanilla set's own head reads is wanted; none for nowhere.
+      vanilla_positions: where the output of the vanilla set's own head is wanted, if it is.
     """
     intermediates = self._edited(batch, intermediates)
     layers = self._output_layers(params, batch, intermediates, rng, vanilla_positions)

@@ -215,6 +215,16 @@ def fact(file, start):
   return next(fact.removeprefix(f"{start}: ") for fact in facts if fact.startswith(f"{start}: "))
 
 
+def streams_speed():
+  timings = record("benchmarks/streams-cpu.json")["timings"]
+
+  def rates(signal):
+    found = [timings[f"{signal}: {n} streams"] for n in (16, 32, 64, 128, 256)]
+    return [f"{timing['rate']['median']:,.0f}" for timing in found]
+
+  return [["plain", *rates("none")], ["surprisal", *rates("surprisal")]]
+
+
 def ingredient_costs():
   claims = record("benchmarks/ingredients-cpu.json")["claims"]
   return [
@@ -1858,6 +1868,7 @@ TABLES = {
   ("docs/speed.md", "Beam search", 0): decoding_speed,
   ("docs/speed.md", "Experts", 0): experts_speed,
   ("docs/speed.md", "Recoding", 0): recoding_speed,
+  ("docs/speed.md", "Recoding", 1): streams_speed,
   ("docs/speed.md", "Decoders", 0): nemot_speed,
   ("docs/speed.md", "Bare products", 0): bare_products,
   ("docs/systematic.md", "Options for systematic generalisation", 0): REFERENCE,

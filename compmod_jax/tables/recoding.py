@@ -37,6 +37,9 @@ def language(scale: str, **recoding: Any) -> Experiment:
   base = load_config(f"lm_recoding{_VARIANTS[scale]}")
   # A run that its clock stops is another run on another machine.
   base = dataclasses.replace(base, time_limit_minutes=0.0)
+  assert isinstance(base.task, LanguageModelConfig)
+  # Perplexities of all cells are of as many streams.
+  base = dataclasses.replace(base, task=dataclasses.replace(base.task, eval_rows=16))
   if scale != "paper":
     recoding = {"samples": 3, **recoding}
   if scale == "tiny":

@@ -56,6 +56,7 @@ _LATER = (
   "products",
   "evaluate_every",
   "evaluate_sentences",
+  "task.eval_rows",
   "score_train",
   "model_selection",
   "patience",
@@ -74,6 +75,7 @@ def later(path: str) -> bool:
 _MEANING = {
   "micro_batches": "gradients are the same, dropout masks are not",
   "evaluate_sentences": "scores before and after are of different sentences",
+  "task.eval_rows": "scores differ by what streams do not see before them",
   "optimizer.schedule": "the new schedule counts its steps from the beginning of the run",
 }
 

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.data.streams import Stretches, eval_stretches, train_stretches
+from compmod_jax.data.streams import (
+  Stretches,
+  eval_stretches,
+  rows_of_evaluation,
+  train_stretches,
+)
 
 START = 99
 
@@ -60,6 +65,22 @@ def test_processes_read_their_rows_of_every_batch():
   np.testing.assert_array_equal(joined, stretches[0]["targets"])
   with pytest.raises(UserError, match="4 rows cannot be shared evenly by 3"):
     train_stretches(stretches, process=0, processes=3)
+
+
+@pytest.mark.parametrize(
+  ("tokens", "length", "types", "rows"),
+  [
+    (73_760, 35, 10_003, 128),
+    (9_000, 35, 200, 32),  # 281 tokens of each
+    (279, 35, 200, 1),
+    (10**8, 35, 50_000, 76),  # 7 MB of logits each
+    (10**8, 350, 10**6, 1),
+  ],
+)
+def test_evaluation_reads_as_many_streams_as_text_and_memory_have_room_for(
+  tokens, length, types, rows
+):
+  assert rows_of_evaluation(tokens, length, types) == rows
 
 
 def test_sizes_that_cannot_be_are_refused():

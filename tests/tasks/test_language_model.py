@@ -16,6 +16,7 @@ from compmod_jax.api import RecurrentModel
 from compmod_jax.checkpoints.model_folder import save_model_folder
 from compmod_jax.core.config import to_json
 from compmod_jax.core.errors import UserError
+from compmod_jax.data.streams import rows_of_evaluation
 from compmod_jax.data.text_tokenizer import FILE
 from compmod_jax.data.tokenizers.vocabulary import Words
 from compmod_jax.mechanisms.recoding.config import RecodingConfig
@@ -132,6 +133,16 @@ def test_a_text_by_itself_is_scored_as_in_a_stream_of_one_row(folder, task):
   np.testing.assert_allclose(scored.nll, nll[0], rtol=1e-5)
   assert scored.words[-1] == "</s>"
   assert scored.total == pytest.approx(float(np.sum(scored.nll)))
+
+
+def test_evaluation_chooses_its_streams_unless_it_is_told(task):
+  config = dataclasses.replace(task.dataset.config, length=2, eval_rows=0)
+  chosen = config.build(task.model.config, files=task.dataset.files()).dataset
+  rows = rows_of_evaluation(len(chosen.tokens("test")), 2, chosen.tokenizer.vocab_size)
+  assert rows not in (1, task.dataset.config.eval_rows)
+  assert next(chosen.eval_batches("test"))["tokens"].shape == (rows, 2)
+  assert len(next(chosen.eval_batches("test", multiple=8))["tokens"]) == -(-rows // 8) * 8
+  assert len(next(task.dataset.eval_batches("test"))["tokens"]) == task.dataset.config.eval_rows
 
 
 def _first(task):

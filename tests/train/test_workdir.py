@@ -332,6 +332,17 @@ def test_model_task_tokenizer_and_seed_stay(run, experiment, change, words):
   assert _config(run) == before
 
 
+def test_streams_of_evaluation_may_change():
+  experiment = load_config("lm_recoding")
+  old = _task(experiment, eval_rows=16)
+  found = identity.compare(_held(experiment.phases, 10, old), experiment)
+  assert found == [
+    "task.eval_rows: 16 there, 0 here (scores differ by what streams do not see before them)"
+  ]
+  with pytest.raises(UserError, match=r"task\.rows: 16 there"):
+    identity.compare(_held(experiment.phases, 10, _task(experiment, rows=16)), experiment)
+
+
 def test_a_change_takes_effect_earlier_where_checkpoints_were_removed_since(run, experiment):
   changed = _with(experiment, learning_rate=1e-3)
   set_up(changed, run, command="x")

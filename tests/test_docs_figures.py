@@ -517,7 +517,7 @@ BEST = (
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_2", ""),
   ("addition-3000-steps", "relative, index hints, scratchpad", "longer_3", ""),
   ("cogs-3000-steps", "relative", "held_out", "81 (of `gen`)"),
-  ("pcfg_systematicity-7000-steps", DECODER_ALONE, "test", "96"),
+  ("pcfg_systematicity-10000-steps", DECODER_ALONE, "test", "96"),
   ("pcfg_productivity-7000-steps", DECODER_ALONE, "test", "85"),
   ("arithmetic", "near words, scratchpad", "deeper", "98"),
   ("table_lookup", "neural data router", "deeper", "100"),
@@ -790,6 +790,15 @@ def ingredients_in_short():
   yield f"{alike['exact_match']:.1f} % are right ({few[0]} of those with a single function"
   yield f"{few[1]} with four), of those with a pair of functions that training lacks"
   yield f"training lacks {unseen['exact_match']:.1f} %"
+  short, long = (
+    [one["scores"] for _, one in sorted(cells(folder)[DECODER_ALONE].items())]
+    for folder in (f"generalisation/pcfg_systematicity-{n}-steps" for n in (7000, 10000))
+  )
+  behind, ahead, *learned = (f"{one['valid']['exact_match']:.1f}" for one in (*short[::-1], *long))
+  yield f"{behind} % of its validation sentences are right, {ahead} % of seed 0's"
+  yield f"have {learned[0]} and {learned[1]} % of their validation sentences right"
+  tests = [f"{one['test']['exact_match']:.1f}" for one in long]
+  yield f"sentences right, and {tests[0]} and {tests[1]} % of the test"
   to_strings = [
     cells(f"generalisation/pcfg_{name}-7000-steps")[DECODER_ALONE][0]["scores"]
     for name in ("systematicity", "productivity")

@@ -60,19 +60,18 @@ class ShortConvolution(nn.Module):
       ctx: which of the positions before each are of its segment, and where decoding stands.
     """
     newest = ctx.newest
-    if state is None or newest is None:
-      out = self._whole(x, ctx.same_segment)
-    else:
-      assert newest.neighbours is not None, "a convolution reads the positions before the newest"
-      assert newest.same_segment is not None
-      rows = jnp.arange(len(x))[:, None, None]
-      earlier = jnp.where(newest.same_segment[..., None], state[rows, 0, newest.neighbours], 0)
-      out = x + jnp.einsum("bhkd,kd->bhd", earlier, self.kernel.astype(self.dtype))
     if state is not None:
+      # Written before it is read: a loop over steps then keeps one state, and copies none.
       zero = jnp.int32(0)
       place = (zero, zero, jnp.asarray(ctx.start, jnp.int32), zero)
       state = jax.lax.dynamic_update_slice(state, x[:, None], place)
-    return out, state
+    if state is None or newest is None:
+      return self._whole(x, ctx.same_segment), state
+    assert newest.neighbours is not None, "a convolution reads the positions before the newest"
+    assert newest.same_segment is not None
+    rows = jnp.arange(len(x))[:, None, None]
+    earlier = jnp.where(newest.same_segment[..., None], state[rows, 0, newest.neighbours], 0)
+    return x + jnp.einsum("bhkd,kd->bhd", earlier, self.kernel.astype(self.dtype)), state
 
   def _whole(
     self, x: Float[Array, "batch time embed"], near: Bool[Array, "#batch time before"] | None

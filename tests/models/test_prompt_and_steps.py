@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Var
 
 from compmod_jax.decoding.types import permute_cache
 from compmod_jax.layers.experts import ExpertsConfig
@@ -454,6 +455,51 @@ def assert_same(found: Any, expected: Any, config: Any) -> None:
   np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
+def read_before_written(step: Any, cache: Any, tokens: Any) -> list[str]:
+  """Leaves of a cache that a jitted step updates in place and also reads as they were.
+
+  Where that is so, a loop over steps copies them at every step, as XLA orders the two as it likes.
+  """
+  jaxpr = step.trace(cache, tokens).jaxpr.jaxpr
+  leaves = jax.tree_util.tree_flatten_with_path(cache)[0]
+  names = [jax.tree_util.keystr(path) for path, _ in leaves]
+  uses: dict[str, list[str]] = {name: [] for name in names}
+  _collect_uses(jaxpr, dict(zip(jaxpr.invars, names, strict=False)), uses)
+  written = {name for name, found in uses.items() if _WRITTEN in found}
+  assert written, "a cache is updated"
+  return sorted(name for name in written if len(uses[name]) > 1)
+
+
+_WRITTEN = "the operand of dynamic_update_slice"
+
+
+def _collect_uses(jaxpr: Any, names: dict[Any, str], uses: dict[str, list[str]]) -> None:
+  for equation in jaxpr.eqns:
+    held = {
+      at: names[v] for at, v in enumerate(equation.invars) if isinstance(v, Var) if v in names
+    }
+    inner = equation.params.get("jaxpr") if equation.primitive.name == "jit" else None
+    if inner is not None:
+      variables = inner.jaxpr.invars
+      _collect_uses(inner.jaxpr, {variables[at]: name for at, name in held.items()}, uses)
+      continue
+    for at, name in held.items():
+      written = equation.primitive.name == "dynamic_update_slice" and at == 0
+      uses[name].append(_WRITTEN if written else equation.primitive.name)
+
+
+def test_a_cache_that_is_read_as_it_was_is_found():
+  def step(cache: Any, new: jax.Array) -> Any:
+    after = jax.lax.dynamic_update_slice(cache["key"], new, (0,))
+    early = jax.jit(jnp.sum)(cache["key"]) if cache["early"] is not None else 0
+    return after, after + early
+
+  tokens, room = jnp.ones(1), jnp.zeros(4)
+  assert read_before_written(jax.jit(step), {"key": room, "early": None}, tokens) == []
+  found = read_before_written(jax.jit(step), {"key": room, "early": room}, tokens)
+  assert found == ["['key']"]
+
+
 def cases_of(kind: type) -> Any:
   return pytest.mark.parametrize("config", CASES[kind].values(), ids=CASES[kind])
 
@@ -482,6 +528,8 @@ def test_a_sequence_to_sequence_model_decodes_as_in_the_whole_pass(kind, name):
       cache, past = permute_cache(cache, swap), past[:, ::-1]
     logits, cache = step(cache, tokens[..., i])
     past = np.concatenate([past, tokens[..., i : i + 1]], axis=-1)
+  if kind is not Seq2SeqLstmConfig:
+    assert read_before_written(step, cache, tokens[..., 0]) == []
   whole = jax.jit(functools.partial(model.apply, params))
   expected = whole(np.repeat(source, BEAMS, axis=0), past.reshape(-1, STEPS))
   assert_same(logits, expected[:, -1].reshape(logits.shape), config)
@@ -530,6 +578,7 @@ def test_a_text_model_goes_on_after_a_prompt_as_in_the_whole_pass(kind, name):
   for i in range(STEPS):
     logits, cache = step(cache, tokens[..., i])
     found.append(np.asarray(logits))
+  assert read_before_written(step, cache, tokens[..., 0]) == []
   call: Any = model.apply
   whole = jax.jit(lambda given: call(params, given, [(task, ROWS)]).logits)
   for beam in range(BEAMS):

@@ -631,8 +631,8 @@ def trial_in_short():
     seeds("competition/tatoeba", row, "test", "bleu")
     for row in ("none", "enc, weights of heads sum to their number")
   )
-  yield "{:.1f} and {:.1f} BLEU on the test (seeds 0 and 1), one".format(*plain)
-  yield "with weights that sum to the number of heads, {:.1f} (seed 0)".format(*enc)
+  yield "have {:.1f}, {:.1f} and {:.1f} BLEU on the test (seeds 0 to 2)".format(*plain)
+  yield "sum to the number of heads, {:.1f} and {:.1f} (seeds 0 and 1)".format(*enc)
 
 
 def searched():

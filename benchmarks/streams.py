@@ -3,8 +3,8 @@
     python -m benchmarks.streams [--quick] [--json FILE] [--device gpu]
 
 Needs the environment of `make test-peers`. The model of `benchmarks.recoding`; every run reads the
-same number of tokens, 35 of every stream at a time. The default of `rows_of_evaluation` in
-`compmod_jax/data/streams.py` was chosen by it. Two minutes on 2 cores.
+same number of tokens, 35 of every stream at a time. On it rests how many streams evaluation chooses
+at most (`rows_of_evaluation` in `compmod_jax/data/streams.py`). Two minutes on 2 cores.
 """
 
 import dataclasses

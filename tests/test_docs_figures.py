@@ -761,6 +761,40 @@ def context_logic_order():
   yield f"only one explains more there than the mean does (HYLA, {above:.1f})"
 
 
+def string_edits():
+  (edits,) = cells("generalisation/pcfg_systematicity-3000-steps")["relative"].values()
+  alike, unseen = (edits["scores"][part] for part in ("iid", "test"))
+  few = [f"{alike[f'exact_match/functions/{n}']:.0f}" for n in (1, 4)]
+  yield f"{alike['exact_match']:.1f} % are right ({few[0]} of those with a single function"
+  yield f"{few[1]} with four), of those with a pair of functions that training lacks"
+  yield f"training lacks {unseen['exact_match']:.1f} %"
+  before, after = (
+    [one["scores"] for _, one in sorted(cells(folder)[DECODER_ALONE].items())]
+    for folder in (f"generalisation/pcfg_systematicity-{n}-steps" for n in (7000, 10000))
+  )
+  ahead, behind = (f"{one['valid']['exact_match']:.1f}" for one in before)
+  yield f"{behind} % of its validation sentences are right, {ahead} % of seed 0's"
+  learned = [f"{one['valid']['exact_match']:.1f}" for one in after]
+  yield f"have {learned[0]} and {learned[1]} % of their validation sentences right"
+  tests = [f"{one['test']['exact_match']:.1f}" for one in after]
+  yield f"sentences right, and {tests[0]} and {tests[1]} % of the test"
+  to_strings = [
+    cells(f"generalisation/pcfg_{name}-7000-steps")[DECODER_ALONE][0]["scores"]
+    for name in ("systematicity", "productivity")
+  ]
+  again = [
+    record(f"systematic/pcfg_{name}-redrawn.json")["splits"][0]
+    for name in ("systematicity", "productivity")
+  ]
+  assert [(one["split"], one["sentences"]) for one in again] == [("test", 500)] * 2
+  shares = [f"{one['exact_match']:.1f}" for one in again]
+  yield f"of 500 sentences each that were drawn anew {shares[0]} and {shares[1]} % are right"
+  for scores, name in zip(to_strings, ("systematicity", "productivity"), strict=True):
+    words = ("1025-1536", "1537-2048", "2049-3072", "3073-4096")
+    shares = [f"{scores['test'][f'exact_match/target_words/{n}']:.0f}" for n in words]
+    yield f"{name}: {shares[0]}, {shares[1]}, {shares[2]} and {shares[3]} %"
+
+
 def ingredients_in_short():
   (tables,) = cells("generalisation/table_lookup")["neural data router"].values()
   parts = ("test", "deeper_valid", "deeper", "composition", "primitive")
@@ -784,36 +818,6 @@ def ingredients_in_short():
   (hinted,) = cells("generalisation/addition")["relative, index hints"].values()
   share = hinted["scores"]["test"]["exact_match"]
   yield f"sums even of trained lengths ({share:.1f} % right after 8,000 steps)"
-  (edits,) = cells("generalisation/pcfg_systematicity-3000-steps")["relative"].values()
-  alike, unseen = (edits["scores"][part] for part in ("iid", "test"))
-  few = [f"{alike[f'exact_match/functions/{n}']:.0f}" for n in (1, 4)]
-  yield f"{alike['exact_match']:.1f} % are right ({few[0]} of those with a single function"
-  yield f"{few[1]} with four), of those with a pair of functions that training lacks"
-  yield f"training lacks {unseen['exact_match']:.1f} %"
-  short, long = (
-    [one["scores"] for _, one in sorted(cells(folder)[DECODER_ALONE].items())]
-    for folder in (f"generalisation/pcfg_systematicity-{n}-steps" for n in (7000, 10000))
-  )
-  behind, ahead, *learned = (f"{one['valid']['exact_match']:.1f}" for one in (*short[::-1], *long))
-  yield f"{behind} % of its validation sentences are right, {ahead} % of seed 0's"
-  yield f"have {learned[0]} and {learned[1]} % of their validation sentences right"
-  tests = [f"{one['test']['exact_match']:.1f}" for one in long]
-  yield f"sentences right, and {tests[0]} and {tests[1]} % of the test"
-  to_strings = [
-    cells(f"generalisation/pcfg_{name}-7000-steps")[DECODER_ALONE][0]["scores"]
-    for name in ("systematicity", "productivity")
-  ]
-  again = [
-    record(f"systematic/pcfg_{name}-redrawn.json")["splits"][0]
-    for name in ("systematicity", "productivity")
-  ]
-  assert [(one["split"], one["sentences"]) for one in again] == [("test", 500)] * 2
-  shares = [f"{one['exact_match']:.1f}" for one in again]
-  yield f"of 500 sentences each that were drawn anew {shares[0]} and {shares[1]} % are right"
-  for scores, name in zip(to_strings, ("systematicity", "productivity"), strict=True):
-    words = ("1025-1536", "1537-2048", "2049-3072", "3073-4096")
-    shares = [f"{scores['test'][f'exact_match/target_words/{n}']:.0f}" for n in words]
-    yield f"{name}: {shares[0]}, {shares[1]}, {shares[2]} and {shares[3]} %"
   row = "relative, index hints, scratchpad"
   written = [one["scores"] for one in cells("generalisation/addition-3000-steps")[row].values()]
   shares = [
@@ -2305,6 +2309,7 @@ SENTENCES = [
   ("docs/kernels.md", chosen_attention_sentences),
   ("docs/speed.md", benchmark_sentences),
   ("docs/speed.md", modules_and_episodes),
+  ("docs/generalisation.md", string_edits),
   ("docs/generalisation.md", two_words_more),
   ("docs/generalisation.md", arithmetic_in_short),
 ]

@@ -24,7 +24,7 @@ from compmod_jax.data.tokenizers import Tokenizer
 
 Batch = dict[str, np.ndarray]
 _ENDLESS = 1 << 62
-_STREAMS = 128  # of which evaluation on two cores was fastest, by an LSTM of 2 x 650
+_STREAMS = 128  # plain evaluation is slower in 64 and 256, by `benchmarks.streams`
 _STRETCHES = 8  # least of a stream
 _LOGITS = 512 << 20  # bytes of a stretch, in float32
 

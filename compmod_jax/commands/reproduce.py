@@ -118,12 +118,24 @@ def grid(args: Args) -> tuple[Spec, list[Cell]]:
   cells = []
   for seed in range(args.seeds):
     for name in names:
-      row, file = spec.rows[name], folder(args) / f"{_slug(name)}-seed{seed}.json"
+      row, file = spec.rows[name], folder(args) / f"{_run(name, seed)}.json"
       experiment = row.of_seed(seed)
+      if row.starts_from:
+        start = str(_workdir(args, row.starts_from, seed))
+        experiment = dataclasses.replace(experiment, start=start)
       if args.steps:
         experiment = _cut(experiment, args.steps)
       cells.append(Cell(name, seed, experiment, file, row.in_use))
   return spec, cells
+
+
+def _run(row: str, seed: int) -> str:
+  """What the file of a cell and the workdir of its run are called."""
+  return f"{_slug(row)}-seed{seed}"
+
+
+def _workdir(args: Args, row: str, seed: int) -> Path:
+  return args.workdir / folder(args).relative_to(args.results) / _run(row, seed)
 
 
 def _slug(name: str) -> str:
@@ -172,13 +184,13 @@ def _shard(text: str) -> tuple[int, int]:
 
 def expectations(spec: Spec, cells: list[Cell]) -> str:
   """What the seeds will be able to show, from the spread of the runs that are there already."""
-  from compmod_jax.tables.grid import planned
+  from compmod_jax.tables.grid import planned, references_of
 
   values = _values(spec, cells)
   seeds = len({cell.seed for cell in cells})
+  tests = len(references_of(spec.reference, values))
   found = {
-    column: planned(values, column.name, seeds=seeds, tests=len(values) - 1)
-    for column in spec.columns
+    column: planned(values, column.name, seeds=seeds, tests=tests) for column in spec.columns
   }
   known = [
     f"{column.name} {least:.{column.digits}f}"
@@ -226,7 +238,7 @@ def _make(cell: Cell, args: Args, preemption: Preemption, command: str) -> None:
   from compmod_jax.commands.train import train
   from compmod_jax.training.provenance import provenance
 
-  workdir = args.workdir / folder(args).relative_to(args.results) / cell.file.stem
+  workdir = _workdir(args, cell.row, cell.seed)
   train(cell.experiment, workdir, preemption, command=command)
   jax.clear_caches()
   gc.collect()  # the run's arrays

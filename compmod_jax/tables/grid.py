@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from compmod_jax.core.errors import check
@@ -49,7 +49,7 @@ class Entry:
 
   Attributes:
     runs: mean over seeds with its 95 % interval.
-    paired: against the reference row, over the seeds that both have; None for that row itself.
+    paired: against the reference of its row, over the seeds that both have; None without one.
     p: the test's p-value, corrected for the number of rows (Holm).
     detectable: smallest difference that these seeds would show in four of five repetitions, at the
       level corrected for the number of rows (Bonferroni).
@@ -74,7 +74,7 @@ class Table:
 
   Attributes:
     title: what it shows, and where it was published.
-    reference: the row that the others are tested against.
+    references: row -> the row that it is tested against; rows that are no key are not tested.
     columns: in order.
     rows: name -> column name -> entry, in order; a row lacks what none of its runs has.
     settings: name -> the whole configuration of its runs, as field -> value; none if not given.
@@ -83,7 +83,7 @@ class Table:
   """
 
   title: str
-  reference: str
+  references: Mapping[str, str]
   columns: tuple[Column, ...]
   rows: Mapping[str, Mapping[str, Entry]]
   settings: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -95,7 +95,7 @@ def summarise(
   values: Values,
   columns: Sequence[Column],
   *,
-  reference: str,
+  reference: str | Mapping[str, str],
   published: Mapping[str, Mapping[str, float]],
   settings: Mapping[str, Mapping[str, Any]] | None = None,
   factors: Mapping[str, Collection[str]] | None = None,
@@ -106,7 +106,8 @@ def summarise(
     title: of the table.
     values: row -> seed -> column name -> value; rows in the order of the table.
     columns: what is compared.
-    reference: the plain row; if it has no runs, nothing is tested.
+    reference: the row that all others are tested against, or row -> the row that it is tested
+      against. What has no runs is no test.
     published: row -> column name -> published figure.
     settings: row -> field -> value, the whole configuration of its runs.
     factors: name -> the rows in which it is on, if rows are all settings of several factors. A
@@ -117,12 +118,25 @@ def summarise(
   """
   check(any(values.values()), f"{title}: no run is finished, so there is no table yet.")
   rows: dict[str, dict[str, Entry]] = {row: {} for row in values if values[row]}
+  references = references_of(reference, values)
   for column in columns:
-    for row, entry in _column(values, column.name, reference).items():
+    for row, entry in _column(values, column.name, references).items():
       figure = published.get(row, {}).get(column.name)
       rows[row][column.name] = dataclasses.replace(entry, published=figure)
   effects = _effects(values, columns, published, factors) if factors else {}
-  return Table(title, reference, tuple(columns), rows, settings or {}, effects)
+  return Table(title, references, tuple(columns), rows, settings or {}, effects)
+
+
+def references_of(reference: str | Mapping[str, str], rows: Iterable[str]) -> dict[str, str]:
+  """Row -> the row that it is tested against, of those that are tested.
+
+  Args:
+    reference: of all rows, or of each that is tested.
+    rows: of the table.
+  """
+  if isinstance(reference, str):
+    return {row: reference for row in rows if row != reference}
+  return {row: reference[row] for row in rows if row in reference}
 
 
 def _effects(
@@ -153,17 +167,17 @@ def _effects(
   return found
 
 
-def _column(values: Values, name: str, reference: str) -> dict[str, Entry]:
+def _column(values: Values, name: str, references: Mapping[str, str]) -> dict[str, Entry]:
   by_row = {
     row: {seed: found[name] for seed, found in sorted(seeds.items()) if name in found}
     for row, seeds in values.items()
   }
   by_row = {row: seeds for row, seeds in by_row.items() if seeds}
-  plain = by_row.get(reference, {})
   paired = {}
   for row, seeds in by_row.items():
+    plain = by_row.get(references.get(row, ""), {})
     common = [seed for seed in seeds if seed in plain]
-    if row != reference and common:
+    if common:
       paired[row] = paired_test([seeds[s] for s in common], [plain[s] for s in common])
   corrected = dict(zip(paired, holm([test.p for test in paired.values()]), strict=True))
   return {

@@ -9,8 +9,6 @@ from compmod_jax.tables.spec import Row, Spec
 from compmod_jax.tasks.fuzzy_logic import FuzzyLogicConfig
 from compmod_jax.training.experiment import Experiment, load_config
 
-FOLDER = "runs/reproduce/neural_interpreters"
-"""Where `train.reproduce neural_interpreters` makes its runs, unless an option says otherwise."""
 FIRST = "pre-training"
 # Row -> variant of the configuration, and the published coefficient of determination.
 ROWS: Mapping[str, tuple[str, float | None]] = {
@@ -33,18 +31,15 @@ def fuzzy_expressions(scale: str) -> Spec:
   def seeded(experiment: Experiment, seed: int) -> Experiment:
     assert isinstance(experiment.task, FuzzyLogicConfig)
     data = dataclasses.replace(experiment.task.data, seed=seed)
-    start = f"{FOLDER}/{scale}/{FIRST}-seed{seed}" if experiment.start else ""
-    task = dataclasses.replace(experiment.task, data=data)
-    return dataclasses.replace(experiment, seed=seed, task=task, start=start)
-
-  rows = {
-    name: Row(
-      load_config(f"neural_interpreter:{variant}"),
-      {} if published is None else {"R2 test": published},
-      seeded,
+    return dataclasses.replace(
+      experiment, seed=seed, task=dataclasses.replace(experiment.task, data=data)
     )
-    for name, (variant, published) in ROWS.items()
-  }
+
+  rows = {}
+  for name, (variant, published) in ROWS.items():
+    experiment = load_config(f"neural_interpreter:{variant}")
+    figures = {} if published is None else {"R2 test": published}
+    rows[name] = Row(experiment, figures, seeded, starts_from=FIRST if experiment.start else "")
   columns = (
     Column("R2 test", "test", "fuzzy/r2", 4),
     Column("least R2 test", "test", "fuzzy/r2_min", 4),

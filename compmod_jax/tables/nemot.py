@@ -105,13 +105,14 @@ def alone(scale: str) -> Spec:
     UserError: an unknown scale, or one whose data are not of several sets.
   """
   models = {_DECODER: _experiment(scale, "-decoder"), _NEMOT: _experiment(scale)}
-  rows = {}
+  rows, references = {}, {}
   for data in _sets(scale, models[_NEMOT], ("race_middle", "boolq", "fairytaleqa", *_ALONE)):
     for number, (model, base) in enumerate(reversed(models.items())):
       figures = {c: pair[number] for c, pair in _ALONE.get(data.name, {}).items()}
       rows[f"{data.name}, {model}"] = Row(_on(base, data), figures)
+    references[f"{data.name}, {_NEMOT}"] = f"{data.name}, {_DECODER}"
   title = "One set alone (Knowles 2022, Table 3.4: fine-tuned)"
-  return Spec(title, SCALES[scale], rows, next(iter(rows)), _ALONE_COLUMNS)
+  return Spec(title, SCALES[scale], rows, references, _ALONE_COLUMNS)
 
 
 def tuned(scale: str) -> Spec:
@@ -122,8 +123,9 @@ def tuned(scale: str) -> Spec:
   Raises:
     UserError: an unknown scale, or one whose data are not of several sets.
   """
-  base, rows = _experiment(scale), {}
-  starts = {"pre-trained" if base.start else "scratch": base.start, "general": GENERAL}
+  base, rows, references = _experiment(scale), {}, {}
+  plain = "pre-trained" if base.start else "scratch"
+  starts = {plain: base.start, "general": GENERAL}
   for data in _sets(scale, base, ("mctest", "siqa", *_TUNED)):
     figures = _TUNED.get(data.name, {})
     for number, (start, folder) in enumerate(starts.items()):
@@ -131,11 +133,12 @@ def tuned(scale: str) -> Spec:
       rows[f"{data.name}, from {start}"] = Row(
         experiment, {c: pair[number] for c, pair in figures.items()}
       )
+    references[f"{data.name}, from general"] = f"{data.name}, from {plain}"
   title = (
     "Fine-tuned on one set, from the general model or not (Knowles 2022, Table 3.9); that one is"
     f" `python -m train.main --config configs/nemot_qa.py:{_VARIANTS[scale]} --workdir {GENERAL}`"
   )
-  return Spec(title, SCALES[scale], rows, next(iter(rows)), _ALONE_COLUMNS)
+  return Spec(title, SCALES[scale], rows, references, _ALONE_COLUMNS)
 
 
 def general(scale: str) -> Spec:

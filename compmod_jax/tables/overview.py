@@ -15,7 +15,7 @@ from compmod_jax.core.errors import UserError, check
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Spec
 
-NUMBERS = ("scale", "steps", "row", "seed", "column", "value", "minutes", "parameters")
+NUMBERS = ("scale", "epochs", "steps", "row", "seed", "column", "value", "minutes", "parameters")
 
 
 class Run(NamedTuple):
@@ -24,7 +24,8 @@ class Run(NamedTuple):
   Attributes:
     scale: its data: the name of its folder, without a number of steps.
     row: its model.
-    steps: of training.
+    epochs: of training; 0 where it was as long as its number of steps.
+    steps: of training; 0 where it was as long as its number of epochs.
     seed: of the run.
     scores: column -> value.
     minutes: of training.
@@ -33,18 +34,24 @@ class Run(NamedTuple):
 
   scale: str
   row: str
+  epochs: int
   steps: int
   seed: int
   scores: Mapping[str, float]
   minutes: float
   parameters: int
 
+  @property
+  def length(self) -> tuple[int, int]:
+    """By which runs of a row are compared; whole ones in epochs are longer than trials in steps."""
+    return self.epochs, self.steps
+
 
 class Found(NamedTuple):
   """What is below a table's folder.
 
   Attributes:
-    runs: by scale and row in the table's order, then steps and seed.
+    runs: by scale and row in the table's order, then length and seed.
     specs: scale -> its table.
     left_out: files with the name of a run that another program wrote.
   """
@@ -102,6 +109,7 @@ def collect(folder: Path, spec: Callable[[str], Spec]) -> Found:
       run = Run(
         scale,
         record["row"],
+        sum(phase["epochs"] for phase in record["experiment"]["phases"]),
         sum(phase["steps"] for phase in record["experiment"]["phases"]),
         record["seed"],
         dict(_scores(table, record["scores"])),
@@ -124,8 +132,8 @@ def collect(folder: Path, spec: Callable[[str], Spec]) -> Found:
   )
   scales, rows = list(specs), {scale: list(one.rows) for scale, one in specs.items()}
 
-  def place(run: Run) -> tuple[int, int, int, int]:
-    return scales.index(run.scale), rows[run.scale].index(run.row), run.steps, run.seed
+  def place(run: Run) -> tuple[int, int, tuple[int, int], int]:
+    return scales.index(run.scale), rows[run.scale].index(run.row), run.length, run.seed
 
   return Found(sorted(runs, key=place), specs, left_out)
 
@@ -140,7 +148,7 @@ def _scores(
 
 
 def parts(found: Found) -> list[Part]:
-  """Scales with the same columns together; of a row's runs those with the most steps."""
+  """Scales with the same columns together; of a row's runs the longest."""
   by_columns: dict[tuple[Column, ...], list[str]] = {}
   for scale, table in found.specs.items():
     by_columns.setdefault(table.columns, []).append(scale)
@@ -151,7 +159,7 @@ def parts(found: Found) -> list[Part]:
       if run.scale in scales:
         by_model.setdefault((run.row, run.scale), []).append(run)
     longest = {
-      model: [run for run in own if run.steps == max(each.steps for each in own)]
+      model: [run for run in own if run.length == max(each.length for each in own)]
       for model, own in by_model.items()
     }
     order = dict.fromkeys(row for scale in scales for row in found.specs[scale].rows)
@@ -183,9 +191,9 @@ def page(title: str, found: Found) -> Page:
     table = PageTable(f"overview_{number}", head, body)
     sections.append(Section(", ".join(part.scales), [*_pictures(title, number, part), table]))
   numbers = [
-    [run.scale, run.steps, run.row, run.seed, column, value, run.minutes, run.parameters]
-    for run in found.runs
-    for column, value in run.scores.items()
+    [one.scale, one.epochs, one.steps, one.row, one.seed, name, value, one.minutes, one.parameters]
+    for one in found.runs
+    for name, value in one.scores.items()
   ]
   sections.append(Section("All numbers", [PageTable("numbers", NUMBERS, numbers)]))
   hours = sum(run.minutes for run in found.runs) / 60

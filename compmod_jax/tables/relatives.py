@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from compmod_jax.core.errors import check_choice
 from compmod_jax.tables.grid import Column
 from compmod_jax.tables.spec import Row, Spec
-from compmod_jax.training.experiment import Experiment, load_config
+from compmod_jax.training.experiment import load_config
 
 
 def _rows(
@@ -156,10 +156,6 @@ def few_shot(scale: str) -> Spec:
   return Spec(title, f"generated characters, {scales[scale]}", rows, "MAML", tuple(columns))
 
 
-LEOPARD_FOLDER = "runs/reproduce/leopard"
-"""Where `train.reproduce leopard` makes its runs, unless an option says otherwise."""
-
-
 def leopard(scale: str) -> Spec:
   """Few-shot classification of sentences by properties that meta-training does not have.
 
@@ -179,12 +175,11 @@ def leopard(scale: str) -> Spec:
     "black box": "black_box",
   }
 
-  def seeded(experiment: Experiment, seed: int) -> Experiment:
-    start = f"{LEOPARD_FOLDER}/{scale}/{first}-seed{seed}" if experiment.start else ""
-    return dataclasses.replace(experiment, seed=seed, start=start)
-
   made = _rows("few_shot_sentences", variants, {})
-  rows = {name: dataclasses.replace(row, seeded=seeded) for name, row in made.items()}
+  rows = {
+    name: dataclasses.replace(row, starts_from=first if row.experiment.start else "")
+    for name, row in made.items()
+  }
   columns = (
     Column("accuracy, 4 examples", "test", "4_shot/accuracy", 4, unit=_QUERIES),
     Column("accuracy, 8 examples", "test", "accuracy", 4, unit=_QUERIES),

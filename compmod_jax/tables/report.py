@@ -26,9 +26,11 @@ def notes(table: Table) -> list[str]:
   ]
   if table.effects:
     return [*found, *_notes_on_effects(table)]
+  if not table.references:
+    return found
   found.append(
-    f"* differs from the row {table.reference!r}: paired t-test over seeds, corrected for the"
-    f" number of rows (Holm), p at most {ALPHA}."
+    f"* differs from {_reference(table)}: paired t-test over seeds, corrected for the number of"
+    f" rows that are tested (Holm), p at most {ALPHA}."
   )
   for column in table.columns:
     least = [
@@ -37,11 +39,25 @@ def notes(table: Table) -> list[str]:
     least = [value for value in least if math.isfinite(value)]
     if least:
       found.append(
-        f"{column.name}: with these seeds a true difference from {table.reference!r} would have to"
-        f" be {min(least):.{column.digits}f} to {max(least):.{column.digits}f}, by row, to be found"
-        " in four of five repetitions."
+        f"{column.name}: with these seeds a true difference from {_reference(table)} would have"
+        f" to be {min(least):.{column.digits}f} to {max(least):.{column.digits}f}, by row, to be"
+        " found in four of five repetitions."
       )
   return found
+
+
+def _reference(table: Table) -> str:
+  """What rows are tested against, in a few words."""
+  names = list(dict.fromkeys(table.references.values()))
+  return f"the row {names[0]!r}" if len(names) == 1 else "the row that it is compared with"
+
+
+def _comparisons(table: Table) -> dict[str, str]:
+  """Row -> what a picture calls its difference; the name alone where all have one reference."""
+  tested = [row for row in table.rows if row in table.references]
+  if len(set(table.references.values())) == 1:
+    return {row: row for row in tested}
+  return {row: f"{row}, less {table.references[row]}" for row in tested}
 
 
 def split_settings(table: Table) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -239,18 +255,18 @@ class _Mark(NamedTuple):
 
 
 def forest(table: Table) -> "Figure":
-  """A panel for each column: every row's difference from the reference, with its 95 % interval.
+  """A panel for each column: every row's difference from its reference, with its 95 % interval.
 
   A hollow mark is the published difference. Filled marks and solid lines differ after correction.
   """
   from compmod_jax.analysis.report import style
 
-  rows = [row for row in table.rows if row != table.reference]
+  rows = _comparisons(table)
   marks = {c: [_mark(table, row, c) for row in rows] for c in table.columns}
-  title = f"Difference from the row {table.reference!r}"
+  title = f"Difference from {_reference(table)}"
   if not any(any(found) for found in marks.values()):
     return style.message(title, "No row has a seed in common with the reference row yet.")
-  return _panels(title, rows, marks)
+  return _panels(title, list(rows.values()), marks)
 
 
 def effects_forest(table: Table) -> "Figure":
@@ -293,7 +309,7 @@ def _mark(table: Table, row: str, column: Column) -> _Mark | None:
   entry = table.rows[row].get(column.name)
   if entry is None or entry.paired is None:
     return None
-  plain = table.rows[table.reference].get(column.name)
+  plain = table.rows[table.references[row]].get(column.name)
   there = None
   if entry.published is not None and plain is not None and plain.published is not None:
     there = entry.published - plain.published

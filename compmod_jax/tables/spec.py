@@ -16,12 +16,14 @@ class Row:
     published: column -> published figure.
     seeded: from the experiment and a seed to that seed's run, where more follows from the seed.
     in_use: fields of the model that have other values once it is trained, as `--model_fields`.
+    starts_from: name of the row whose run of the same seed gives it its first parameters.
   """
 
   experiment: Experiment
   published: Mapping[str, float] = dataclasses.field(default_factory=dict)
   seeded: Callable[[Experiment, int], Experiment] | None = None
   in_use: Mapping[str, object] = dataclasses.field(default_factory=dict)
+  starts_from: str = ""
 
   def of_seed(self, seed: int) -> Experiment:
     """What is trained with a seed."""
@@ -38,7 +40,8 @@ class Spec:
     title: what it shows and where it was published.
     data: what it is made on here, in a few words.
     rows: name -> row, in order.
-    reference: the plain row.
+    reference: the row that all others are tested against, or row -> the row that it is tested
+      against, of those that are tested.
     columns: what is compared.
     factors: name -> rows in which it is on, where rows are all settings of several factors.
   """
@@ -46,7 +49,7 @@ class Spec:
   title: str
   data: str
   rows: Mapping[str, Row]
-  reference: str
+  reference: str | Mapping[str, str]
   columns: tuple[Column, ...]
   factors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 

@@ -35,7 +35,9 @@ def write(folder, scale, row, seed, value, steps=100, minutes=2.0, **other):
     "scores": scores,
     "train_seconds": 60 * minutes,
     "parameters": 7,
-    "experiment": {"phases": [{"steps": steps // 2}, {"steps": steps - steps // 2}]},
+    "experiment": {
+      "phases": [{"epochs": 0, "steps": part} for part in (steps // 2, steps - steps // 2)]
+    },
   }
   file = folder / f"{scale}-{steps}-steps" / f"{row}-seed{seed}.json"
   file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +81,16 @@ def test_scales_of_the_same_columns_stand_together_with_the_longest_runs(folder)
     ["heads compete", "10.0", "10.0", "", "", "2"],
   ]
   assert overview.lines(jump) == [["row", "jump", "minutes"], ["relative", "50.0", "2"]]
+
+
+def test_a_whole_run_in_epochs_is_longer_than_a_trial_in_steps(folder):
+  phases = {"experiment": {"phases": [{"epochs": 40, "steps": 0}]}}
+  write(folder, "copy", "plain", 0, 60.0, steps=0, **phases)
+  found = overview.collect(folder, spec)
+  both, _ = overview.parts(found)
+  assert both.values("plain", "copy", both.columns[0]) == [60]
+  (numbers,) = overview.page("A table", found).sections[-1].items
+  assert [40, 0] in [list(row[1:3]) for row in numbers.rows]
 
 
 def test_a_score_that_a_run_lacks_leaves_its_place_empty(tmp_path):

@@ -45,6 +45,29 @@ def test_more_rows_raise_every_corrected_p_value():
   assert wide.rows["enc"]["BLEU"].detectable > narrow.rows["enc"]["BLEU"].detectable
 
 
+def test_rows_of_several_data_sets_are_tested_each_against_its_own():
+  values = {
+    f"{data}, {model}": {seed: {"BLEU": base + gain * seed + 0.1 * seed**2} for seed in range(3)}
+    for data, base in (("far", 60.0), ("near", 30.0))
+    for model, gain in (("other", 0.02), ("plain", 0.0))
+  }
+  references = {f"{data}, other": f"{data}, plain" for data in ("far", "near")}
+  table = summarise("A", values, COLUMNS, reference=references, published={})
+  differences = {row: entry["BLEU"].paired for row, entry in table.rows.items()}
+  assert [row for row, test in differences.items() if test is None] == ["far, plain", "near, plain"]
+  for row, plain in references.items():
+    both = [[v["BLEU"] for v in values[one].values()] for one in (row, plain)]
+    test = paired_test(*both)
+    assert differences[row] == test
+    # Two tests: the correction is for two and not for three rows.
+    assert table.rows[row]["BLEU"].p == pytest.approx(min(1.0, 2 * test.p))
+  figure = report.forest(table)
+  assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+    "far, other, less far, plain", "near, other, less near, plain"
+  ]  # fmt: skip
+  assert "* differs from the row that it is compared with" in report.text(table)
+
+
 FACTORS = {"enc": ("enc", "enc+dec"), "dec": ("dec", "enc+dec")}
 COMPLETE = {
   row: {seed: {"BLEU": base + 0.3 * seed, "PPL": 5 + slip * seed} for seed in range(3)}

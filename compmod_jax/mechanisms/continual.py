@@ -228,11 +228,13 @@ class Buffer(NamedTuple):
     items: the examples, leaves [capacity, ...].
     labels: their classes, -1 where there is none; places are taken in their order.
     seen: examples of every class that came by, kept or not.
+    full: whether a class is, or was, among the largest since there is no room (`add_balanced`).
   """
 
   items: PyTree
   labels: Int[Array, " capacity"]
   seen: Int[Array, " classes"]
+  full: Bool[Array, " classes"]
 
   @property
   def filled(self) -> Int[Array, ""]:
@@ -249,7 +251,8 @@ def empty_buffer(capacity: int, classes: int, example: PyTree) -> Buffer:
     example: one, or the shapes of one.
   """
   items = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), example)
-  return Buffer(items, jnp.full(capacity, -1, jnp.int32), jnp.zeros(classes, jnp.int32))
+  none = jnp.full(capacity, -1, jnp.int32)
+  return Buffer(items, none, jnp.zeros(classes, jnp.int32), jnp.zeros(classes, bool))
 
 
 def _store(
@@ -261,10 +264,10 @@ def _store(
   def put(held: jax.Array, one: jax.Array) -> jax.Array:
     return held.at[place].set(jnp.asarray(one).astype(held.dtype), mode="drop")
 
-  return Buffer(
-    jax.tree.map(put, buffer.items, example),
-    put(buffer.labels, label),
-    buffer.seen.at[label].add(1),
+  return buffer._replace(
+    items=jax.tree.map(put, buffer.items, example),
+    labels=put(buffer.labels, label),
+    seen=buffer.seen.at[label].add(1),
   )
 
 
@@ -284,9 +287,9 @@ def add_to_reservoir(
 def add_balanced(buffer: Buffer, example: PyTree, label: Int[Array, ""], rng: jax.Array) -> Buffer:
   """The buffer after one more example: classes are in it as evenly as what came by allows.
 
-  While there is room, every example is kept. Then one of a class that is not among the largest
-  takes the place of one of the largest, and one of a largest class that of one of its own, with the
-  probability that makes a reservoir of that class.
+  While there is room, every example is kept. Then one of a class that has never been among the
+  largest takes the place of one of the largest, and one of another class that of one of its own,
+  with the probability that makes a reservoir of that class.
 
   Source: Chrysakis & Moens 2020, Algorithm 1.
   """
@@ -294,14 +297,16 @@ def add_balanced(buffer: Buffer, example: PyTree, label: Int[Array, ""], rng: ja
   first, second = jax.random.split(rng)
   held = jnp.sum(buffer.labels[:, None] == jnp.arange(classes)[None], axis=0)
   largest = held == jnp.max(held)
-  own = largest[label]
+  room = buffer.filled < capacity
+  full = buffer.full | (largest & ~room)
+  own = full[label]
   of_largest = largest[jnp.maximum(buffer.labels, 0)] & (buffer.labels >= 0)
   candidates = jnp.where(own, buffer.labels == label, of_largest)
   victim = jnp.argmax(jnp.where(candidates, jax.random.uniform(first, (capacity,)), -1.0))
   share = held[label] / jnp.maximum(buffer.seen[label] + 1, 1)
   keep = ~own | (jax.random.uniform(second) < share)
-  room = buffer.filled < capacity
-  return _store(buffer, example, label, jnp.where(room, buffer.filled, victim), room | keep)
+  place = jnp.where(room, buffer.filled, victim)
+  return _store(buffer._replace(full=full), example, label, place, room | keep)
 
 
 def drawn(

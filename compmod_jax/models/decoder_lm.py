@@ -263,7 +263,7 @@ class DecoderLM(nn.Module):
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
     state = advanced(cache, tokens)
-    c, place = self.config, state["lengths"] + state["position"]
+    c, place = self.config, state["first"] + state["position"]
     place = label(place, c.random_positions, c.max_length)
     x = self.positions.add(self.embedding(tokens), place)
     real = state["prompt"][:, 0, 0]

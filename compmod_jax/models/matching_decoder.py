@@ -25,7 +25,7 @@ def parameters(config: NemotConfig | DecoderConfig, vocab: int) -> int:
 
 
 def matching_decoder(config: NemotConfig, vocab: int) -> DecoderConfig:
-  """A decoder of the same width whose parameters match those of a modulated model.
+  """A plain decoder of the same width whose parameters match those of a modulated model.
 
   Its output layer is its own, as the modulated model's is. Layers are added as long as there are
   too few parameters; then the feed-forward networks' width makes up for the rest.
@@ -35,7 +35,7 @@ def matching_decoder(config: NemotConfig, vocab: int) -> DecoderConfig:
   """
   wanted = parameters(config, vocab)
   fields = {field.name for field in dataclasses.fields(TextStackConfig)}
-  shared = fields - {"compete", "expert_layers"}
+  shared = fields - {"compete", "expert_layers", "gated_heads", "mechanism_layers"}
   found = DecoderConfig(
     **{name: getattr(config, name) for name in shared},
     decoder_layers=1,

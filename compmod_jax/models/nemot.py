@@ -250,10 +250,16 @@ class NemotConfig(TextStackConfig, ModelConfig):
   def for_tasks(self, tasks: Sequence[str]) -> "NemotConfig":
     """The configuration as if it had the output sets of these tasks alone: those that run."""
     away = {f"{OUTPUT}_{task}" for task in self.tasks} - {f"{OUTPUT}_{task}" for task in tasks}
-    experts = tuple(
-      name for name in self.expert_layers if not {name, name.rpartition("_")[0]} & away
+
+    def kept(names: tuple[str, ...]) -> tuple[str, ...]:
+      return tuple(name for name in names if not {name, name.rpartition("_")[0]} & away)
+
+    return dataclasses.replace(
+      self,
+      tasks=tuple(dict.fromkeys(tasks)),
+      expert_layers=kept(self.expert_layers),
+      mechanism_layers=kept(self.mechanism_layers),
     )
-    return dataclasses.replace(self, tasks=tuple(dict.fromkeys(tasks)), expert_layers=experts)
 
   def unused_parameters(self, tasks: Sequence[str]) -> tuple[str, ...]:
     """Those of the other tasks' output sets."""
@@ -463,7 +469,7 @@ class Nemot(nn.Module):
   ) -> tuple[Float[Array, "batch beams vocab"], dict[str, Any]]:
     """Logits after one more token of every beam, and the cache that includes it."""
     state = advanced(cache, tokens)
-    place = state["lengths"] + state["position"]
+    place = state["first"] + state["position"]
     x, tags = self.positions.add(self.embedding(tokens), place), None
     if self.config.highlighting != "off":
       tags = jnp.where(state["position"] == 0, state["first_tag"], -1)

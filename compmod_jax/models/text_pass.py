@@ -23,8 +23,9 @@ from compmod_jax.models.text import Text, positions_of
 State = dict[str, Any]
 """What decoding keeps: `sets`, the states of stacks by name; `position`, the number of steps done;
 `ancestry` [batch, beams, length], the beam that wrote each step of each hypothesis; `prompt`, where
-prompts are tokens; `lengths` [batch, 1] of prompts, and `begin`, where their last segment begins.
-Leaves start with [batch, beams or 1]."""
+prompts have tokens that steps read; `lengths` [batch, 1] of prompts, `begin`, where their last
+segment begins, and `first`, the position of the first step in its text. Leaves start with
+[batch, beams or 1]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,10 +131,10 @@ class TextPass:
     position_ids = None
     if config.positions in NUMBERED:
       prompt = jnp.pad(state["position_ids"][:, 0], ((0, 0), (before, 0)))
-      steps = jnp.repeat(jnp.arange(length), beams)[None] + state["lengths"]
+      steps = jnp.repeat(jnp.arange(length), beams)[None] + state["first"]
       keys, queries = (
         label(numbers, config.random_positions, config.max_length)
-        for numbers in (jnp.concatenate([prompt, steps], axis=1), state["lengths"] + position)
+        for numbers in (jnp.concatenate([prompt, steps], axis=1), state["first"] + position)
       )
       most = config.random_positions or state["position_ids"].shape[-1] + length
       position_ids = PositionIds(queries, keys, most)
@@ -184,16 +185,19 @@ def initial_state(
   real = text.tokens != pad
   batch, time = real.shape
   lengths = jnp.sum(real, axis=1, dtype=jnp.int32)[:, None]
-  begin = jnp.zeros_like(lengths)
-  if text.segments is not None:
+  read, begin, first = real, jnp.zeros_like(lengths), lengths
+  if text.segments is not None:  # steps go on in the last one
     last = jnp.take_along_axis(text.segments, jnp.maximum(lengths - 1, 0), axis=1)
     begin = jnp.sum(real & (text.segments != last), axis=1, dtype=jnp.int32)[:, None]
+    read = real & ((text.segments == last) | (text.segments == 0))
+    first = jnp.sum(read, axis=1, dtype=jnp.int32)[:, None]
   state = {
     "position": jnp.int32(0),
     "ancestry": jnp.zeros((batch, beams, length), jnp.int32),
-    "prompt": real[:, None, None, :],
+    "prompt": read[:, None, None, :],
     "lengths": lengths,
     "begin": begin,
+    "first": first,
     "sets": {
       stack.side: stack.initial_state(batch, before + time + length * beams, beams=beams)
       for stack, before in stacks

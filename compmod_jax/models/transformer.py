@@ -26,6 +26,7 @@ from compmod_jax.layers.embedding import (
 from compmod_jax.layers.kv_cache import ancestor_mask
 from compmod_jax.layers.output import OutputLayer
 from compmod_jax.layers.positions import (
+  ADDED,
   ModelPositions,
   PositionLabels,
   RelativeBias,
@@ -97,6 +98,12 @@ class TransformerConfig(RelativeBiasConfig, SystematicConfig, ModelConfig):
   def _check_options(self) -> None:
     self.check_relative_bias()
     check_sliding_window(self.sliding_window)
+    errors.check(
+      self.scale_logits or (self.attention_form != "differential" and self.positions != "relative"),
+      f"model.scale_logits is False, but model.attention_form is {self.attention_form!r} and"
+      f" model.positions {self.positions!r}; logits of differential attention, and of relative"
+      " positions with vectors of their own, are always divided. Use scale_logits = True.",
+    )
     errors.check(
       all(count >= 2 for count in self.target_labels),
       f"model.target_labels is {self.target_labels}; each number of labels must be at least 2.",
@@ -233,6 +240,7 @@ class Transformer(nn.Module):
   ) -> OutputLayer:
     """What `__call__` makes the logits of, given the same."""
     memory = self.encode(source, deterministic=deterministic, intermediates=intermediates)
+    self._check_length("A target", target)
     labels, position_ids = self._labels(target, deterministic)
     ctx = Context(
       # Hides padding, too, as that follows the tokens.
@@ -255,6 +263,7 @@ class Transformer(nn.Module):
     intermediates: Intermediates = OFF,
   ) -> Float[Array, "batch source_time embed"]:
     """The encoder's output."""
+    self._check_length("A source", source)
     labels, position_ids = self._labels(source, deterministic)
     ctx = Context(
       mask=AttentionMask(valid=source != self.pad),
@@ -270,6 +279,15 @@ class Transformer(nn.Module):
       x, _ = run_block(block, x, ctx=ctx.of_layer(i))
     x = self.encoder_norm(x) if self.config.norm == "pre" else x
     return ctx.intermediates("output", x)
+
+  def _check_length(self, what: str, tokens: Int[Array, "batch time"]) -> None:
+    """Refuses what has more positions than a table of them, or labels; others have no end."""
+    c, length = self.config, tokens.shape[1]
+    errors.check(
+      length <= c.max_length or not (c.random_positions or c.positions in ADDED),
+      f"{what} has {length} tokens, but the model has positions for {c.max_length}; shorten it or"
+      " raise model.max_length.",
+    )
 
   def _decode(
     self,

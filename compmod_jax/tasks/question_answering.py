@@ -146,7 +146,8 @@ class AnsweringConfig:
     """The task with this tokenizer.
 
     Raises:
-      UserError: the model is of another kind, has too few positions, or reads no several questions.
+      UserError: the model is of another kind, has too few positions, or cannot read several
+        questions in a row.
     """
     errors.check(
       self.length <= model.max_length,
@@ -157,6 +158,12 @@ class AnsweringConfig:
       self.turns == 1 or not model.reads_options,
       f"task.turns is {self.turns} but model.option_interaction is on, which is for one question"
       " a row. Set task.turns = 1.",
+    )
+    errors.check(
+      self.turns == 1 or not model.sliding_window,
+      f"task.turns is {self.turns} but model.sliding_window is {model.sliding_window}; later"
+      " questions of a row would read less of the passage than if they came first. Set"
+      " task.turns = 1.",
     )
     tagged = model.reads_tags
     question_tokenizer = QuestionTokenizer(tokenizer, self.length, self.truncate, tagged=tagged)

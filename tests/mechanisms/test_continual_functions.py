@@ -226,6 +226,18 @@ def test_within_a_class_a_balanced_buffer_is_a_reservoir():
   np.testing.assert_allclose(kept / 3000, 3 / 10, atol=0.04)
 
 
+@pytest.mark.parametrize("capacity", [6, 7])
+def test_a_class_that_was_largest_stays_a_reservoir_when_another_is_larger(capacity):
+  """They are kept as often as late ones, also where classes do not divide the capacity."""
+  labels = np.arange(60) % 2
+  run = jax.jit(jax.vmap(lambda seed: fill(add_balanced, labels, capacity, seed)))
+  buffer = jax.device_get(run(np.arange(1000)))
+  assert np.all(buffer.full[:, :2])
+  assert not np.any(buffer.full[:, 2:])
+  # Means of 1,000 x capacity places that are uniform in 0 ... 59: half a place is 2.2 deviations.
+  assert abs(np.mean(buffer.items["number"]) - 29.5) < 1
+
+
 def test_an_empty_buffer_gives_nothing_and_one_with_examples_only_those():
   @jax.jit
   def draws(rng):

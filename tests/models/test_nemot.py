@@ -15,6 +15,7 @@ from compmod_jax.layers.basic import layer_norm
 from compmod_jax.layers.context import AttentionMask, Context
 from compmod_jax.layers.stack import Stack
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
+from compmod_jax.models.matching_decoder import matching_decoder, parameters
 from compmod_jax.models.nemot import Nemot, NemotConfig
 from compmod_jax.models.text import Text
 
@@ -388,6 +389,24 @@ def test_the_sizes_of_the_thesis():
   assert (count(mine), count(two_mine)) == (near(308.18), near(329.45))
   head = (768 + 1) * 50_313
   assert (count(mine) - head, count(two_mine) - head) == (near(269.49), near(290.76))
+
+
+# Parts of it.
+
+
+def test_mechanisms_of_a_task_that_does_not_run_are_left_out():
+  names = ("modulatory", "output_mqa", "output_mqa_0", "output_lm_0")
+  config = dataclasses.replace(SMALL, mechanism_layers=names)
+  assert config.for_tasks(("lm",)).mechanism_layers == ("modulatory", "output_lm_0")
+
+
+def test_the_decoder_that_it_is_compared_with_has_no_mechanism():
+  config = dataclasses.replace(
+    SMALL, gated_heads=("vanilla_self",), compete=("output_self",), mechanism_layers=("vanilla",)
+  )
+  plain = matching_decoder(config, 400)
+  assert plain == plain.plain()
+  assert parameters(plain, 400) == pytest.approx(parameters(config, 400), rel=0.02)
 
 
 # Mistakes.

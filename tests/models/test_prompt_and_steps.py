@@ -539,7 +539,10 @@ def test_a_sequence_to_sequence_model_decodes_as_in_the_whole_pass(kind, name):
   ("kind", "name"), [(kind, name) for kind in (DecoderConfig, NemotConfig) for name in CASES[kind]]
 )
 def test_a_text_model_goes_on_after_a_prompt_as_in_the_whole_pass(kind, name):
-  """Prompts of different lengths and, where it is convolved, of two parts; every beam its way."""
+  """Prompts of different lengths and, where it is convolved, of two parts; every beam its way.
+
+  The second part goes on from the first, and in one row it does not see it.
+  """
   config, task = CASES[kind][name], "mqa"
   model = (DecoderLM if kind is DecoderConfig else Nemot)(config, VOCAB)
   lengths, places = np.array([[2], [3], [1]]), np.arange(PROMPT + STEPS)[None]
@@ -550,7 +553,7 @@ def test_a_text_model_goes_on_after_a_prompt_as_in_the_whole_pass(kind, name):
   tags = np.where(places < lengths, (places + lengths) % 7, -1)
   fields["tags"] = np.where(places == lengths, PARTS_OF_SPEECH.index("special"), tags)
   if config.convolution > 1:
-    fields["segments"] = np.int32(places >= np.array([[1], [2], [0]]))
+    fields["segments"] = (places >= np.array([[1], [2], [0]])) + np.int32([[0], [1], [0]])
   auxiliary, more = None, {}
   if isinstance(config, NemotConfig):
     auxiliary = jnp.asarray([config.auxiliary_ids("dec", task)] * ROWS)

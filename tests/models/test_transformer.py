@@ -334,12 +334,24 @@ def test_beams_share_the_memory():
     ({"dropout": 1.0}, ["dropout is 1.0", "below 1"]),
     ({"competition": VALUE}, ["'value'", "cross", "null"]),
     ({"competition": CompetitionConfig(rule="top_k", keep=5)}, ["keep is 5", "4 heads"]),
+    ({"scale_logits": False, "attention_form": "differential"}, ["scale_logits", "differential"]),
+    ({"scale_logits": False, "positions": "relative"}, ["scale_logits", "'relative'"]),
   ],
 )
 def test_a_bad_configuration_names_field_value_and_rule(fields, words):
   with pytest.raises(UserError) as error:
     dataclasses.replace(CAH, **fields)
   assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_texts_beyond_the_positions_of_a_model_are_refused(labelled):
+  fields: dict[str, Any] = {"positions": "relative", "random_positions": 32} if labelled else {}
+  module = transformer(dataclasses.replace(CAH, **fields))
+  tokens, many = jnp.ones((1, 2), jnp.int32), jnp.ones((1, 17), jnp.int32)
+  for given, what in (((many, tokens), "A source"), ((tokens, many), "A target")):
+    with pytest.raises(UserError, match=f"{what} has 17 tokens, .* positions for 16"):
+      jax.eval_shape(module.init, jax.random.key(0), *given)
 
 
 def test_a_router_that_cannot_learn_is_warned_of():

@@ -203,10 +203,12 @@ def test_other_splits_have_a_question_a_row(task):
   assert all(row.shape == (1,) for row in rows)
 
 
-def test_options_that_see_each_other_need_a_question_a_row(task):
+def test_models_that_cannot_read_several_questions_need_a_question_a_row(task):
   with pytest.raises(UserError, match=r"task\.turns is 3 but model\.option_interaction is on"):
     task.dataset.config.build_with(
       dataclasses.replace(MODEL, option_interaction=True), task.dataset.tokenizer
     )
+  with pytest.raises(UserError, match=r"task\.turns is 3 but model\.sliding_window is 4"):
+    task.dataset.config.build_with(DecoderConfig(sliding_window=4), task.dataset.tokenizer)
   with pytest.raises(UserError, match="turns is 0"):
     AnsweringConfig(turns=0)

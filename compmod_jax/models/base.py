@@ -404,6 +404,9 @@ class ModelConfig:
   reads_vectors: ClassVar[bool] = False
   """Whether a recurrent model also reads real numbers in place of tokens."""
 
+  sliding_window: ClassVar[int] = 0
+  """How many of the newest positions self-attention of a decoder reads; 0 for all."""
+
   @property
   def reads_options(self) -> bool:
     """Whether the model has to know where answer options stand."""

@@ -53,7 +53,7 @@ def read(cell: Cell) -> dict[str, Any] | None:
     raise errors.UserError(
       f"{cell.file} is not the result of a run ({error}). Restore it or delete it."
     ) from error
-  found = differences(theirs, fingerprint(cell.experiment))
+  found = _that_count(differences(theirs, fingerprint(cell.experiment)), cell.experiment)
   found += differences({"in_use": record.get("in_use", {})}, {"in_use": dict(cell.in_use)})
   errors.check(
     not found,
@@ -61,6 +61,18 @@ def read(cell: Cell) -> dict[str, Any] | None:
     " --results, or delete the file to make it again.",
   )
   return record
+
+
+def _that_count(found: list[str], experiment: Experiment) -> list[str]:
+  """Differences without those that change no score but by other random numbers.
+
+  They are how far batches are padded, and, where the last parameters are scored, how often and on
+  how much a run was evaluated before.
+  """
+  of_no_matter = ["task.batch.own_lengths"]
+  if experiment.model_selection == "last":
+    of_no_matter += ["evaluate_every", "evaluate_sentences"]
+  return [one for one in found if one.split(":")[0] not in of_no_matter]
 
 
 def write(cell: Cell, record: dict[str, Any]) -> None:

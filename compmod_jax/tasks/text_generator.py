@@ -1,5 +1,6 @@
 """Continues texts with a language model: batching, jitted search after a prompt, stop strings."""
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -159,13 +160,16 @@ class TextGenerator(NoSearch):
     ids = [_cut(one, room) for one in self.encode(prompts)]
     tables = tuple(self._table(string) for string in dict.fromkeys(stop))
     found: dict[int, list[Generated]] = {}
-    search = model.jit(_search, tokenizer=self.tokenizer, config=config, length=length)
+    # A search counts the end that follows a stop string: without it, another may be the best.
+    whole = dataclasses.replace(config, n_best=config.width) if stop else config
+    search = model.jit(_search, tokenizer=self.tokenizer, config=whole, length=length)
     for batch in self._batches(ids, room, sharing.multiple):
       key = jax.random.key(seed)
       out = fetch(search(params, sharing.place(batch), key, tables))
       for row in np.flatnonzero(batch["index"] >= 0).tolist():
         number = int(batch["index"][row])
-        found[number] = self._continuations(prompts[number], ids[number], out, row, stop)
+        some = self._continuations(prompts[number], ids[number], out, row, config, stop)
+        found[number] = some[: config.n_best]
       status("generated texts", len(found), len(prompts))
     return [found[number] for number in range(len(prompts))]
 
@@ -245,26 +249,37 @@ class TextGenerator(NoSearch):
     return batch
 
   def _continuations(
-    self, prompt: str, ids: list[int], found: Decoded, row: int, stop: Sequence[str]
+    self,
+    prompt: str,
+    ids: list[int],
+    found: Decoded,
+    row: int,
+    config: DecodeConfig,
+    stop: Sequence[str],
   ) -> list[Generated]:
-    """The continuations of one row of a decoded batch."""
+    """The continuations of one row of a decoded batch, best first."""
     entropy, result = (found.records or {}).get(recoding.ENTROPY), []
     before = self.tokenizer.decode(ids[1:])
-    for n, length in enumerate(found.lengths[row]):
+    for n, length in enumerate(found.lengths[row].tolist()):
       tokens = np.asarray(found.tokens[row, n, :length])
       whole = self.tokenizer.decode([*ids[1:], *tokens])
       text = whole[len(before) :]
       if not whole.startswith(before):  # the end of one character and its beginning
         text = self.tokenizer.decode(tokens)
+      score = float(found.scores[row, n])
       ended = bool(length) and tokens[-1] == self.tokenizer.eos
       reason = "end" if ended else "length"
+      produced = tokens[:-1] if ended else tokens
+      pieces = "".join(self._pieces[token] for token in produced) if stop else ""
+      stopped = any(string in pieces for string in stop)
+      if ended and stopped:  # the search's own end, which it counted
+        tokens, score = produced, score * (length / (length - 1)) ** config.length_penalty
       places = [text.find(string) for string in stop if string in text]
-      if places:
-        text, reason = text[: min(places)], "stop"
-        tokens = tokens[:-1] if ended else tokens  # the search's own end
+      if stopped or places:
+        text, reason = text[: min(places, default=None)], "stop"
       own = None if entropy is None else entropy[row, n]
-      result.append(Generated(prompt, text, float(found.scores[row, n]), tokens, reason, own))
-    return result
+      result.append(Generated(prompt, text, score, tokens, reason, own))
+    return sorted(result, key=lambda one: -one.score) if stop else result
 
 
 @with_products

@@ -294,6 +294,26 @@ def test_a_stop_string_that_spans_tokens_stops_beams_too(models):
     assert stop not in whole.removesuffix(last)
 
 
+def test_scores_do_not_count_the_end_that_follows_a_stop_string(models):
+  model, penalty = models("decoder"), 3.0
+  next_tokens, tokenizer = whole_pass(model), model.tokenizer
+  options = {"length": LENGTH, "stop": [" emu"], "beams": 3, "length_penalty": penalty}
+  found = model.generations(SHORT, n_best=3, **options)
+  for some, prompt in zip(found, SHORT, strict=True):
+    for one in some:
+      past, total = [tokenizer.eos, *tokenizer.encode(prompt)], 0.0
+      for token in one.tokens.tolist():
+        total += next_tokens(past)[token]
+        past.append(token)
+      assert one.score == pytest.approx(total / len(one.tokens) ** penalty, abs=1e-4)
+      assert one.reason == ("end" if past[-1] == tokenizer.eos else "stop")
+    assert [one.score for one in some] == sorted((one.score for one in some), reverse=True)
+  # With that end, the stopped text of the first prompt would have been the best.
+  assert [one.reason for one in found[0]] == ["end", "stop", "end"]
+  best = model.generations(SHORT, **options)
+  assert [one.text for (one,) in best] == [some[0].text for some in found]
+
+
 def test_the_automaton_of_a_stop_string_agrees_with_searching_the_text():
   pieces = ["a", "b", "ab", "aab", "ba", "", "c"]
   table, random = stop_table("aaba", pieces), np.random.default_rng(0)
@@ -430,5 +450,5 @@ def test_the_words_of_gpt_2_continue_bytes_of_a_character(models):
   found.records, found.lengths = None, np.array([[len(rest)]])
   found.tokens, found.scores = np.array([[rest]]), np.array([[-1.0]])
   # A prompt that ends within a character cannot be subtracted from the whole text.
-  (one,) = other._continuations("?", [tokenizer.eos, first], found, 0, ())
+  (one,) = other._continuations("?", [tokenizer.eos, first], found, 0, DecodeConfig(), ())
   assert one.text == tokenizer.decode(rest)

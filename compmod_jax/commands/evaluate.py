@@ -17,6 +17,7 @@ Data that are drawn can be drawn anew:
 """
 
 import dataclasses
+import glob
 import json
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ import tyro
 
 from compmod_jax.commands import cli
 from compmod_jax.commands.options import ModelArgs, Opened, changed_fields, open_model
+from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.training.distributed.multihost import Multihost, joined
 from compmod_jax.training.progress import Progress
 
@@ -40,7 +42,8 @@ class Args(ModelArgs):
   splits: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--split"])] = ()
   """Names of splits; none: all but the training split."""
   files: tuple[Path, ...] = ()
-  """Text files on which a language model is scored in place of the splits of its data."""
+  """Text files on which a language model is scored in place of the splits of its data. Of two with
+  one name, the results have the paths."""
   unit: Literal["paragraph", "file", "line"] = "line"
   """What a document of these files is: a line, what blank lines part, or a whole file."""
   data_fields: tuple[str, ...] = ()
@@ -61,6 +64,13 @@ class Args(ModelArgs):
 def main(argv: list[str]) -> None:
   """Evaluates and prints a table."""
   args = cli.options(Args, argv)
+  without = {"--split": args.splits, "--data_fields": args.data_fields}
+  others = " and ".join(name for name, values in without.items() if values)
+  check(
+    not (args.files and others),
+    f"--files is given with {others}, but files are scored in place of the model's own data. Leave"
+    f" out --files, or {others}.",
+  )
   with joined(args.multihost) as group:
     if not group.primary:
       args = dataclasses.replace(args, quiet=True)
@@ -93,9 +103,13 @@ def _tell(opened: Opened, found: "dict[str, Evaluation]", args: Args, command: s
 
 
 def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
-  from compmod_jax.core.errors import check_choice
   from compmod_jax.training.final_evaluation import evaluate_splits
 
+  check(
+    not args.lowercase or opened.model.task.generator.decode is not None,
+    f"--lowercase is of BLEU, but the model in {opened.model.folder} has no outputs when a split is"
+    " scored. Leave it out.",
+  )
   task = _with_data(_with_stride(opened.model.task, args.stride), args.data_fields)
   splits = args.splits or task.dataset.final_splits()
   for split in splits:
@@ -119,7 +133,12 @@ def _evaluate(opened: Opened, args: Args) -> "dict[str, Evaluation]":
   try:
     if not args.files:
       return scored(task, splits)
-    tasks = {file.name: _on_file(task, file, args.unit) for file in args.files}
+    files = list(dict.fromkeys(args.files))
+    names = [file.name for file in files]
+    tasks = {
+      file.name if names.count(file.name) == 1 else str(file): _on_file(task, file, args.unit)
+      for file in files
+    }
     return {name: scored(one, ("valid",))["valid"] for name, one in tasks.items()}
   finally:
     progress.close()
@@ -131,8 +150,6 @@ def _with_stride(task: "Task", stride: int | None) -> "Task":
   Raises:
     UserError: it has no windows, or a window is shorter.
   """
-  from compmod_jax.core.errors import check
-
   if stride is None:
     return task
   check(
@@ -148,8 +165,6 @@ def _with_data(task: "Task", fields: tuple[str, ...]) -> "Task":
   Raises:
     UserError: the data have no fields, or none of this name, or it cannot have this value.
   """
-  from compmod_jax.core.errors import check
-
   if not fields:
     return task
   check(
@@ -165,7 +180,6 @@ def _on_file(task: "Task", file: Path, unit: Literal["paragraph", "file", "line"
   Raises:
     UserError: there is no such file, or the task is not on running text.
   """
-  from compmod_jax.core.errors import check
   from compmod_jax.data.sources.documents import TextDocuments
   from compmod_jax.data.text_tokenizer import DocumentData
 
@@ -175,7 +189,7 @@ def _on_file(task: "Task", file: Path, unit: Literal["paragraph", "file", "line"
     "--files is for language models, but this model was trained on something else than running"
     " text. Leave it out.",
   )
-  data = TextDocuments(folder=str(file.parent), valid=(file.name,), unit=unit)
+  data = TextDocuments(folder=str(file.parent), valid=(glob.escape(file.name),), unit=unit)
   return _rebuilt(task, data=data)
 
 
@@ -225,7 +239,6 @@ def write_json(path: Path, record: dict[str, Any]) -> None:
   """
   from compmod_jax.analysis.report.results import plain
   from compmod_jax.core import durable
-  from compmod_jax.core.errors import UserError
 
   data = (json.dumps(plain(record), indent=2) + "\n").encode()
   try:

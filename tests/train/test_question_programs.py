@@ -143,6 +143,32 @@ def test_what_cannot_be_scored_on_files_is_told(answering, language, tmp_path):
     evaluate.main(["--workdir", str(answering), "--files", str(tmp_path / "some.txt")])
   with pytest.raises(UserError, match="--stride is for decoders"):
     evaluate.main(["--workdir", str(answering), "--stride", "4"])
+  files = ["--workdir", str(language), "--files", str(tmp_path / "some.txt")]
+  with pytest.raises(UserError, match="--files is given with --split and --data_fields, but"):
+    evaluate.main([*files, "--splits", "test", "--data_fields", "seed=1"])
+  with pytest.raises(UserError, match=r"--lowercase is of BLEU, but the model .* has no outputs"):
+    evaluate.main([*files, "--lowercase"])
+
+
+def test_every_file_is_scored_whatever_its_name(language, tmp_path, monkeypatch):
+  files = [tmp_path / name for name in ("a/notes.txt", "b/notes.txt", "c/notes[1].txt")]
+  for file, text in zip(files, ("The dog sleeps .", "A cat", "The"), strict=True):
+    file.parent.mkdir()
+    file.write_text(text + "\n")
+
+  def evaluate_splits(task, params, splits, **_):
+    texts = list(task.dataset.config.data.load("valid"))
+    return {split: Evaluation({"text": texts}, [], [], []) for split in splits}
+
+  monkeypatch.setattr(final_evaluation, "evaluate_splits", evaluate_splits)
+  out = tmp_path / "out.json"
+  options = ["--workdir", str(language), "--quiet", "--json", str(out), "--files"]
+  evaluate.main([*options, *map(str, files)])
+  assert {row["split"]: row["text"] for row in json.loads(out.read_text())["splits"]} == {
+    str(files[0]): ["The dog sleeps ."],
+    str(files[1]): ["A cat"],
+    "notes[1].txt": ["The"],
+  }
 
 
 STARTS = ("scratch", "general")  # of fine-tuning at the small scale

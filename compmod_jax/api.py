@@ -182,7 +182,7 @@ class TranslationModel(TrainedModel[str | tuple[str, str]]):
       **decode: fields of `DecodeConfig` that differ from the task's own, such as `beams=1`.
 
     Raises:
-      UserError: a field that `DecodeConfig` does not have, or a bad value.
+      UserError: a field that `DecodeConfig` does not have or that has no effect, or a bad value.
     """
     found = self.hypotheses(sentences, seed=seed, status=status, **decode)
     return [hypotheses[0].text for hypotheses in found]

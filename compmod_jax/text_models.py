@@ -267,11 +267,11 @@ class AnsweringModel(TrainedModel[Question]):
         `data.qa.typed_lines.typed_question` reads it: passage, `|`, question, numbered options.
       seed: of the method `sample`.
       status: shows progress.
-      **decode: fields of `DecodeConfig` that differ from the task's own, such as `beams=4`.
+      **decode: fields of `DecodeConfig` that differ from the task's own, such as `method="beam"`.
 
     Raises:
       UserError: a line without a question, one that the model has no output for, a field that
-        `DecodeConfig` does not have, or a bad value.
+        `DecodeConfig` does not have or that has no effect, or a bad value.
     """
     found = self.answers(questions, seed=seed, status=status, **decode)
     return [answers[0].text for answers in found]

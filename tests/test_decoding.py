@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from scipy import stats
 
 from compmod_jax.core.errors import UserError
-from compmod_jax.decoding import DecodeConfig, beam_search, decode, greedy, sample
+from compmod_jax.decoding import DecodeConfig, beam_search, decode, greedy, override, sample
 from compmod_jax.decoding.candidates import block_size, top_candidates
 from compmod_jax.decoding.config import DecodeOptions, GenerationOptions
 
@@ -455,6 +455,30 @@ def test_a_key_fixes_the_samples():
 def test_a_bad_setting_is_named(fields, name):
   with pytest.raises(UserError, match=name):
     DecodeConfig(**fields)
+
+
+@pytest.mark.parametrize(
+  ("config", "fields", "message"),
+  [
+    (DecodeConfig(), {"temperature": 2.0}, r"temperature is given.*\(--method sample\)"),
+    (DecodeConfig(), {"top_k": 3}, "top_k is given"),
+    (DecodeConfig("greedy"), {"top_p": 0.5}, "top_p is given"),
+    (DecodeConfig("greedy"), {"beams": 8}, r"the method is 'greedy'.*\(--method beam\)"),
+    (DecodeConfig(), {"method": "sample", "beams": 8}, "beams is given"),
+    (DecodeConfig(), {"recode_size": 0.5}, "recode_size is given, but no recode_layer"),
+    (DecodeConfig(recode_layer=0), {"recode_layer": None, "recode_steps": 2}, "recode_steps"),
+  ],
+)
+def test_a_setting_without_effect_is_named(config, fields, message):
+  with pytest.raises(UserError, match=message):
+    override(config, fields)
+
+
+def test_settings_have_effect_where_the_method_is_theirs():
+  sampled = override(DecodeConfig(), {"method": "sample", "temperature": 2.0, "top_k": 3})
+  assert sampled == DecodeConfig("sample", temperature=2.0, top_k=3)
+  assert override(DecodeConfig("greedy"), {"method": "beam", "beams": 8}).width == 8
+  assert override(DecodeConfig(recode_layer=0), {"recode_size": 0.5}).recode_size == 0.5
 
 
 @pytest.mark.parametrize(

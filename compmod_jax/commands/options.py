@@ -146,6 +146,12 @@ def _decoding(model: "TrainedModel", options: dict[str, Any]) -> "TrainedModel":
       f"{', '.join(f'--{name}' for name in options)}: the model in {model.folder} does not search"
       " for its outputs, so that there is nothing to set. Leave these options out."
     )
+  bounds = [f"--{name}" for name in ("max_ratio", "max_extra") if name in options]
+  errors.check(
+    not (bounds and isinstance(model, api.AnsweringModel)),
+    f"{', '.join(bounds)}: the model in {model.folder} answers questions, and an answer has at most"
+    " task.answer_length tokens. Leave it out.",
+  )
   return dataclasses.replace(
     model, task=model.task.decoding(api.override(model.task.generator.decode, options))
   )

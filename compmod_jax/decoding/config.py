@@ -135,19 +135,33 @@ class DecodeOptions(GenerationOptions, total=False):
   stop: Literal["filled", "bound"]
 
 
+_OF = {"beams": "beam", "temperature": "sample", "top_k": "sample", "top_p": "sample"}
+
+
 def override(config: DecodeConfig, fields: Mapping[str, Any]) -> DecodeConfig:
   """The configuration with some fields changed.
 
   Raises:
-    UserError: a field that it does not have, or a bad value.
+    UserError: a field that it does not have, one without effect (of another method, or of recoding
+      where nothing is recoded), or a bad value.
   """
   for name in fields:
     choices = [field.name for field in dataclasses.fields(DecodeConfig)]
     check_choice("a decoding option", name, choices)
-  return dataclasses.replace(config, **fields)
-
-
-_OF = {"beams": "beam", "temperature": "sample", "top_k": "sample", "top_p": "sample"}
+  config = dataclasses.replace(config, **fields)
+  for name, method in _OF.items():
+    check(
+      name not in fields or method == config.method,
+      f"{name} is given, which is of the method {method!r}, but the method is {config.method!r}."
+      f" Choose the method {method!r} (--method {method}), or leave {name} out.",
+    )
+  for name in ("recode_size", "recode_steps"):
+    check(
+      name not in fields or config.recode_layer is not None,
+      f"{name} is given, but no recode_layer: nothing is recoded. Give recode_layer, too (-1: the"
+      f" last one), or leave {name} out.",
+    )
+  return config
 
 
 def for_generation(fields: Mapping[str, Any]) -> DecodeConfig:

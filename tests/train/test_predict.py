@@ -107,6 +107,7 @@ def _environment(workdir: Path) -> dict[str, str]:
   [
     (("--model", "averge"), "model is 'averge'"),
     (("--beams", "0"), "beams is 0"),
+    (("--temperature", "2"), "temperature is given.*--method sample"),
     (("--nbest", "9"), "n_best is 9.*raise beams"),
     (("--beems", "4"), "--beems is not an option. Did you mean --beams"),
   ],

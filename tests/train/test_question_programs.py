@@ -103,6 +103,11 @@ def test_lines_that_are_no_questions_are_refused_with_their_number(answering):
     model.capture([LINES[0]])
 
 
+def test_bounds_of_translations_are_refused_for_answers(answering):
+  with pytest.raises(UserError, match=r"--max_ratio, --max_extra: the .* answers questions"):
+    predict.main(["--workdir", str(answering), "--max_extra", "3", "--max_ratio", "1"])
+
+
 def test_gates_are_captured_for_questions_of_one_task(answering):
   model = compmod_jax.load(answering)
   asked = [typed_question(LINES[0]), typed_question("Who is it?")]

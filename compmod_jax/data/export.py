@@ -36,8 +36,14 @@ def export(data: Parallel, folder: Path) -> dict[str, int]:
     Pairs written, by split.
 
   Raises:
-    UserError: a file of another content is there, or the folder cannot be written.
+    UserError: the two languages have one name, a file of another content is there, or the folder
+      cannot be written.
   """
+  check(
+    data.source_language != data.target_language,
+    f"source_language and target_language are both {data.source_language!r}; they name the files of"
+    " the two sides. Name them differently.",
+  )
   counts = {}
   try:
     folder.mkdir(parents=True, exist_ok=True)

@@ -210,6 +210,21 @@ def test_line_breaks_inside_a_sentence_do_not_shift_lines(tmp_path):
   assert (tmp_path / "train.b").read_text() == "x y\nz\n"
 
 
+def test_sides_of_one_name_are_not_exported(tmp_path):
+  class Data:
+    source_language, target_language = "text", "text"
+
+    def splits(self):
+      return ("train",)
+
+    def load(self, split):
+      return make([("one", "two")])
+
+  with pytest.raises(UserError, match="source_language and target_language are both 'text'"):
+    export(Data(), tmp_path / "new")
+  assert not (tmp_path / "new").exists()
+
+
 CONFIG = """
 from compmod_jax.data.sources.text import TextData
 from compmod_jax.data.tokenizers import TokenizerConfig

@@ -8,6 +8,7 @@ import pytest
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.base import DataError
 from compmod_jax.data.corruption import SpansConfig, corrupt_spans, restore_spans
+from compmod_jax.data.export import export
 from compmod_jax.data.sources.documents import GrammarDocuments, GrammarTopics, TextDocuments
 from compmod_jax.data.sources.text_to_text import (
   PrefixedData,
@@ -163,3 +164,11 @@ def test_a_mixture_has_each_task_s_pairs_behind_its_prefix_up_to_the_limit():
   test = data.load("translate_test")
   assert test.source == [f"to English: {text}" for text in GRAMMAR.load("test").source]
   assert test.where(3) == "grammar:test[3]"
+
+
+def test_a_mixture_is_exported_as_inputs_and_targets(tmp_path):
+  data = TextToTextData((PrefixedData("translate", "to English:", GRAMMAR),))
+  assert export(data, tmp_path)["valid"] == 12
+  valid = data.load("valid")
+  for side, texts in (("inputs", valid.source), ("targets", valid.target)):
+    assert (tmp_path / f"valid.{side}").read_text().splitlines() == list(texts)

@@ -147,8 +147,8 @@ class TextToTextData:
   metric: Metric = "bleu"
   """What outputs are scored with."""
 
-  source_language = "text"
-  target_language = "text"
+  source_language = "inputs"
+  target_language = "targets"
 
   def __post_init__(self) -> None:
     names = [task.name for task in self.tasks]

@@ -445,6 +445,7 @@ def test_a_key_fixes_the_samples():
     ({"n_best": 2, "method": "greedy"}, "n_best"),
     ({"length_penalty": -0.5}, "length_penalty"),
     ({"max_ratio": 0.0, "max_extra": 0}, "max_ratio"),
+    ({"max_ratio": float("inf")}, "max_ratio is inf; it must be finite"),
     ({"max_extra": -1}, "max_extra"),
     ({"temperature": 0.0}, "temperature"),
     ({"top_k": -1}, "top_k"),
@@ -512,6 +513,7 @@ def test_limits_follow_the_source_and_spare_filler_rows():
   config = DecodeConfig(max_ratio=1.5, max_extra=2)
   assert config.limits(np.array([0, 1, 3, 100]), 40).tolist() == [0, 3, 6, 40]
   assert DecodeConfig(max_ratio=0.1, max_extra=0).limits(np.array([1]), 40).tolist() == [1]
+  assert DecodeConfig(max_ratio=1e9).limits(np.array([0, 1, 12]), 40).tolist() == [0, 40, 40]
 
 
 def test_width_is_the_number_of_beams_of_the_cache():

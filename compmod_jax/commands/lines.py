@@ -26,6 +26,7 @@ def answer(
   *,
   chunk: int,
   terminal: bool = False,
+  strip: bool = True,
 ) -> int:
   """Writes what a worker makes of every line of `source` to `sink`; returns how many lines it read.
 
@@ -36,23 +37,24 @@ def answer(
     progress: shows how many lines are finished.
     chunk: most lines of a chunk.
     terminal: whether a person types the lines, each of which is then answered at once.
+    strip: whether lines come without the white space at their ends; else only without their end.
   """
   first = 0
   for lines in _chunks(source, 1 if terminal else max(1, chunk)):
-    for text in work(_read(lines, first), first, progress):
+    for text in work(_read(lines, first, strip), first, progress):
       sink.write(text.encode(errors="replace"))
     sink.flush()
     first += len(lines)
   return first
 
 
-def on_standard_input(work: Worker, *, chunk: int, quiet: bool) -> None:
+def on_standard_input(work: Worker, *, chunk: int, quiet: bool, strip: bool = True) -> None:
   """`answer` from standard input to standard output."""
   terminal = sys.stdin.isatty()
   progress = Progress(0, quiet=quiet or terminal or sys.stdout.isatty())
   try:
     given = sys.stdin.buffer, sys.stdout.buffer
-    count = answer(work, *given, progress, chunk=chunk, terminal=terminal)
+    count = answer(work, *given, progress, chunk=chunk, terminal=terminal, strip=strip)
     progress.status("finished lines", count, count)
   finally:
     progress.close()
@@ -83,7 +85,7 @@ def _chunks(stream: IO[bytes], size: int) -> Iterator[list[_Line]]:
     yield chunk
 
 
-def _read(lines: list[_Line], first: int) -> list[str]:
+def _read(lines: list[_Line], first: int, strip: bool) -> list[str]:
   """The sentences of a chunk; warns of what could not be read."""
   sentences = []
   damaged, long = [], []
@@ -96,7 +98,8 @@ def _read(lines: list[_Line], first: int) -> list[str]:
       damaged.append(number)
     if cut:
       long.append(number)
-    sentences.append((text.removeprefix("\ufeff") if number == 1 else text).strip())
+    text = text.removeprefix("\ufeff") if number == 1 else text
+    sentences.append(text.strip() if strip else text.rstrip("\r\n"))
   warn(damaged, "is not UTF-8; what could not be read was replaced")
   warn(long, f"has more than {_LINE:,} bytes; the rest was left out")
   return sentences

@@ -5,9 +5,9 @@
 
 Line n of the output belongs to line n of the input: its log-probability in nats, a tab, and the
 number of its tokens, the end of the text included. A translation model reads a source, a tab and a
-target from each line, and scores the target. A language model scores a text. A masked language
-model gives the pseudo-log-likelihood: each token is masked in turn and scored given the others, and
-there is no end token (Salazar et al. 2020).
+target, which may be empty, from each line, and scores the target. A language model scores a text. A
+masked language model gives the pseudo-log-likelihood: each token is masked in turn and scored given
+the others, and there is no end token (Salazar et al. 2020).
 
     --tokens  also, after a tab each, every token and its log-probability
 
@@ -64,6 +64,7 @@ def main(argv: list[str]) -> None:
     lambda *given: _score(opened, score, too_long, args.tokens, pairs, *given),
     chunk=args.chunk,
     quiet=args.quiet,
+    strip=not pairs,
   )
 
 
@@ -80,7 +81,7 @@ def _score(
   """The scores of a chunk; warns of lines that have none."""
   given = dict[int, Any](enumerate(lines))
   if pairs:
-    split = {place: line.split("\t") for place, line in given.items()}
+    split = {place: _columns(line) for place, line in given.items()}
     for place, columns in split.items():
       if len(columns) != 2:
         problem = f"has {len(columns) - 1} tabs; give a source, a tab and a target"
@@ -96,6 +97,12 @@ def _score(
   scores = dict(zip(given, found, strict=True))
   for place in range(len(lines)):
     yield _format(scores[place], tokens) if place in scores else "\n"
+
+
+def _columns(line: str) -> list[str]:
+  """The columns of a line; a side may be empty, so that its only tab is at an end."""
+  whole = line.strip()
+  return whole.split("\t") if "\t" in whole else [side.strip() for side in line.split("\t")]
 
 
 def _format(one: "Scored", tokens: bool) -> str:

@@ -218,11 +218,14 @@ def read_minimal_pairs(kind: str, path: str) -> list[MinimalPair]:
 
   Raises:
     UserError: an unknown format, or a file that cannot be read.
-    DataError: its content is wrong.
+    DataError: its content is wrong, or there are no pairs.
   """
   check_choice("format", kind, FORMATS)
   folder, _, name = path.rpartition("/")
-  return FORMATS[kind]((expand_folder(folder) if folder else Path()) / name)
+  pairs = FORMATS[kind]((expand_folder(folder) if folder else Path()) / name)
+  if not pairs:
+    raise DataError(f"{path} has no pairs, nothing after its headings; fetch it again.")
+  return pairs
 
 
 _WORD = rf"n't|'(?:s|re|ve|ll|d|m)\b|{NUMBER.pattern}(?!\w)|\w+(?:[-.]\w+)*|[^\w\s]"

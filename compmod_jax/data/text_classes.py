@@ -183,7 +183,8 @@ class QuestionsBySet:
         " Ask for fewer, or leave the set out.",
       )
       texts += own
-    return ClassExamples(np.array(texts), np.repeat(np.arange(len(names)), self.examples), names)
+    classes = np.repeat(np.arange(len(names)), self.examples)
+    return ClassExamples(np.array(texts, object), classes, names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +236,7 @@ class TextLines:
       raise DataError(f'{file} has lines with a "group" and lines without; give all one, or none.')
     number_of = {key: number for number, key in enumerate(known)}
     return ClassExamples(
-      np.array(texts),
+      np.array(texts, object),  # else each takes the memory of the longest
       np.array([number_of[key] for key in keys]),
       tuple(f"{group}: {name}" if group else name for group, name in known),
       tuple(group for group, _ in known) if True in grouped else (),

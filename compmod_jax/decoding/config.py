@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
@@ -63,6 +64,11 @@ class DecodeConfig:
       value = getattr(self, field)
       check(value >= 0, f"{field} is {value}; it must be 0 or more.")
     check(
+      math.isfinite(self.max_ratio),
+      f"max_ratio is {self.max_ratio}; it must be finite. Outputs end at the model's positions"
+      " whatever it is: give a large number.",
+    )
+    check(
       self.max_ratio > 0 or self.max_extra > 0,
       "max_ratio and max_extra are both 0; then no output could have a single token. "
       "Set one of them above 0.",
@@ -107,7 +113,8 @@ class DecodeConfig:
       int32 [batch], at least 1 but for filler rows.
     """
     lengths = jnp.asarray(source_lengths)
-    limits = jnp.floor(lengths * self.max_ratio).astype(jnp.int32) + self.max_extra
+    ratio = jnp.minimum(jnp.floor(lengths * self.max_ratio), max_length)  # fits 32 bits
+    limits = ratio.astype(jnp.int32) + self.max_extra
     return jnp.where(lengths > 0, jnp.clip(limits, 1, max_length), 0)
 
 

@@ -51,6 +51,8 @@ def test_damaged_items_are_named_with_their_line(tmp_path):
     read_minimal_pairs("gulordava", write(tmp_path, "twice.tab", twice))
   with pytest.raises(DataError, match="no column pattern"):
     read_minimal_pairs("gulordava", write(tmp_path, "other.tab", "a\tb\n1\t2\n"))
+  with pytest.raises(DataError, match=r"head\.tab has no pairs"):
+    read_minimal_pairs("gulordava", write(tmp_path, "head.tab", HEAD))
   with pytest.raises(DataError, match=r"b\.jsonl:1 is no item of BLiMP"):
     read_minimal_pairs("blimp", write(tmp_path, "b.jsonl", "{}\n"))
   with pytest.raises(UserError, match="format"):

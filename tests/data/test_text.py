@@ -95,6 +95,17 @@ def test_lines_end_with_line_feeds_only(tmp_path):
   assert pairs_of(pairs) == [("a\u2028b", "1"), ("c\x85d", "2"), ("e", "3")]
 
 
+def test_files_whose_lines_end_in_carriage_returns_alone_are_refused(tmp_path):
+  for name, data in (("train.tsv", b"a\tb\rc\td\r"), ("train.de", b"a\rc"), ("train.en", b"b\rd")):
+    (tmp_path / name).write_bytes(data)
+  for pattern, name in (("{split}.tsv", "tsv"), ("{split}.{language}", "de")):
+    with pytest.raises(DataError, match=rf"train\.{name} has no line feeds, but carriage returns"):
+      TextData(folder=str(tmp_path), pattern=pattern).load("train")
+  (tmp_path / "train.tsv").write_bytes(b"a\tb\r")
+  pairs = TextData(folder=str(tmp_path), pattern="{split}.tsv").load("train")
+  assert pairs_of(pairs) == [("a", "b")]
+
+
 def test_an_empty_line_is_an_empty_sentence(tmp_path):
   write(tmp_path, "train", [("", "a"), ("b", "b"), ("c", "")])
   assert pairs_of(TextData(folder=str(tmp_path)).load("train"))[0] == ("", "a")

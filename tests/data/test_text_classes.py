@@ -183,6 +183,13 @@ def test_lines_of_one_s_own_are_classes_by_name(tmp_path):
   assert found.classes.tolist() == [1, 0, 1]
 
 
+def test_a_long_text_does_not_widen_the_others(tmp_path):
+  texts = ["x" * 50_000, *("y" for _ in range(200))]
+  found = write(tmp_path, train=[line("a", text) for text in texts]).load("train")
+  assert found.inputs.tolist() == texts
+  assert found.inputs.nbytes < 10_000
+
+
 def test_lines_with_a_group_and_gzipped_files(tmp_path):
   rows = [line("yes", "a b", group="x"), line("yes", "c", group="y"), line("no", "d", group="x")]
   with gzip.open(tmp_path / "valid.jsonl.gz", "wt") as file:

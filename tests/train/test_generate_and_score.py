@@ -93,11 +93,19 @@ def test_lines_are_scored_and_those_that_cannot_be_are_named(program, workdirs):
   assert out[1].split("\t")[1] == "1"
 
   pairs = b"der hund\tthe dog\nder hund\n\na\tb\tc\n" + b"der " * 60 + b"\tthe\n"
+  pairs += b"der hund\t\r\n \tder hund\tthe dog\t \n"
   out, err = program(score.main, workdirs["translation"], pairs)
-  (expected,) = _load(workdirs["translation"], model=None).score([("der hund", "the dog")])
-  assert out[1:] == [""] * 4
-  assert float(out[0].split("\t")[0]) == pytest.approx(expected.log_probability, abs=1e-3)
+  whole, empty = _load(workdirs["translation"], model=None).score(
+    [("der hund", "the dog"), ("der hund", "")]
+  )
+  assert out[1:5] == [""] * 4
+  assert out[6] == out[0]
+  for line, expected in ((out[0], whole), (out[5], empty)):
+    total, count = line.split("\t")
+    assert float(total) == pytest.approx(expected.log_probability, abs=1e-3)
+    assert int(count) == len(expected.tokens)
   assert all(f"line {number} has" in err.replace(":", "") for number in (2, 3, 4, 5))
+  assert "line 6" not in err
 
   out, err = program(score.main, workdirs["masked"], b"bat 0\n\n" + b"bat 0 " * 20)
   (expected,) = _load(workdirs["masked"], model=None).score(["bat 0"])

@@ -235,8 +235,23 @@ def read_lines(path: Path) -> list[str]:
   return lines
 
 
+def _rows(path: Path) -> list[str]:
+  """`read_lines`, of which each is an example.
+
+  Raises:
+    DataError: the file's lines end in carriage returns alone, so that it would be a single one.
+  """
+  lines = read_lines(path)
+  if len(lines) == 1 and "\r" in lines[0].strip():
+    raise DataError(
+      f"{path} has no line feeds, but carriage returns as ends of lines; convert the file, for"
+      " example with `tr '\\r' '\\n'`."
+    )
+  return lines
+
+
 def _pair_files(source: Path, target: Path) -> Pairs:
-  sources, targets = ([line.strip() for line in read_lines(path)] for path in (source, target))
+  sources, targets = ([line.strip() for line in _rows(path)] for path in (source, target))
   if len(sources) != len(targets):
     raise DataError(
       f"{source} has {len(sources)} lines but {target} has {len(targets)}; line n of one must be"
@@ -247,7 +262,7 @@ def _pair_files(source: Path, target: Path) -> Pairs:
 
 def _split_columns(path: Path, columns: tuple[int, int]) -> Pairs:
   sides: tuple[list[str], list[str]] = ([], [])
-  for number, line in enumerate(read_lines(path), start=1):
+  for number, line in enumerate(_rows(path), start=1):
     fields: Sequence[str] = line.split("\t")
     if len(fields) <= max(columns):
       raise DataError(

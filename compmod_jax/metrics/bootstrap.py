@@ -94,7 +94,8 @@ def paired_bootstrap(
 
   Returns:
     Difference second - first with its interval, and p: the share of resampled differences, shifted
-    to mean zero, at least as large as the one observed (one added above and below the line).
+    to mean zero, at least as large as the one observed (one added above and below the line). NaN
+    where a test set has no score, such as one without a token.
 
   Raises:
     UserError: different metrics or numbers of sentences; otherwise as `bootstrap_interval`.
@@ -115,7 +116,7 @@ def paired_bootstrap(
   drawn = drawn_second - drawn_first
   observed = second.score().value - first.score().value
   as_large = np.abs(drawn - drawn.mean()) >= abs(observed) - 1e-12
-  p = (as_large.sum() + 1) / (samples + 1)
+  p = np.nan if np.isnan(drawn).any() else (as_large.sum() + 1) / (samples + 1)
   return Comparison(_interval(observed, drawn, level), float(p))
 
 
@@ -125,6 +126,11 @@ def _resample(
   """Scores of `samples` resampled test sets, the same ones for every system."""
   check(samples >= 1, f"samples is {samples}; it must be at least 1.")
   check(0 < level < 1, f"level is {level}; it must lie between 0 and 1, for example 0.95.")
+  if systems[0].metric == "loss":
+    # Sentences without a token add nothing, drawn or not; a test set of them alone has no loss.
+    counted = np.any([statistics.rows.any(axis=1) for statistics in systems], axis=0)
+    if counted.any():
+      systems = [statistics.part(np.flatnonzero(counted)) for statistics in systems]
   rng = np.random.default_rng(seed)
   sentences = len(systems[0].rows)
   sums: list[list[np.ndarray]] = [[] for _ in systems]

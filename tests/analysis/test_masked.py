@@ -1,5 +1,7 @@
 """The analyses read masked language models: what is hidden counts as no word."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,10 +9,13 @@ import tiny_masked
 import tiny_model
 
 from compmod_jax.analysis.ablation import Ablate, make_page
+from compmod_jax.analysis.compare.measure import compare
 from compmod_jax.analysis.labels import POSITION, WORD, labels_of
 from compmod_jax.analysis.reading import NOTHING, MaskedReader, reader
 from compmod_jax.analysis.scoring import sentence_losses
 from compmod_jax.analysis.subject import Subject
+from compmod_jax.core.errors import UserError
+from compmod_jax.data.corruption import MaskingConfig
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +67,12 @@ def test_units_are_ablated_though_nothing_is_decoded(masked):
   data = make_page(settings, masked, settings.measure(masked)).data
   assert [len(data["effects"]), data["decoded"], data["score"]] == [3, 0, None]
   assert any(effect["loss"]["value"] != 0 for effect in data["effects"])
+
+
+def test_models_with_other_masks_do_not_compare(masked):
+  config = masked.task.dataset.config
+  for changes in ({"masking": MaskingConfig(share=0.6)}, {"mask_seed": 1}):
+    task = dataclasses.replace(config, **changes).build(masked.task.model.config)
+    other = dataclasses.replace(masked, task=task)
+    with pytest.raises(UserError, match=r"different tokens: runs/a has .*share=0.25"):
+      compare(masked, other, ("runs/a", "runs/b"))

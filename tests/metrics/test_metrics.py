@@ -172,6 +172,20 @@ def test_a_paired_test_is_right_about_as_often_as_it_says():
   assert 0.05 <= small / 200 <= 0.16
 
 
+def test_sentences_without_a_token_change_no_test_and_a_test_set_of_them_has_none():
+  nats = np.array([9.0, 8.0, 7.5])
+  one, other = (text.loss_statistics(nats + more, [5, 4, 4]) for more in (0.0, [0.5, 0.1, -0.2]))
+  # Of 64 resampled test sets one would have no token.
+  longer = [
+    text.Statistics(s.metric, s.signature, np.pad(s.rows, ((0, 3), (0, 0)))) for s in (one, other)
+  ]
+  assert text.paired_bootstrap(*longer) == text.paired_bootstrap(one, other)
+  assert text.paired_bootstrap(longer[0], longer[0]).p == 1.0
+  assert text.bootstrap_interval(longer[1]) == text.bootstrap_interval(other)
+  nothing = longer[0].part(np.array([3, 4, 5]))
+  assert math.isnan(text.paired_bootstrap(nothing, nothing).p)
+
+
 def test_a_paired_test_needs_the_same_sentences_and_metric():
   hypotheses, references = corpus(0)
   found = text.sentence_statistics("bleu", hypotheses, references)

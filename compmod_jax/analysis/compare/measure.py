@@ -8,7 +8,7 @@ import numpy as np
 
 from compmod_jax.analysis.compare import routes
 from compmod_jax.analysis.compare.groups import subsets_of
-from compmod_jax.analysis.reading import Reader, reader
+from compmod_jax.analysis.reading import MaskedReader, Reader, reader
 from compmod_jax.analysis.scoring import decoded, sentence_losses, translates
 from compmod_jax.analysis.subject import Subject, drawn
 from compmod_jax.core import errors
@@ -139,7 +139,7 @@ def compare(
     settings: how.
 
   Raises:
-    UserError: the models do not have the same data.
+    UserError: the models do not have the same data, or do not predict the same tokens of them.
   """
   ours, theirs = reader(first.task), reader(second.task)
   check_same_data(first, second, ours, theirs, names)
@@ -179,6 +179,14 @@ def check_same_data(
         f"Example {number} of the split {first.split!r} ({stream}) is {one[:60]!r} in {names[0]}"
         f" and {other[:60]!r} in {names[1]}. {remedy}",
       )
+  if isinstance(ours, MaskedReader) and isinstance(theirs, MaskedReader):
+    configs = [read.task.dataset.config for read in (ours, theirs)]
+    masks = [f"{one.masking} and task.mask_seed = {one.mask_seed}" for one in configs]
+    errors.check(
+      masks[0] == masks[1],
+      f"The models predict different tokens: {names[0]} has {masks[0]}, {names[1]} has {masks[1]}."
+      " Compare runs with the same masks.",
+    )
 
 
 def _compare(
@@ -218,9 +226,17 @@ def _same_tokens(ours: Reader, theirs: Reader) -> bool:
 def _losses(first: Subject, second: Subject, ours: Reader, theirs: Reader, same: bool) -> Measured:
   """Losses of all chosen sentences, per token where both have the same tokens, else per word."""
   one, counts = sentence_losses(first, ours)(first.params, {})
-  other, _ = sentence_losses(second, theirs)(second.params, {})
+  other, others = sentence_losses(second, theirs)(second.params, {})
   numbers = first.numbers
-  if not same:
+  if same:
+    differ = np.flatnonzero(counts != others)
+    errors.check(
+      not len(differ),
+      f"The models predict different tokens: {len(differ)} of {len(numbers)} examples have other"
+      " numbers of them in the second, so that losses do not compare. Compare runs that predict the"
+      " same tokens.",
+    )
+  else:
     texts = ours.texts(ours.streams[-1], first.split)
     counts = np.array([len(texts[int(number)].split()) + 1.0 for number in numbers])
   return Measured(numbers, loss_statistics(one, counts), loss_statistics(other, counts))
@@ -252,6 +268,8 @@ def _group(
   values = {}
   for measure, both in measured.items():
     inside = np.flatnonzero(np.isin(both.numbers, numbers))
+    if measure == "loss":  # examples without a token have none
+      inside = inside[both.first.rows[inside, 1] > 0]
     if len(inside) >= (1 if kind == "all" else _LEAST):
       one, other = both.first.part(inside), both.second.part(inside)
       found = paired_bootstrap(one, other, seed=settings.seed, samples=settings.samples)
@@ -278,7 +296,9 @@ def _changed(
   }
   decisive = every.get("chrf", every["loss"])
   change = {number: abs(other - one) for number, (one, other) in decisive.items()}
-  order = sorted(change, key=lambda number: (-change[number], number))
+  # Examples without a token have no loss, and have not changed: their NaN is not above 0.
+  those = [number for number in change if change[number] > 0]
+  order = sorted(those, key=lambda number: (-change[number], number))
   return [
     Changed(
       number,
@@ -287,5 +307,4 @@ def _changed(
       [],
     )
     for number in order[:shown]
-    if change[number] > 0
   ]

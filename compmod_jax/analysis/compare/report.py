@@ -1,6 +1,7 @@
 """The report that compares two models."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -218,9 +219,10 @@ def _summary(found: Compared, metric: str) -> Iterator[str]:
     title = _MEASURES[measure][0].upper() + _MEASURES[measure][1:]
     p = scores.comparison.p
     verdict = "beyond chance" if p < _LEVEL else "no difference beyond chance"
+    test = f"p = {p:.4f}: {verdict}" if math.isfinite(p) else "which no test can judge"
     yield (
       f"{title} on {scores.examples:,} examples: A {scores.first:.{digits}f},"
-      f" B {scores.second:.{digits}f}; B less A {_change(scores, digits)}, p = {p:.4f}: {verdict}."
+      f" B {scores.second:.{digits}f}; B less A {_change(scores, digits)}, {test}."
     )
   measure = metric if metric in whole.values else "loss"
   parts = [group for group in found.groups[1:] if measure in group.values]

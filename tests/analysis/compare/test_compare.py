@@ -7,9 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from compmod_jax.analysis.compare import routes
+from compmod_jax.analysis.compare import measure, routes
 from compmod_jax.analysis.compare.groups import subsets_of
-from compmod_jax.analysis.compare.measure import Compare, check_same_data, compare
+from compmod_jax.analysis.compare.measure import (
+  Compare,
+  Measured,
+  check_same_data,
+  compare,
+)
 from compmod_jax.analysis.compare.report import make_page
 from compmod_jax.analysis.reading import TranslationReader, reader
 from compmod_jax.analysis.report import page
@@ -17,6 +22,7 @@ from compmod_jax.analysis.scoring import sentence_losses
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.base import Splits
 from compmod_jax.data.synthetic.grammar import GrammarData
+from compmod_jax.metrics.statistics import loss_statistics
 
 SITE = "encoder/layer_0/self"
 ORDER = [2, 0, 3, 1]
@@ -122,6 +128,23 @@ def test_sentences_that_changed_are_shown_with_their_routing(subject, compared):
   assert any(sentence.startswith("Routing differs most in") for sentence in found.summary)
 
 
+def test_examples_without_a_token_are_in_no_loss_and_have_not_changed():
+  nats, counts = np.arange(1.0, 13.0), np.array([0, 1, 0, 2] * 3)
+  nats[counts == 0] = 0
+  one, other = (loss_statistics(nats * factor, counts) for factor in (1, 1.5))
+  numbers = np.arange(12)
+  found = measure._group("all", "", numbers, {"loss": Measured(numbers, one, other)}, SETTINGS)
+  scores = found.values["loss"]
+  assert (scores.examples, scores.first) == (6, pytest.approx(nats.sum() / counts.sum()))
+  assert scores.comparison.difference.low > 0
+  empty = numbers[counts == 0]
+  part = measure._group("kind", "", empty, {"loss": Measured(numbers, one, other)}, SETTINGS)
+  assert part.values == {}
+  changed = measure._changed({"loss": Measured(numbers, one, other)}, {}, 5)
+  # Changes are half of nats by token: 2/1, 4/2, 6/1, 8/2, 10/1 and 12/2.
+  assert [c.number for c in changed] == [9, 5, 11, 7, 1]
+
+
 def test_parts_by_length_hold_every_sentence_once(subject):
   every = dataclasses.replace(subject, sentences=0)
   parts = [p for p in subsets_of(every, reader(subject.task)) if p[0] == "source words"]
@@ -154,3 +177,11 @@ def test_models_of_other_data_are_refused(subject):
     check_same_data(nowhere, nowhere, read, read, names)
   with pytest.raises(UserError, match="--samples is 5"):
     Compare(samples=5)
+
+
+def test_models_that_predict_other_numbers_of_tokens_are_refused(subject, monkeypatch):
+  counts = iter([np.full(12, 3.0), np.full(12, 4.0)])
+  monkeypatch.setattr(measure, "sentence_losses", lambda *_: lambda *_: (np.ones(12), next(counts)))
+  read = reader(subject.task)
+  with pytest.raises(UserError, match="different tokens: 12 of 12 examples"):
+    measure._losses(subject, subject, read, read, True)

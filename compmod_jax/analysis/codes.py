@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 from scipy import optimize, special
 
@@ -192,7 +193,7 @@ def read_tokens(
     reads: how to read its tokens.
     stream: which of its texts.
     sites: features -> site of a code [batch, time, units], or of a code of every key
-      [batch, heads, queries, keys], whose mean over keys is taken.
+      [batch, heads, queries, keys], whose mean over the keys that a query reads is taken.
     annotations: of words, that are kept.
   """
 
@@ -201,7 +202,7 @@ def read_tokens(
     intermediates = Intermediates(capture=frozenset(sites.values()))
     subject.task.model.forward(params, batch, intermediates=intermediates)
     found = {name: intermediates.captured[site] for name, site in sites.items()}
-    return {n: jnp.moveaxis(x.mean(-1), 1, 2) if x.ndim == 4 else x for n, x in found.items()}
+    return {name: mean_over_keys(x) if x.ndim == 4 else x for name, x in found.items()}
 
   features: dict[str, list[np.ndarray]] = {name: [] for name in sites}
   words: list[str] = []
@@ -235,6 +236,15 @@ def read_tokens(
     np.array(words),
     {name: np.array(value) for name, value in labels.items()},
   )
+
+
+def mean_over_keys(
+  code: Float[Array, "batch heads queries keys"],
+) -> Float[Array, "batch queries heads"]:
+  """Mean over the keys that a query reads: codes of others, such as padding, are 0 in all heads."""
+  read = jnp.any(code != 0, axis=1, keepdims=True)
+  mean = jnp.sum(code, axis=-1) / jnp.maximum(jnp.sum(read, axis=-1), 1)
+  return jnp.moveaxis(mean, 1, 2)
 
 
 def _probe(annotation: str, train: Tokens, test: Tokens, penalty: float, seed: int) -> Probed:

@@ -106,6 +106,16 @@ def test_gates_and_codes_of_pairs_are_codes_beside_those_of_routers():
   assert found[codes.ALL].shape[1] == 12
 
 
+def test_codes_of_pairs_are_means_over_the_keys_that_are_read_whatever_the_padding():
+  code = np.random.default_rng(0).normal(size=(2, 4, 5, 5)) * np.tri(5)
+  padded = np.pad(code, ((0, 0), (0, 0), (0, 0), (0, 3)))
+  short, long = (
+    np.asarray(codes.mean_over_keys(jax.numpy.asarray(one))) for one in (code, padded)
+  )
+  np.testing.assert_array_equal(short, long)
+  np.testing.assert_allclose(short[1, 2], code[1, :, 2, :3].mean(-1), rtol=1e-5)
+
+
 def test_the_page_tells_each_annotation(subject, found):
   page = codes.make_page(codes.Codes(training=80), subject, found)
   assert len(page.sections) == len(page.summary) == 3

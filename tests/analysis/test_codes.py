@@ -109,9 +109,7 @@ def test_gates_and_codes_of_pairs_are_codes_beside_those_of_routers():
 def test_codes_of_pairs_are_means_over_the_keys_that_are_read_whatever_the_padding():
   code = np.random.default_rng(0).normal(size=(2, 4, 5, 5)) * np.tri(5)
   padded = np.pad(code, ((0, 0), (0, 0), (0, 0), (0, 3)))
-  short, long = (
-    np.asarray(codes.mean_over_keys(jax.numpy.asarray(one))) for one in (code, padded)
-  )
+  short, long = (np.asarray(codes.mean_over_keys(jax.numpy.asarray(one))) for one in (code, padded))
   np.testing.assert_array_equal(short, long)
   np.testing.assert_allclose(short[1, 2], code[1, :, 2, :3].mean(-1), rtol=1e-5)
 

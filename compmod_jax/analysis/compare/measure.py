@@ -208,9 +208,10 @@ def _compare(
     matchings = routes.match(first, second, modules)
   changed = _changed(measured, outputs, settings.shown)
   if matchings and changed:
-    shown = dataclasses.replace(first, chosen=[one.number for one in changed])
-    routing = routes.differences(shown, second, ours, matchings)
-    changed = [one._replace(routing=routing[one.number]) for one in changed]
+    numbers = [change.number for change in changed]
+    one, other = (dataclasses.replace(model, chosen=numbers) for model in (first, second))
+    routing = routes.differences(one, other, ours, matchings)
+    changed = [change._replace(routing=routing[change.number]) for change in changed]
   signatures = {name: both.first.signature for name, both in measured.items() if name != "loss"}
   per = "token" if same else "word"
   return Compared(per, groups, changed, matchings, len(outputs), signatures)

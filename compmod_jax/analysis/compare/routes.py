@@ -63,22 +63,36 @@ def shared_modules(first: Subject, second: Subject) -> list[Module]:
   ]
 
 
+def shared_batches(first: Subject, second: Subject) -> list[dict[str, np.ndarray]]:
+  """Batches that both models can read: those of the one that pads its longest texts less.
+
+  Each has positions for its own batches; the other's may be longer, though no text is.
+  """
+
+  def longest(subject: Subject) -> int:
+    columns = [column for batch in subject.batches for column in batch.values()]
+    return max(column.shape[1] for column in columns if column.ndim > 1)
+
+  return min((first, second), key=longest).batches
+
+
 def match(first: Subject, second: Subject, modules: Sequence[Module]) -> list[Matching]:
   """Matches the units of every module.
 
   Args:
     first: a model and its sentences.
-    second: another model, which reads the batches of the first: their tokens must be the same.
+    second: another model with the same sentences, whose tokens must be the same, too.
     modules: routed by both.
   """
   sums = jax.jit(functools.partial(_sums, first, second, modules))
   totals: dict[str, Any] = {}
-  for number, batch in enumerate(first.batches):
+  batches = shared_batches(first, second)
+  for number, batch in enumerate(batches):
     placed = first.place(batch)
     found = jax.device_get(sums(first.params, second.params, placed))
     found = jax.tree.map(lambda value: np.asarray(value, np.float64), found)
     totals = jax.tree.map(np.add, totals, found) if totals else found
-    first.status("matching units", number + 1, len(first.batches))
+    first.status("matching units", number + 1, len(batches))
   partners = {}
   for module in modules:
     correlation = _correlation(totals[module.name])
@@ -99,7 +113,7 @@ def differences(
 
   Args:
     first: a model, and the examples that are compared.
-    second: another model.
+    second: another model, and the same examples.
     reader: of both.
     matchings: of their units.
   """
@@ -107,7 +121,7 @@ def differences(
   partners = {m.module.name: m.units for m in matchings}
   distances = jax.jit(functools.partial(_distances, first, second, modules))
   found: dict[int, list[Difference]] = {}
-  for batch in first.batches:
+  for batch in shared_batches(first, second):
     values = jax.device_get(distances(first.params, second.params, partners, first.place(batch)))
     for row in np.flatnonzero(batch["index"] >= 0).tolist():
       rows = [_difference(reader, module, batch, row, *values[module.name]) for module in modules]
@@ -222,7 +236,7 @@ def _mean_distances(
     }
 
   totals = {module.name: np.zeros(2) for module in modules}
-  for batch in first.batches:
+  for batch in shared_batches(first, second):
     found = jax.device_get(sums(first.params, second.params, first.place(batch)))
     for name, pair in found.items():
       totals[name] += np.asarray(pair, np.float64)

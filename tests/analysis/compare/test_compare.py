@@ -21,6 +21,7 @@ from compmod_jax.analysis.report import page
 from compmod_jax.analysis.scoring import sentence_losses
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.base import Splits
+from compmod_jax.data.buckets import BatchConfig
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.metrics.statistics import loss_statistics
 
@@ -75,6 +76,26 @@ def test_heads_are_matched_whatever_their_order(subject, renamed):
   ])  # fmt: skip
   assert set(told) == set(subject.numbers.tolist())
   assert all(differences[0].most < 1e-5 for differences in told.values())
+
+
+def test_routes_are_read_in_batches_that_both_models_have_positions_for(subject):
+  """The first model has some of 128 positions, though no sentence has more than 96 tokens."""
+  data, model = subject.task.dataset, subject.task.model.config
+  config = dataclasses.replace(data.config, batch=BatchConfig(tokens=512, buckets=(96,)))
+  task = config.build_with(
+    dataclasses.replace(model, max_length=96),
+    Splits(data.config.data),
+    data.source_tokenizer,
+    data.target_tokenizer,
+  )
+  shorter = dataclasses.replace(subject, task=task, chosen=subject.numbers)
+  for pair in ((subject, shorter), (shorter, subject)):
+    batches = routes.shared_batches(*pair)
+    assert {batch["source"].shape[1] for batch in batches} == {96}
+    index = np.concatenate([batch["index"] for batch in batches])
+    assert sorted(index[index >= 0].tolist()) == subject.numbers.tolist()
+  same = dataclasses.replace(subject)
+  assert routes.shared_batches(subject, same) is subject.batches
 
 
 @pytest.fixture(scope="module")

@@ -233,6 +233,19 @@ def test_the_spectrum_of_a_rank_one_product_is_one_and_that_of_all_heads_is_of_t
   assert wide.together.shape == (4,)
 
 
+def test_the_spectrum_of_independent_mechanisms_is_of_blocks_for_their_slices():
+  random = np.random.default_rng(5)
+  query, key = random.normal(size=(2, 4, 6, 3))  # two mechanisms of width 4, with three heads each
+  whole = np.zeros((8, 8))
+  for head in range(6):
+    part = slice(0, 4) if head < 3 else slice(4, 8)
+    whole[part, part] += query[:, head] @ key[:, head].T
+  squares = np.square(np.linalg.svd(whole, compute_uv=False))
+  found = spectrum(query, key, mechanisms=2)
+  np.testing.assert_allclose(found.together, np.cumsum(squares) / squares.sum())
+  np.testing.assert_array_equal(found.heads, spectrum(query, key).heads)
+
+
 # Importance.
 
 

@@ -141,7 +141,8 @@ class Spectrum(NamedTuple):
 
   Attributes:
     heads: of each head's own product, [heads, ranks].
-    together: of the product of all heads' matrices side by side, [ranks].
+    together: of the product of all heads' matrices side by side, [ranks]; of independent mechanisms
+      together, which read slices of their own.
   """
 
   heads: np.ndarray
@@ -751,40 +752,47 @@ def role_of(looks: Sequence[Look], head: int, *, shuffled: bool = False) -> Role
 # Weights of the projections.
 
 
-def spectrum(query: np.ndarray, key: np.ndarray) -> Spectrum:
+def spectrum(query: np.ndarray, key: np.ndarray, mechanisms: int = 1) -> Spectrum:
   r"""How the squared singular values of :math:`W_Q W_K^T` add up by rank.
 
   A head's product has rank head_dim at most; that of all heads, [embed, embed], is the sum of
-  theirs and has rank embed at most. Biases are left out.
+  theirs and has rank embed at most. Where mechanisms read slices of their own it has a block for
+  each, and its singular values are those of all blocks. Biases are left out.
 
   Args:
-    query: W_Q, [embed, heads, head_dim].
-    key: W_K, [key embed, heads, head_dim].
+    query: W_Q, [embed / mechanisms, heads, head_dim].
+    key: W_K, [key embed / mechanisms, heads, head_dim].
+    mechanisms: how many; each has as many heads, one after the other.
 
   Source: Cordonnier et al. 2021, section 3.1; Kolios 2023, Figure 3.8.
   """
   query, key = (np.asarray(value, np.float64) for value in (query, key))
 
-  def shares(one: np.ndarray, other: np.ndarray, ranks: int) -> np.ndarray:
+  def squares(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     left, right = (np.asarray(np.linalg.qr(value, mode="r")) for value in (one, other))
-    squares = np.square(np.linalg.svd(left @ right.T, compute_uv=False))
+    return np.square(np.linalg.svd(left @ right.T, compute_uv=False))
+
+  def shares(squares: np.ndarray, ranks: int) -> np.ndarray:
     total = squares.sum()
     shares = np.cumsum(squares) / (total if total > 0 else 1)
     return np.pad(shares, (0, max(0, ranks - len(shares))), mode="edge")[:ranks]
 
   heads, dim = query.shape[1:]
-  own = np.stack([shares(query[:, head], key[:, head], dim) for head in range(heads)])
-  sides = query.reshape(len(query), -1), key.reshape(len(key), -1)
-  return Spectrum(own, shares(*sides, min(len(query), heads * dim)))
+  own = np.stack([shares(squares(query[:, head], key[:, head]), dim) for head in range(heads)])
+  sides = (np.split(side.reshape(len(side), -1), mechanisms, axis=1) for side in (query, key))
+  blocks = np.concatenate([squares(*pair) for pair in zip(*sides, strict=True)])
+  ranks = mechanisms * min(len(query), heads // mechanisms * dim)
+  return Spectrum(own, shares(np.sort(blocks)[::-1], ranks))
 
 
 def spectra(subject: Subject, params: PyTree) -> dict[str, Spectrum]:
   """Module -> the spectrum of its projections, of all attention by products of queries and keys."""
-  paths: dict[str, tuple[str, ...]] = {}
+  paths: dict[str, tuple[tuple[str, ...], int]] = {}
 
   def watch(function: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
     if isinstance(context.module, Attention) and context.method_name == "__call__":
-      paths[kwargs["ctx"].intermediates.prefix.rstrip("/")] = context.module.path
+      name = kwargs["ctx"].intermediates.prefix.rstrip("/")
+      paths[name] = context.module.path, context.module.mechanisms
     return function(*args, **kwargs)
 
   def trace(params: PyTree, batch: Batch) -> None:
@@ -793,15 +801,15 @@ def spectra(subject: Subject, params: PyTree) -> dict[str, Spectrum]:
 
   jax.eval_shape(trace, subject.params, subject.task.dataset.example())
   found = {}
-  for name, path in paths.items():
+  for name, (path, mechanisms) in paths.items():
     of = functools.reduce(lambda tree, part: tree[part], path, params)
     kernels = [
-      np.asarray(of[part]["kernel"])  # [embed, heads, projections, head_dim]
+      np.asarray(of[part]["kernel"])  # [embed / mechanisms, heads, projections, head_dim]
       for part in ("query_key_value", "query", "key_value")
       if part in of
     ]
     query, key = kernels[0][:, :, 0], kernels[-1][:, :, 1 if len(kernels) == 1 else 0]
-    found[name] = spectrum(query, key)
+    found[name] = spectrum(query, key, mechanisms)
   return found
 
 

@@ -52,13 +52,15 @@ class Codes:
     errors.check(self.penalty > 0, f"--penalty is {self.penalty}; it must be positive.")
 
   def measure(self, subject: Subject) -> "list[Probed]":
-    """Trains the classifiers on the training split and tests them on the subject's.
+    """Trains the classifiers on the training split and tests them on the subject's; where that is
+    the training split, too, on other sentences of it.
 
     Raises:
-      UserError: nothing competes or is gated in the model, or words have no such annotation.
+      UserError: nothing competes or is gated in the model, words have no such annotation, or the
+        subject has all training sentences.
     """
     reads = reader(subject.task)
-    train = dataclasses.replace(subject, split="train", sentences=self.training, chosen=None)
+    train = subject.of_training(self.training)
     names = self._annotations(reads, subject)
     found = []
     for stream in reads.streams:
@@ -68,7 +70,9 @@ class Codes:
         layers = layer_sites(subject, reads, stream)
         sites |= {STREAM: layers[-1]} if layers else {}
         read, asked = (read_tokens(one, reads, stream, sites, here) for one in (train, subject))
-        found += [_probe(name, read, asked, self.penalty, subject.seed) for name in here]
+        found += [
+          _probe(name, read, asked, self.penalty, subject.seed, len(train.numbers)) for name in here
+        ]
     errors.check(
       found,
       f"The annotations {', '.join(names)} are of words at which nothing competes or has gates in"
@@ -152,6 +156,7 @@ class Probed(NamedTuple):
     readings: features -> how well they tell it; modules in the model's order, then all, then the
       residual stream.
     controls: features -> share of right answers in the control task, on the other sentences.
+    training: how many sentences classifiers were trained on.
   """
 
   annotation: str
@@ -159,6 +164,7 @@ class Probed(NamedTuple):
   by_word: Reading
   readings: dict[str, Reading]
   controls: dict[str, Share]
+  training: int
 
 
 def code_sites(subject: Subject, reads: Reader, stream: str) -> dict[str, str]:
@@ -247,7 +253,9 @@ def mean_over_keys(
   return jnp.moveaxis(mean, 1, 2)
 
 
-def _probe(annotation: str, train: Tokens, test: Tokens, penalty: float, seed: int) -> Probed:
+def _probe(
+  annotation: str, train: Tokens, test: Tokens, penalty: float, seed: int, sentences: int
+) -> Probed:
   wanted, asked = train.labels[annotation], test.labels[annotation]
   classes = np.unique(wanted)
   pairs = set(zip(train.word.tolist(), wanted.tolist(), strict=True))
@@ -282,7 +290,7 @@ def _probe(annotation: str, train: Tokens, test: Tokens, penalty: float, seed: i
     Share.of(answers[1] == asked),
     Share.of((answers[1] == asked)[new]),
   )
-  return Probed(annotation, len(classes), by_word, readings, controls)
+  return Probed(annotation, len(classes), by_word, readings, controls, sentences)
 
 
 def _commonest(words: np.ndarray, labels: np.ndarray) -> dict[str, str]:
@@ -377,7 +385,7 @@ def make_page(settings: Codes, subject: Subject, found: list[Probed]) -> Page:
     )
   return Page(
     title=f"What codes tell of a word's function, on {subject.split}",
-    description=f"{subject.task.describe()} Linear classifiers, trained on {settings.training:,}"
+    description=f"{subject.task.describe()} Linear classifiers, trained on {found[0].training:,}"
     " training sentences.",
     summary=summary,
     sections=sections,

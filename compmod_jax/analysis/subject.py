@@ -137,6 +137,18 @@ class Subject:
     """All modules with units side by side, routed or not, in the order of the model."""
     return modules_of(self.shapes)
 
+  def of_training(self, sentences: int) -> "Subject":
+    """The same model on so many sentences of the training split, none of which is its own.
+
+    Raises:
+      UserError: it reads all of them itself.
+    """
+    train = dataclasses.replace(self, split="train", sentences=sentences, chosen=None)
+    if self.split != train.split:
+      return train
+    left = others(dataclasses.replace(train, sentences=0).numbers, self.numbers)
+    return dataclasses.replace(train, chosen=drawn(left, sentences, self.seed))
+
   def place(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
     """A batch on the devices."""
     return self.sharing.place(batch)
@@ -153,6 +165,21 @@ def drawn(numbers: np.ndarray, sentences: int, seed: int) -> np.ndarray:
   if not 0 < sentences < len(numbers):
     return numbers
   return np.sort(np.random.default_rng(seed).choice(numbers, size=sentences, replace=False))
+
+
+def others(training: np.ndarray, read: np.ndarray) -> np.ndarray:
+  """Numbers of training sentences without those that are read, on which nothing may be trained.
+
+  Raises:
+    UserError: there are no others.
+  """
+  found = np.setdiff1d(training, read)
+  check(
+    len(found) > 0,
+    f"--split is train, and all of its {len(training)} sentences are read, so that none is left to"
+    " train on. Read fewer (--sentences), or choose another split.",
+  )
+  return found
 
 
 def modules_of(shapes: Mapping[str, tuple[int, ...]]) -> list[Module]:

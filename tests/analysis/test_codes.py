@@ -114,8 +114,21 @@ def test_codes_of_pairs_are_means_over_the_keys_that_are_read_whatever_the_paddi
   np.testing.assert_allclose(short[1, 2], code[1, :, 2, :3].mean(-1), rtol=1e-5)
 
 
+def test_nothing_is_trained_on_sentences_that_are_asked_about(grammar_task):
+  test = Subject(grammar_task, {}, "test", sentences=12)
+  assert len(test.of_training(1000).numbers) == 60
+  train = Subject(grammar_task, {}, "train", sentences=25)
+  assert np.array_equal(train.of_training(20).numbers, np.unique(train.of_training(20).numbers))
+  assert len(train.of_training(20).numbers) == 20
+  rest = train.of_training(1000).numbers
+  assert sorted([*rest, *train.numbers]) == list(range(60))
+  with pytest.raises(UserError, match="all of its 60 sentences are read"):
+    dataclasses.replace(train, sentences=0).of_training(20)
+
+
 def test_the_page_tells_each_annotation(subject, found):
-  page = codes.make_page(codes.Codes(training=80), subject, found)
+  page = codes.make_page(codes.Codes(training=90_000), subject, found)
+  assert "trained on 80 training sentences" in page.description  # as many as there were
   assert len(page.sections) == len(page.summary) == 3
   table = page.sections[0].items[1]
   assert isinstance(table, Table)

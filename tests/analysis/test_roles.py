@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 
 import flax.linen as nn
@@ -59,6 +60,7 @@ from compmod_jax.analysis.subject import Module, Subject
 from compmod_jax.checkpoints.gpt2 import Gpt2, read_gpt2, write_gpt2
 from compmod_jax.core.errors import UserError
 from compmod_jax.core.intermediates import Intermediates
+from compmod_jax.data.base import Splits
 from compmod_jax.data.qa.mixed import Mixed
 from compmod_jax.data.qa.unified import LABELS, PASSAGE, QUESTION
 from compmod_jax.data.sources.documents import GrammarDocuments
@@ -244,6 +246,27 @@ def test_the_spectrum_of_independent_mechanisms_is_of_blocks_for_their_slices():
   found = spectrum(query, key, mechanisms=2)
   np.testing.assert_allclose(found.together, np.cumsum(squares) / squares.sum())
   np.testing.assert_array_equal(found.heads, spectrum(query, key).heads)
+
+
+def test_weights_that_are_no_distribution_have_neither_entropy_nor_divergence(subject):
+  model = dataclasses.replace(
+    subject.task.model.config, attention_form="geometric", positions="none"
+  )
+  data = subject.task.dataset
+  sides = data.source_tokenizer, data.target_tokenizer
+  task = data.config.build_with(model, Splits(data.config.data), *sides)
+  few = Subject(task, task.shapes, "test", sentences=2)
+  looking = Looking(few, reader(task), attention_modules(few))
+  ones = functools.partial(jax.tree.map, lambda leaf: np.ones(leaf.shape))
+  params = ones(nn.unbox(task.shapes))
+  looking._gradients = lambda *_: {}
+  looking._step = lambda *given: ones(jax.eval_shape(looking._sums, *given))
+  found = looking(few, params)
+  for name, look in found.looks.items():
+    assert np.isfinite(look.entropy).all() == name.endswith("/cross")
+    assert np.isfinite(look.share("previous")).all()
+  known = [name for name, one in found.groups.items() if np.isfinite(one.divergence).all()]
+  assert known == ["target to source"]
 
 
 # Importance.

@@ -32,8 +32,9 @@ def attention_pictures(
   """Where the heads of attention modules look while the model reads a text.
 
   Every head is a panel: a row for each token that looks, a column for each token that is looked at,
-  all on one scale from 0 to 1; the weights of a row sum to 1. Where heads compete, the router's
-  weight of the head stands beside each row, on a scale from 0 to the largest weight of the module.
+  all on one scale from 0 to 1; the weights of a row sum to 1, except in geometric and differential
+  attention. Where heads compete, the router's weight of the head stands beside each row, on a scale
+  from 0 to the largest weight of the module.
 
       figures = attention_pictures(model, "Der Hund schläft.", ["decoder/layer_0/cross"])
       figures["decoder/layer_0/cross"].savefig("cross.png", dpi=150)

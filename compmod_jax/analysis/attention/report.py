@@ -103,12 +103,21 @@ def make_page(settings: Attention, subject: Subject, found: Sequence[dict[str, W
 def _pictures(number: int, read: dict[str, Weights]) -> Iterator[Picture]:
   """The figures of a text with their captions."""
   for module, weights in read.items():
-    caption = f"{module}: attention of every head; rows sum to 1."
+    caption = f"{module}: attention of every head; {_sums(weights.attention)}"
     if weights.router is not None:
       caption += " Orange: the router's weight of the head at that token."
     yield Picture(
       f"text_{number}_{module.replace('/', '_')}", figures.attention_figure(weights), caption
     )
+
+
+def _sums(attention: np.ndarray) -> str:
+  """What the weights of a query add up to: in geometric and differential attention to less than 1,
+  and the latter's may be negative."""
+  if attention.min() >= 0 and np.allclose(attention.sum(-1), 1, atol=1e-2):
+    return "rows sum to 1."
+  below = "; weights below 0 are drawn as 0" if attention.min() < 0 else ""
+  return f"rows do not sum to 1 in this form of attention{below}."
 
 
 def _rows(number: int, weights: Weights) -> Iterator[tuple[Any, ...]]:

@@ -58,10 +58,11 @@ class Composition:
       errors.check(value >= 0, f"--{field} is {value}; it must not be negative.")
 
   def measure(self, subject: Subject) -> Composed:
-    """Finds pairs in the subject's split and in the training split, and measures both.
+    """Finds pairs in the subject's split and in other training sentences, and measures both.
 
     Raises:
-      UserError: the task is not one of sentence pairs, or no two sentences differ in one word.
+      UserError: the task is not one of sentence pairs, no two sentences differ in one word, or the
+        subject has all training sentences.
     """
     reads = reader(subject.task)
     errors.check(
@@ -80,7 +81,7 @@ class Composition:
       " word, and have a third for the control; read more (--sentences), or choose another split.",
     )
     layers = layer_sites(subject, reads, reads.streams[0])
-    train = dataclasses.replace(subject, split="train", sentences=self.training, chosen=None)
+    train = subject.of_training(self.training)
     known = pairs_of(read_tokens(train, reads), chance)
     found = dict[str, Errors]()
     if known and layers:

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from compmod_jax.analysis.minimal_pairs import wilson
 from compmod_jax.analysis.report.page import Page, Section, Table
-from compmod_jax.analysis.subject import Subject
+from compmod_jax.analysis.subject import Subject, drawn, others
 from compmod_jax.core.bounds import check_least
 from compmod_jax.core.errors import UserError, check
 from compmod_jax.core.intermediates import Intermediates
@@ -61,12 +61,14 @@ class Probed(NamedTuple):
   Attributes:
     site: that it reads.
     probe: the classifier.
+    training: how many sentences the classifier was trained on.
     test: tokens of the subject's split.
     by_chance: whether the control task is solved, bool [tokens].
   """
 
   site: str
   probe: Probe
+  training: int
   test: Tokens
   by_chance: np.ndarray
 
@@ -90,10 +92,12 @@ class ProbeNumber:
     check(self.penalty > 0, f"--penalty is {self.penalty}; it must be positive.")
 
   def measure(self, subject: Subject) -> Probed:
-    """Trains the classifier on the training split and tests it on the subject's.
+    """Trains the classifier on the training split and tests it on the subject's; where that is the
+    training split, too, on other sentences of it.
 
     Raises:
-      UserError: the model is no recurrent language model, or its data have no gold numbers.
+      UserError: the model is no recurrent language model, its data have no gold numbers, or the
+        subject has all training sentences.
     """
     task = subject.task
     if not isinstance(task, LanguageModel):
@@ -104,18 +108,19 @@ class ProbeNumber:
       f"--layer is {self.layer}, but the model has {layers}; give {-layers} to {layers - 1}.",
     )
     site = f"layer_{self.layer % layers}/hidden"
-    train = read_tokens(task, subject, "train", site, self.training)
     test = read_tokens(task, subject, subject.split, site, subject.sentences)
+    without = np.unique(test.sentence) if subject.split == "train" else ()
+    train = read_tokens(task, subject, "train", site, self.training, without)
     probe = fit(train.states, train.label, self.penalty)
     control = _control_labels(task.dataset.tokenizer.vocab_size, subject.seed)
     other = fit(train.states, control[train.word], self.penalty)
     by_chance = (other.logits(test.states) > 0) == (control[test.word] > 0)
-    return Probed(site, probe, test, by_chance)
+    return Probed(site, probe, len(np.unique(train.sentence)), test, by_chance)
 
 
 def make_page(settings: ProbeNumber, subject: Subject, found: Probed) -> Page:
   """How well the classifier does, by position and by attractors."""
-  site, probe, test, by_chance = found
+  site, probe, training, test, by_chance = found
   task = subject.task
   assert isinstance(task, LanguageModel)
   right = (probe.logits(test.states) > 0) == (test.label > 0)
@@ -137,7 +142,7 @@ def make_page(settings: ProbeNumber, subject: Subject, found: Probed) -> Page:
   return Page(
     title=f"The subject's number in the hidden states, on {subject.split}",
     description=f"{task.describe()} A logistic classifier of {site}, trained on"
-    f" {settings.training:,} training sentences, at every token.",
+    f" {training:,} training sentences, at every token.",
     summary=[
       f"The classifier is right at {100 * float(np.mean(right)):.1f} % of tokens; the larger class"
       f" has {100 * majority:.1f} %.",
@@ -163,7 +168,12 @@ def _row(name: str, right: np.ndarray, control: np.ndarray) -> list[Any]:
 
 
 def read_tokens(
-  task: LanguageModel, subject: Subject, split: str, site: str, sentences: int
+  task: LanguageModel,
+  subject: Subject,
+  split: str,
+  site: str,
+  sentences: int,
+  without: Sequence[int] | np.ndarray = (),
 ) -> Tokens:
   """Hidden states at a site, while the model reads sentences one by one.
 
@@ -173,11 +183,12 @@ def read_tokens(
     split: whose sentences.
     site: of the hidden states.
     sentences: how many, drawn at random; 0: all.
+    without: numbers of sentences that are not among them.
   """
   texts, labels = list(task.dataset.config.data.load(split)), np.asarray(task.dataset.labels(split))
-  chosen = np.arange(len(texts))
-  if 0 < sentences < len(texts):
-    chosen = np.sort(np.random.default_rng(subject.seed).choice(len(texts), sentences, False))
+  every = np.arange(len(texts))
+  every = others(every, np.asarray(without)) if len(without) else every
+  chosen = drawn(every, sentences, subject.seed)
   read = jax.jit(lambda params, batch: _captured(task, params, batch, site))
   parts: list[Tokens] = []
   for start in range(0, len(chosen), _CHUNK):

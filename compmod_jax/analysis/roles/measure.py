@@ -91,7 +91,7 @@ class Look(NamedTuple):
 
   @property
   def entropy(self) -> np.ndarray:
-    """Mean entropy of a query's weights in nats, [heads]."""
+    """Mean entropy of a query's weights in nats, [heads]; NaN where they are no distribution."""
     return _ratio(self.sums["entropy"][self.heads], self.sums["queries"])
 
   @property
@@ -117,7 +117,8 @@ class Heads(NamedTuple):
 
   Attributes:
     heads: module and number of each.
-    divergence: mean Jensen-Shannon divergence of the weights of a query in nats, [heads, heads].
+    divergence: mean Jensen-Shannon divergence of the weights of a query in nats, [heads, heads];
+      NaN where they are no distribution.
   """
 
   heads: list[tuple[Module, int]]
@@ -393,6 +394,12 @@ class Looking:
     name = ours if ours == theirs else f"{ours} to {theirs}"
     return f"{name} behind auxiliary tokens" if before else name
 
+  def _distributions(self, modules: Sequence[Module]) -> bool:
+    """Whether weights of a query are 0 or more and sum to 1, in all modules of a group."""
+    form = getattr(self.subject.task.model.config, "attention_form", "softmax")
+    softmax = form not in ("geometric", "differential")
+    return softmax or not any(module.name.endswith("/self") for module in modules)
+
   def _targets(self, modules: Sequence[Module]) -> list[str]:
     """What the heads of a group could look at; relations are between words of one stream."""
     site = f"{modules[0].name}/attention"
@@ -423,6 +430,9 @@ class Looking:
     for name, modules in self.groups.items():
       heads = [(module, head) for module in modules for head in range(module.units)]
       sums = totals[name]
+      if not self._distributions(modules):
+        nothing = {key: np.full_like(sums[key], np.nan) for key in ("entropy", "divergence")}
+        sums = {**sums, **nothing}
       groups[name] = Heads(heads, _ratio(sums["divergence"], sums["compared"]))
       start = 0
       for module in modules:

@@ -171,8 +171,10 @@ def _sections(found: Measured, roles: Named) -> Iterator[Section]:
       )
     ],
   )
-  yield Section("Spread and separators", [*_spread(found)])
-  yield Section("How alike heads are", [*_alike(found, roles)])
+  every = all(_distributed(look) for look in found.halves[0].looks.values())
+  remark = () if every else (_NO_DISTRIBUTION,)
+  yield Section("Spread and separators", [*_spread(found)], remark)
+  yield Section("How alike heads are", [*_alike(found, roles)], remark)
   if found.importance:
     yield Section("Importance", [*_importance(found)], (_IMPORTANCE,))
   else:
@@ -181,6 +183,12 @@ def _sections(found: Measured, roles: Named) -> Iterator[Section]:
     yield Section("Pruning", [*_pruning(found, roles)], (_PRUNING,))
   if found.spectra:
     yield Section("Spectra of W_Q W_K^T", [*_spectra(found)])
+
+
+_NO_DISTRIBUTION = (
+  "Weights of geometric and differential attention are no distribution over keys: of their heads"
+  " there is neither an entropy nor a divergence."
+)
 
 
 _IMPORTANCE = (
@@ -399,18 +407,20 @@ def _kinds(found: Measured, passes: Sequence[Pass]) -> dict[str, list[tuple[Modu
 
 
 def _spread(found: Measured) -> Iterator[Picture]:
-  limits = [found.halves[0].looks[module.name].most_entropy for module in found.modules]
-  yield _maps(
-    found,
-    "entropy",
-    "Mean entropy of a query's weights",
-    lambda look, _: look.entropy,
-    "nats",
-    "Low: few keys get the weight. Uniform weights would give"
-    f" {min(limits):.2f} to {max(limits):.2f} nats, depending on the module. Shuffling does not"
-    " change it.",
-    shuffled=False,
-  )
+  looks = [found.halves[0].looks[module.name] for module in found.modules]
+  limits = [look.most_entropy for look in looks if _distributed(look)]
+  if limits:
+    yield _maps(
+      found,
+      "entropy",
+      "Mean entropy of a query's weights",
+      lambda look, _: look.entropy if _distributed(look) else None,
+      "nats",
+      "Low: few keys get the weight. Uniform weights would give"
+      f" {min(limits):.2f} to {max(limits):.2f} nats, depending on the module. Shuffling does not"
+      " change it.",
+      shuffled=False,
+    )
   for kind in ("separator", "punctuation"):
     yield _maps(
       found,
@@ -452,6 +462,11 @@ def _spread(found: Measured) -> Iterator[Picture]:
 
 
 _KIND_TITLES = {"separator": "separators", "punctuation": "punctuation"}
+
+
+def _distributed(look: Look) -> bool:
+  """Whether the weights of a query are a distribution, or there is no query."""
+  return look.sums["queries"] == 0 or not np.isnan(look.entropy).all()
 
 
 def _relative_gradient(look: Look, _: bool) -> np.ndarray | None:

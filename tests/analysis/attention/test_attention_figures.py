@@ -10,6 +10,7 @@ import tiny_model
 import compmod_jax
 from compmod_jax.analysis import attention
 from compmod_jax.analysis.attention import attention_modules, attention_pictures, read_attention
+from compmod_jax.analysis.attention.report import _sums
 from compmod_jax.commands import analyse
 from compmod_jax.core.errors import UserError
 from compmod_jax.training import run
@@ -59,6 +60,13 @@ def test_heads_are_panels_with_tokens_on_both_axes_and_the_router_beside(model):
   assert (np.triu(plain.attention[0], 1) == 0).all()
   titles = [axes.get_title(loc="left") for axes in pictures["decoder/layer_0/self"].axes]
   assert titles[:2] == ["head 0", "head 1"]
+
+
+def test_what_weights_add_up_to_is_said():
+  softmax = np.full((2, 3, 4), 0.25)
+  assert _sums(softmax) == "rows sum to 1."
+  assert _sums(0.9 * softmax) == "rows do not sum to 1 in this form of attention."
+  assert "below 0 are drawn as 0" in _sums(softmax - 0.5 * np.eye(3, 4))
 
 
 def test_the_program_writes_a_picture_of_every_module_without_reading_the_data(

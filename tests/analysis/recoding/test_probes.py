@@ -1,10 +1,15 @@
 """Logistic classifiers, and accuracies with their intervals."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import jax
 import numpy as np
 import pytest
 
 from compmod_jax.analysis.minimal_pairs import Judged, accuracies, judge, wilson
-from compmod_jax.analysis.recoding.probes import fit
+from compmod_jax.analysis.recoding import probes
+from compmod_jax.analysis.recoding.probes import Probe, ProbeNumber, fit
 from compmod_jax.data.minimal_pairs import MinimalPair
 from compmod_jax.tasks.scorer import Scored
 
@@ -34,6 +39,42 @@ def test_labels_that_states_do_not_tell_are_not_told_on_new_states():
   found = fit(states[:1000], labels[:1000], penalty=1e-3)
   right = (found.logits(states[1000:]) > 0) == (labels[1000:] > 0)
   assert abs(np.mean(right) - 0.5) < 0.06
+
+
+def test_the_classifier_is_trained_on_other_sentences_than_it_is_tested_on(monkeypatch):
+  """A model that only hands over hidden states that tell the sentence."""
+  data = SimpleNamespace(load=lambda split: [str(n) for n in range(30)])
+
+  def batch(texts):
+    rows = np.array([int(text) for text in texts])
+    return {"counted": np.ones((len(rows), 2), bool), "tokens": np.stack([rows, rows], axis=1)}
+
+  class Model:
+    model = SimpleNamespace(config=SimpleNamespace(layers=1))
+    generator = SimpleNamespace(scorer=SimpleNamespace(batch=batch))
+    dataset = SimpleNamespace(
+      config=SimpleNamespace(data=data),
+      labels=lambda split: np.arange(30) % 2,
+      tokenizer=SimpleNamespace(vocab_size=30),
+    )
+
+  trained = []
+  monkeypatch.setattr(probes, "LanguageModel", Model)
+  monkeypatch.setattr(
+    probes, "_captured", lambda task, params, batch, site: jax.nn.one_hot(batch["tokens"], 30)
+  )
+  monkeypatch.setattr(
+    probes, "fit", lambda states, *_: trained.append(states) or Probe(np.zeros(30), 0.0)
+  )
+  subject: Any = SimpleNamespace(
+    task=Model(), params={}, split="train", sentences=12, seed=0, status=lambda *_: None
+  )
+  found = ProbeNumber(training=1000).measure(subject)
+  assert len(np.unique(found.test.sentence)) == 12
+  assert found.training == 18
+  assert not set(trained[0].argmax(-1)) & set(found.test.sentence)
+  subject.split = "test"
+  assert ProbeNumber(training=1000).measure(subject).training == 30
 
 
 def test_the_interval_of_a_proportion_is_wilson_s():

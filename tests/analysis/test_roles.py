@@ -4,6 +4,8 @@ import csv
 import dataclasses
 import functools
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -68,9 +70,11 @@ from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.data.synthetic.worlds import WorldsData
 from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.layers.basic import layer_norm
+from compmod_jax.layers.mechanisms import GroupNorm
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.lstm_lm import LstmConfig
 from compmod_jax.models.nemot import NemotConfig
+from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.causal_lm import CausalLMConfig
 from compmod_jax.tasks.language_model import LanguageModelConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
@@ -324,12 +328,16 @@ def test_attributions_add_up_to_the_loss_without_the_heads_the_better_the_more_s
     assert importance[0].attributed[module.name] == pytest.approx(rise, rel=1e-3, abs=1e-5)
 
 
-def test_a_norm_with_a_constant_deviation_passes_all_relevance_and_a_plain_one_none():
-  norm = layer_norm(jnp.float32)
-  x = jax.random.normal(jax.random.key(0), (3, 8)) + 1
+@pytest.mark.parametrize(
+  "norm",
+  [layer_norm(jnp.float32), layer_norm(jnp.float32, kind="rms"), GroupNorm(2)],
+  ids=["layer", "rms", "group"],
+)
+def test_a_norm_with_a_constant_deviation_passes_all_relevance_and_a_plain_one_none(norm):
+  x = jax.random.normal(jax.random.key(0), (1, 3, 8)) + 1
   params = nn.unbox(norm.init(jax.random.key(1), x))
   params["params"]["scale"] = jnp.arange(1.0, 9.0)
-  wanted = jax.random.normal(jax.random.key(2), (3, 8))
+  wanted = jax.random.normal(jax.random.key(2), (1, 3, 8))
 
   def total(x):
     return jnp.sum(norm.apply(params, x) * wanted)
@@ -363,6 +371,26 @@ def test_no_relevance_goes_through_attention_weights_and_routers(subject):
   assert {f"{SELF}/attention", f"{SELF}/router/weights"} <= set(sites)
   assert "decoder/layer_0/cross/attention" in sites
   assert not [site for site in sites if "heads" in site.split("/")[-1]]
+
+
+def test_no_relevance_goes_through_gates_and_routers_of_any_kind(subject):
+  data = subject.task.dataset
+  model = TransformerConfig(
+    encoder_layers=1, decoder_layers=1, dim=16, heads=4, ffn_dim=16, norm="post", max_length=128,
+    copy_gate=True, switch_heads=("encoder_self",), depth_layers=("decoder_0",),
+  )  # fmt: skip
+  sides = data.source_tokenizer, data.target_tokenizer
+  task = data.config.build_with(model, Splits(data.config.data), *sides)
+  sites = constant_sites(Subject(task, task.shapes, "test"))
+  places = "self/value_experts", "self/output_experts", "copy_gate"
+  assert {f"encoder/layer_0/{place}" for place in places} <= set(sites)
+  assert "decoder/layer_0/depth/weights" in sites
+  shapes = {"gate": (), "gates/output_0/ffn": (), "gated": (), "logits": ()}
+  config = SimpleNamespace(gate_site=lambda: "gate")
+  modulated: Any = SimpleNamespace(
+    shapes=shapes, task=SimpleNamespace(model=SimpleNamespace(config=config))
+  )
+  assert constant_sites(modulated) == ["gate", "gates/output_0/ffn"]
 
 
 def test_each_half_has_its_own_importance_and_correlations_are_scipy_s(importance):

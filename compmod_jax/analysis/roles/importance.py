@@ -14,7 +14,7 @@ that are predicted:
 
 - layer-wise relevance propagation of the largest logits f to z,
   :math:`\sum_s |z_s \cdot \partial f / \partial z_s|` in a model in which attention
-  weights, routers' weights, gates and the deviations of layer norms are constants. For linear
+  weights, routers' weights, gates and the deviations of norms are constants. For linear
   layers and ReLU this is the rule :math:`R_i = \sum_j \frac{z_i w_{ij}}{\sum_k z_k w_{kj}} R_j`
   (the epsilon rule with epsilon 0; Bach et al. 2015, equation 56), for attention and layer norms
   those of Ali et al. 2022, equations 8 and 10. A GELU passes its derivative times its input, where
@@ -43,6 +43,7 @@ from compmod_jax.analysis.scoring import sentence_losses
 from compmod_jax.analysis.subject import Module, Subject
 from compmod_jax.core.intermediates import Edit, Intermediates
 from compmod_jax.core.losses import cross_entropy
+from compmod_jax.layers.mechanisms import GroupNorm
 from compmod_jax.tasks.base import Batch
 
 WAYS = ("ablation", "gradient", "attribution", "relevance")
@@ -210,37 +211,69 @@ def _constant(value: jax.Array) -> jax.Array:
   return jax.lax.stop_gradient(value)
 
 
+_FACTORS = tuple(
+  f"/{name}"
+  for name in (
+    "attention", "head_code", "router/weights", "head_gates", "copy_gate", "depth/weights",
+    "value_experts", "output_experts",
+  )
+)  # fmt: skip
+_GATES = "gates/"  # of later places in modulated language models
+
+
 def constant_sites(subject: Subject) -> list[str]:
   """Factors on activations, through which no relevance goes: attention, routers' weights, gates."""
   gate = subject.task.model.config.gate_site()
-  ends = ("/attention", "/router/weights", "/head_gates")
-  return [site for site in subject.shapes if site.endswith(ends) or site == gate]
+  return [
+    site
+    for site in subject.shapes
+    if site.endswith(_FACTORS) or site.startswith(_GATES) or site == gate
+  ]
 
 
 @contextmanager
 def constant_deviations() -> Iterator[None]:
-  """Layer norms whose deviation is a constant in gradients; their values do not change by a bit."""
+  """Norms whose deviation, or root mean square, is a constant in gradients; their values do not
+  change by a bit."""
 
   def rule(function: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
     value, module = function(*args, **kwargs), context.module
-    if not isinstance(module, nn.LayerNorm) or context.method_name != "__call__":
+    norms = nn.LayerNorm | nn.RMSNorm | GroupNorm
+    if not isinstance(module, norms) or context.method_name != "__call__":
       return value
     scale = module.get_variable("params", "scale")
-    return _linear_norm(args[0], value, scale, module.epsilon)
+    slices = module.mechanisms if isinstance(module, GroupNorm) else 1
+    centred = not isinstance(module, nn.RMSNorm)
+    return _linear_norm(args[0], value, scale, module.epsilon, slices, centred)
 
   with nn.intercept_methods(rule):
     yield
 
 
 def _linear_norm(
-  inputs: jax.Array, value: jax.Array, scale: jax.Array, epsilon: float
+  inputs: jax.Array,
+  value: jax.Array,
+  scale: jax.Array,
+  epsilon: float,
+  slices: int,
+  centred: bool,
 ) -> jax.Array:
-  """`value`, with the gradient of (inputs - mean) * scale / deviation for a constant deviation."""
-  x = inputs.astype(jnp.float32)
-  centred = x - jnp.mean(x, axis=-1, keepdims=True)
-  variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+  """`value`, with the gradient of (inputs - mean) * scale / deviation for a constant deviation.
+
+  Args:
+    inputs: of the norm.
+    value: what it gives.
+    scale: its scale.
+    epsilon: added to the variance.
+    slices: parts of the width, each with a mean and a deviation of its own.
+    centred: whether the mean is taken off; else the deviation is from 0.
+  """
+  x = inputs.astype(jnp.float32).reshape(*inputs.shape[:-1], slices, -1)
+  x = x - jnp.mean(x, axis=-1, keepdims=True) if centred else x
+  variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
   rate = jax.lax.stop_gradient(jax.lax.rsqrt(variance + epsilon))
-  linear = (centred * rate * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(value.dtype)
+  linear = (x * rate).reshape(inputs.shape) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
+  linear = linear.astype(value.dtype)
   return jax.lax.stop_gradient(value) + (linear - jax.lax.stop_gradient(linear))
 
 

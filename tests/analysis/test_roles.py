@@ -27,6 +27,7 @@ from compmod_jax.analysis.reading import (
   reader,
 )
 from compmod_jax.analysis.report import page
+from compmod_jax.analysis.roles import measure
 from compmod_jax.analysis.roles.importance import (
   WAYS,
   Ways,
@@ -250,6 +251,52 @@ def test_the_spectrum_of_independent_mechanisms_is_of_blocks_for_their_slices():
   found = spectrum(query, key, mechanisms=2)
   np.testing.assert_allclose(found.together, np.cumsum(squares) / squares.sum())
   np.testing.assert_array_equal(found.heads, spectrum(query, key).heads)
+
+
+def asked_of(looking, monkeypatch):
+  """A function from arguments of a step to which keys may be read, and which queries count."""
+  monkeypatch.setattr(measure, "look_sums", lambda _, *given: {"of": given[:2]})
+  monkeypatch.setattr(measure, "_compare", lambda *_: {})
+  monkeypatch.setattr(measure, "_targets", lambda *_: (None, None))
+  monkeypatch.setattr(looking, "_gradients", lambda *_: {})
+  return looking._sums
+
+
+def test_queries_and_keys_of_a_layer_are_the_tokens_that_go_through_it(subject, monkeypatch):
+  data = subject.task.dataset
+  model = dataclasses.replace(subject.task.model.config, compete=(), depth_layers=("encoder_0",))
+  sides = data.source_tokenizer, data.target_tokenizer
+  few = random_subject(data.config.build_with(model, Splits(data.config.data), *sides))
+  looking = Looking(few, reader(few.task), attention_modules(few))
+  (name,) = [name for name in looking.groups if name.startswith("source, through")]
+  monkeypatch.setattr(looking, "groups", {name: looking.groups[name]})
+  batch = jax.device_put(few.batches[0])
+  nothing = jax.tree.map(np.zeros_like, few.params)
+  sums = jax.jit(asked_of(looking, monkeypatch))(few.params, nothing, batch, jax.random.key(0))
+  allowed, asked = (np.asarray(value) for value in sums[name]["of"])
+  valid = np.asarray(batch["source"] != 0)
+  assert not (asked & ~valid).any()
+  assert 0 < asked.sum() < valid.sum()
+  for row, through in enumerate(asked):
+    assert (allowed[row][through] == through).all()
+
+
+def test_keys_are_read_where_one_head_has_weight_left(subject, monkeypatch):
+  looking = Looking(subject, reader(subject.task), attention_modules(subject))
+  monkeypatch.setattr(looking, "groups", {"source": looking.groups["source"]})
+  weights = np.zeros((1, 2, 3, 3), np.float32)
+  weights[0, 1] = np.tri(3)
+  weights[0, 0] = np.eye(3)  # the penalty leaves nothing of other keys
+
+  def forward(params, batch, *, intermediates):
+    intermediates(f"{SELF}/attention", jnp.asarray(weights))
+
+  model = SimpleNamespace(forward=forward, valid_mask=lambda *_: jnp.ones((1, 3), bool))
+  known = SimpleNamespace(task=SimpleNamespace(model=model), shapes={})
+  monkeypatch.setattr(looking, "subject", known)
+  found = asked_of(looking, monkeypatch)({}, {}, {}, jax.random.key(0))["source"]["of"]
+  np.testing.assert_array_equal(found[0][0], np.tri(3, dtype=bool))
+  assert found[1][0].tolist() == [False, True, True]
 
 
 def test_weights_that_are_no_distribution_have_neither_entropy_nor_divergence(subject):

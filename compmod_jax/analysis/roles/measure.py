@@ -27,7 +27,7 @@ from compmod_jax.analysis.roles.pruning import Pruned, Pruning, sweep
 from compmod_jax.analysis.subject import Module, Subject, drawn
 from compmod_jax.core import errors
 from compmod_jax.core.bounds import check_least
-from compmod_jax.core.intermediates import Intermediates
+from compmod_jax.core.intermediates import Edit, Intermediates
 from compmod_jax.core.losses import cross_entropy
 from compmod_jax.data.tokenizers import Tokenizer
 from compmod_jax.layers.attention import Attention
@@ -384,6 +384,8 @@ class Looking:
       name = self._group(site)
       if not all(site in sites for sites in running):
         name += f", {module.name.partition('/')[0]} alone"
+      if through_site(module) in subject.shapes:
+        name += f", through {module.title}"
       self.groups.setdefault(name, []).append(module)
     self._step = jax.jit(self._sums)
 
@@ -444,16 +446,23 @@ class Looking:
   def _sums(self, params: PyTree, nothing: PyTree, batch: Batch, key: jax.Array) -> Sums:
     """Sums of a batch, of every group of modules that runs on it."""
     model = self.subject.task.model
-    sites = [f"{m.name}/attention" for modules in self.groups.values() for m in modules]
+    every = [module for modules in self.groups.values() for module in modules]
+    sites = [f"{module.name}/attention" for module in every]
+    depth = [site for module in every if (site := through_site(module)) in self.subject.shapes]
 
-    def run(params: PyTree) -> dict[str, jax.Array]:
-      intermediates = Intermediates(capture=frozenset(sites))
+    def run(params: PyTree, edits: Mapping[str, Edit]) -> dict[str, jax.Array]:
+      intermediates = Intermediates(capture=frozenset([*sites, *depth]), edits=edits)
       model.forward(params, batch, intermediates=intermediates)
-      captured = intermediates.captured
-      return {site: captured[site].astype(jnp.float32) for site in sites if site in captured}
+      return {site: value.astype(jnp.float32) for site, value in intermediates.captured.items()}
 
-    # With all parameters 0 all logits are equal: weights are positive where a query may read.
-    attention, uniform = run(params), run(nothing)
+    captured = run(params, {})
+    attention = {site: captured[site] for site in sites if site in captured}
+    through = {site: captured[site] for site in depth if site in captured}
+    # With all parameters 0 all logits are equal: weights are positive where a query may read, in
+    # one head at least (penalties on distances leave nothing of far keys in the steepest ones).
+    # Which tokens go through a layer is as in the model itself.
+    edits = {site: jax.tree_util.Partial(_instead, value) for site, value in through.items()}
+    uniform = run(nothing, edits)
     slopes = self._gradients(params, batch, attention)
     found = {}
     for number, (name, modules) in enumerate(self.groups.items()):
@@ -461,8 +470,10 @@ class Looking:
       if of[0] not in attention:
         continue
       weights = jnp.concatenate([attention[site] for site in of], axis=1)
-      allowed = uniform[of[0]][:, 0] > 0
+      allowed = jnp.any(uniform[of[0]] > 0, axis=1)
       asked = model.valid_mask(of[0], batch) & (jnp.sum(allowed, axis=-1) >= 2)
+      if (site := through_site(modules[0])) in through:
+        asked &= through[site] > 0
       kind, targets = _targets(self.read, of[0], batch, allowed, self._targets(modules))
       steep = jnp.concatenate([slopes[site] for site in of], axis=1) if slopes else None
       keys = jax.random.split(jax.random.fold_in(key, number))
@@ -486,6 +497,17 @@ class Looking:
       return cross_entropy(logits, *self.read.targets(batch)).nll
 
     return jax.grad(loss)({site: jnp.zeros_like(value) for site, value in attention.items()})
+
+
+def through_site(module: Module) -> str:
+  """Site of the weights [batch, time] of tokens in a module's layer, 0 of those that pass it by;
+  only layers of a mixture of depths have it."""
+  return f"{module.name.rpartition('/')[0]}/depth/weights"
+
+
+def _instead(kept: jax.Array, value: jax.Array) -> jax.Array:
+  """What takes the place of an activation."""
+  return kept.astype(value.dtype)
 
 
 def _targets(

@@ -100,6 +100,12 @@ def interval(values, digits, *, sign=""):
   return f"{mean.mean:{sign}.{digits}f}{half}"
 
 
+def listed(values, digits=1):
+  """The values in a sentence."""
+  *most, last = (f"{value:.{digits}f}" for value in values)
+  return f"{', '.join(most)} and {last}"
+
+
 def starred(folder, row, reference, name, value):
   """Whether a row differs from the reference after correction, as tables mark it."""
   rows = [other for other in cells(folder) if other != reference]
@@ -631,8 +637,8 @@ def trial_in_short():
     seeds("competition/tatoeba", row, "test", "bleu")
     for row in ("none", "enc, weights of heads sum to their number")
   )
-  yield "have {:.1f}, {:.1f} and {:.1f} BLEU on the test (seeds 0 to 2)".format(*plain)
-  yield "sum to the number of heads, {:.1f} and {:.1f} (seeds 0 and 1)".format(*enc)
+  yield f"have {listed(plain)} BLEU on the test (seeds 0 to {len(plain) - 1})"
+  yield f"sum to the number of heads, {listed(enc)} (seeds 0 to {len(enc) - 1})"
 
 
 def searched():
@@ -774,10 +780,10 @@ def string_edits():
   )
   ahead, behind = (f"{one['valid']['exact_match']:.1f}" for one in before)
   yield f"{behind} % of its validation sentences are right, {ahead} % of seed 0's"
-  learned = [f"{one['valid']['exact_match']:.1f}" for one in after]
-  yield f"have {learned[0]} and {learned[1]} % of their validation sentences right"
-  tests = [f"{one['test']['exact_match']:.1f}" for one in after]
-  yield f"sentences right, and {tests[0]} and {tests[1]} % of the test"
+  learned = listed([one["valid"]["exact_match"] for one in after])
+  yield f"have {learned} % of their validation sentences right"
+  tests = listed([one["test"]["exact_match"] for one in after])
+  yield f"sentences right, and {tests} % of the test"
   to_strings = [
     cells(f"generalisation/pcfg_{name}-7000-steps")[DECODER_ALONE][0]["scores"]
     for name in ("systematicity", "productivity")

@@ -432,13 +432,29 @@ def leave_branch(
 
   Where the configuration changed at the step that a run resumes from, steps beyond it, whose
   checkpoints were removed or damaged, are not made again. The best model is then that of the best
-  evaluation up to here, if it is still there.
+  evaluation up to here, if it is still there. A change that is entered at a step whose checkpoint
+  turned out to be damaged is from here on, and entered so.
+
+  Args:
+    workdir: the folder.
+    config: what its `config.json` holds; steps of its `history` are corrected in place.
+    history: where the run resumes.
+    say: is called with what the user is to know.
 
   Returns:
     Whether no such model is there, so that the next evaluation is the best.
   """
-  entries = config.get("history") or [{"step": None, "changed": []}]
-  if entries[-1]["step"] != history.step or not any(map(_computes, entries[-1]["changed"])):
+  entries = [entry for entry in config.get("history", ()) if entry["step"] >= history.step]
+  late = [entry for entry in entries if entry["step"] > history.step]
+  if late:
+    say(
+      f"note: the checkpoint of step {late[-1]['step']} cannot be used: the configuration changes"
+      f" after step {history.step}"
+    )
+    for entry in late:
+      entry["step"] = history.step
+    write_config(workdir, config)
+  if not any(_computes(line) for entry in entries for line in entry["changed"]):
     return False
   models = workdir / _MODELS
   for folder in models.glob("step-*"):

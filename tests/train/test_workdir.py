@@ -497,6 +497,23 @@ def test_the_best_model_of_steps_that_are_not_made_again_is_left(branch):
   assert "of step 20, is not there any more" in said[0]
 
 
+def test_a_change_is_from_the_checkpoint_on_that_is_whole(branch):
+  """The newest one, after which the change was entered, is damaged."""
+  changed = [["optimizer.clip: 0 there, 1 here"], ["log_every: 5 there, 10 here"]]
+  steps = (20, ["model.remat"]), (60, changed[0]), (60, changed[1])
+  config = {"experiment": {}, "history": [{"step": n, "changed": lines} for n, lines in steps]}
+  said = []
+  history = History(step=40, best=4.0, best_step=40)
+  assert not identity.leave_branch(branch, config, history, said.append)
+  assert said == [
+    "note: the checkpoint of step 60 cannot be used: the configuration changes after step 40"
+  ]
+  assert load_model_folder(branch / "models" / "best")[2]["step"] == 40
+  assert not (branch / "models" / "step-00000060").exists()
+  for kept in (config, read_config(branch)):
+    assert [entry["step"] for entry in kept["history"]] == [20, 40, 40]
+
+
 def test_models_stay_where_the_same_steps_are_made_again(branch):
   changed = ["log_every: 5 there, 10 here"]
   for entries in ([], [{"step": 20, "changed": ["seed"]}], [{"step": 40, "changed": changed}]):

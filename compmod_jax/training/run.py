@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 from compmod_jax.core import errors, sharding
 from compmod_jax.core.disk_cache import cache_folder
 from compmod_jax.core.types import Params
+from compmod_jax.data.qa.batches import BLOCK, blocks_of
 from compmod_jax.tasks.base import Batch, Sharing, Task, TrainIterator
 from compmod_jax.training import compile_cache, identity
 from compmod_jax.training.checkpoint import Checkpointer
@@ -299,12 +300,21 @@ def _place(batch: Batch, mesh: Mesh, micro_batches: int, part: tuple[int, int] =
 
 
 def fill_up(batch: Mapping[str, np.ndarray], multiple: int) -> dict[str, np.ndarray]:
-  """A batch with a multiple of so many rows; the rows added are filler (zeros, index -1)."""
+  """A batch with a multiple of so many rows, of each block where its rows lie in blocks.
+
+  The rows added are filler (zeros, index -1).
+  """
+  # Filler at the end of the batch alone would move rows into the blocks of other tasks.
+  edges = np.cumsum([rows for _, rows in blocks_of(batch)])[:-1]
   filled = {}
   for name, value in batch.items():
-    more = -len(value) % multiple
-    filling = np.full((more, *value.shape[1:]), -1 if name == "index" else 0, value.dtype)
-    filled[name] = np.concatenate([value, filling]) if more else value
+    parts = []
+    for part in [value] if name.startswith(BLOCK) else np.split(value, edges):
+      parts.append(part)
+      if more := -len(part) % multiple:
+        filling = -1 if name == "index" else 0
+        parts.append(np.full((more, *part.shape[1:]), filling, part.dtype))
+    filled[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
   return filled
 
 

@@ -25,6 +25,7 @@ from compmod_jax.models.nemot import NemotConfig
 from compmod_jax.tasks.answer_scores import by_facts, scores
 from compmod_jax.tasks.base import StepContext
 from compmod_jax.tasks.question_answering import AnsweringConfig
+from compmod_jax.training.run import fill_up
 from compmod_jax.training.step import init_state, make_step
 
 WORLDS = WorldsData(train=120, valid=24, test=24, shifted=12)
@@ -164,6 +165,20 @@ def test_the_order_goes_on_where_it_was_saved_and_is_shared_by_processes(made):
   for name, value in next(other).items():
     np.testing.assert_array_equal(value, expected[name])
     np.testing.assert_array_equal(np.concatenate([b[name] for b in both]), expected[name])
+
+
+def test_filler_stays_in_the_block_of_its_task():
+  """Where a batch has to be shared by more devices or micro-batches than it was planned for."""
+  batch = {"rows/mqa": np.zeros(2), "rows/gqa": np.zeros(5), "index": np.arange(7)}
+  batch["tokens"] = np.arange(1, 15).reshape(7, 2)
+  filled = fill_up(batch, 4)
+  assert blocks_of(filled) == (("mqa", 4), ("gqa", 8))
+  assert filled["index"].tolist() == [0, 1, -1, -1, 2, 3, 4, 5, 6, -1, -1, -1]
+  real = filled["index"] >= 0
+  np.testing.assert_array_equal(filled["tokens"][real], batch["tokens"])
+  assert not filled["tokens"][~real].any()
+  plain = fill_up({"index": np.arange(7)}, 4)
+  assert plain["index"].tolist() == [0, 1, 2, 3, 4, 5, 6, -1]
 
 
 def test_every_question_is_evaluated_once(made):

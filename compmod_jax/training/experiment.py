@@ -92,7 +92,9 @@ class Experiment:
   evaluate_every: int = 0
   """Steps between evaluations on the validation split; 0 for once an epoch."""
   evaluate_sentences: int = 500
-  """Validation sentences that are translated at each evaluation."""
+  """Validation sentences that are translated, or questions that are answered, at each evaluation.
+  Few-shot learning is scored on so many episodes (0: on all), continual learning on so many classes
+  (0: on task.use.choice)."""
   watch_sentences: int = 64
   """Validation sentences on which weights and norms of heads are measured at each evaluation; 0 for
   none."""

@@ -21,7 +21,7 @@ from compmod_jax.core import errors, sharding
 from compmod_jax.core.disk_cache import cache_folder
 from compmod_jax.core.types import Params
 from compmod_jax.data.qa.batches import BLOCK, blocks_of
-from compmod_jax.tasks.base import Batch, Sharing, Task, TrainIterator
+from compmod_jax.tasks.base import Batch, Sharing, Task, TrainIterator, lower_is_better
 from compmod_jax.training import compile_cache, identity
 from compmod_jax.training.checkpoint import Checkpointer
 from compmod_jax.training.experiment import Experiment
@@ -342,6 +342,13 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
   if multiple % sharing.multiple:
     read = 0, 1  # filler rows go below all others, so that a process has to know how many there are
   task = experiment.task.build(experiment.model, files=files, cache=cache_folder() / "tokenizers")
+  errors.check(
+    experiment.evaluate_sentences > 0
+    or task.generator.decode is None
+    or lower_is_better(task.metric),
+    f"evaluate_sentences is {experiment.evaluate_sentences}, but checkpoints are compared by"
+    f" {task.metric}, a score of outputs. Give at least 1.",
+  )
   shapes = nn.unbox(task.shapes)
   check_fits(
     shapes,

@@ -4,6 +4,7 @@ import dataclasses
 import types
 
 import pytest
+import tiny_masked
 import tiny_model
 
 from compmod_jax.core.errors import UserError
@@ -109,6 +110,16 @@ def test_the_best_parameters_are_kept_or_the_last(selection, kept, tmp_path, mon
     KeepModels().after_evaluation(training, {}, score)
   assert saved == kept
   assert training.history.best_step == kept[-1]
+
+
+def test_checkpoints_that_a_score_of_outputs_compares_need_outputs(experiment, tmp_path):
+  with pytest.raises(UserError, match=r"evaluate_sentences is 0, .* by bleu, .* at least 1"):
+    set_up(dataclasses.replace(experiment, evaluate_sentences=0), tmp_path / "run", command="x")
+  assert not (tmp_path / "run" / "config.json").exists()
+  masked = tiny_masked.make_experiment(
+    tiny_masked.write_text(tmp_path / "text", {"train": 60, "valid": 10, "test": 10})
+  )
+  set_up(dataclasses.replace(masked, evaluate_sentences=0), tmp_path / "masked", command="x")
 
 
 def test_the_last_parameters_need_neither_patience_nor_a_plateau(experiment):

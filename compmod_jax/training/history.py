@@ -34,3 +34,10 @@ class History:
   stopped: str = ""
   log: dict[str, Any] = dataclasses.field(default_factory=lambda: NO_LOG)
   hooks: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  def go_on(self, *, patience: int, limit_minutes: float) -> None:
+    """Forgets why training had ended, where that holds no longer."""
+    if self.stopped == TIME_UP and (not limit_minutes or self.seconds < limit_minutes * 60):
+      self.stopped = ""
+    if self.stopped.startswith(NO_BETTER) and not 0 < patience <= self.stale:
+      self.stopped = ""

@@ -309,6 +309,29 @@ def compare_data(held: Held, data: Fingerprints, accepted: str) -> list[str]:
   return found
 
 
+def check_selection(held: Held, experiment: Experiment, end: int) -> None:
+  """Raises a `UserError` where another `model_selection` would choose from no further evaluation.
+
+  Args:
+    held: what the workdir holds.
+    experiment: the configuration.
+    end: step at which its last phase ends.
+  """
+  if not held.config or not held.meta:
+    return
+  # The checkpoint's own: that of `config.json` may have changed since without an evaluation.
+  kept = from_json(Experiment, held.meta["experiment"]).model_selection
+  history = History(**held.meta["history"])
+  history.go_on(patience=experiment.patience, limit_minutes=experiment.time_limit_minutes)
+  over = history.evaluated == history.step and (history.step >= end or history.stopped)
+  errors.check(
+    kept == experiment.model_selection or not over,
+    f"model_selection: {kept!r} there, {experiment.model_selection!r} here, but training has ended"
+    f" in {held.workdir}, and the {kept} parameters were kept. Set model_selection = {kept}, give"
+    " phases more steps or epochs, or choose another --workdir.",
+  )
+
+
 def settle(
   held: Held,
   experiment: Experiment,

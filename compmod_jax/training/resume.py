@@ -12,7 +12,7 @@ from compmod_jax.training import identity
 from compmod_jax.training.checkpoint import Checkpointer
 from compmod_jax.training.distributed.multihost import Group
 from compmod_jax.training.experiment import Experiment
-from compmod_jax.training.history import NO_BETTER, TIME_UP, History
+from compmod_jax.training.history import History
 from compmod_jax.training.hooks import Hook
 from compmod_jax.training.log import Held, Log
 from compmod_jax.training.run import Run, encode_files
@@ -101,7 +101,8 @@ class RunCheckpoints:
         hook.restore(history.hooks[hook.name])
     if self.group.decide("best", lambda: self._leave_branch(history)):
       history.best, history.stale = None, 0
-    self._continue(history)
+    now = self.run.experiment
+    history.go_on(patience=now.patience, limit_minutes=now.time_limit_minutes)
     self.writer.say(f"continuing from the checkpoint of step {step}")
     if history.stopped:
       self.writer.say(
@@ -129,11 +130,3 @@ class RunCheckpoints:
 
   def _leave_branch(self, history: History) -> bool:
     return identity.leave_branch(self.run.workdir, self.run.config, history, self.writer.say)
-
-  def _continue(self, history: History) -> None:
-    """Forgets why training had ended, where that holds no longer."""
-    limit, patience = self.run.experiment.time_limit_minutes, self.run.experiment.patience
-    if history.stopped == TIME_UP and (not limit or history.seconds < limit * 60):
-      history.stopped = ""
-    if history.stopped.startswith(NO_BETTER) and not 0 < patience <= history.stale:
-      history.stopped = ""

@@ -380,6 +380,7 @@ def set_up(experiment: Experiment, workdir: Path, *, command: str) -> Run:
   lines, past = identity.compare_phases(held, experiment.phases, batches)
   changed += lines
   ends = identity.ends_of(experiment.phases, batches, past)
+  identity.check_selection(held, experiment, ends[-1])
   config = identity.settle(
     held, experiment, changed, data=data, ends=ends, multiple=multiple, command=command
   )

@@ -471,6 +471,47 @@ def test_a_run_that_stopped_early_goes_on_with_a_later_limit(run, experiment, st
   assert _loop(dataclasses.replace(experiment, **change), run).history.stopped == now
 
 
+@pytest.mark.parametrize(
+  ("changes", "config", "accepted"),
+  [
+    ({}, {}, False),
+    ({}, {"phases": (Phase(steps=STEP + 1),)}, True),
+    ({"evaluated": 20}, {}, True),
+    ({"stopped": TIME_UP, "seconds": 90.0}, {"phases": (Phase(steps=60),)}, True),
+    (
+      {"stopped": TIME_UP, "seconds": 90.0},
+      {"phases": (Phase(steps=60),), "time_limit_minutes": 1.0},
+      False,
+    ),
+  ],
+)
+def test_which_parameters_are_kept_may_change_while_some_are_to_be_evaluated(
+  experiment, changes, config, accepted
+):
+  held = _held(experiment.phases, STEP, experiment)
+  history = dataclasses.asdict(History(step=STEP, evaluated=STEP)) | changes
+  held.meta = {"experiment": to_json(experiment), "history": history}
+  now = {"phases": (Phase(steps=STEP),), "model_selection": "last", **config}
+  changed = dataclasses.replace(experiment, **now)
+  if accepted:
+    identity.check_selection(held, changed, changed.phases[0].steps)
+    return
+  identity.check_selection(held, dataclasses.replace(changed, model_selection="best"), STEP)
+  with pytest.raises(UserError, match=r"'best' there, 'last' here, .* Set model_selection = best"):
+    identity.check_selection(held, changed, changed.phases[0].steps)
+
+
+def test_the_parameters_that_a_finished_run_kept_stay(run, place, experiment, tmp_path):
+  workdir = place.stopped_at(STEPS, tmp_path / "finished")
+  before = _config(workdir)
+  last = dataclasses.replace(experiment, model_selection="last")
+  with pytest.raises(UserError, match="model_selection: 'best' there"):
+    set_up(last, workdir, command="x")
+  assert _config(workdir) == before
+  (note,) = set_up(last, run, command="x").notes
+  assert "model_selection: 'best' there, 'last' here" in note
+
+
 @pytest.fixture
 def branch(tmp_path):
   """Models as a run leaves them whose checkpoints after step 40 were removed."""

@@ -146,11 +146,16 @@ class Experiment:
       errors.check(value >= 0, f"{field} is {value}; it must not be negative.")
     errors.check_choice("products", self.products, get_args(Products))
     errors.check_choice("model_selection", self.model_selection, get_args(ModelSelection))
+    schedules = {"optimizer.schedule": self.optimizer.schedule}
+    for group in self.groups:
+      if group.optimizer:
+        schedules[f"groups.{group.name}.optimizer.schedule"] = group.optimizer.schedule
+    shown = ", ".join(f"{name} {value!r}" for name, value in schedules.items())
     errors.check(
-      self.model_selection == "best" or not (self.patience or self.optimizer.schedule == "plateau"),
-      f"model_selection is {self.model_selection!r}, patience {self.patience} and"
-      f" optimizer.schedule {self.optimizer.schedule!r}; patience and plateau go by the best score"
-      " so far. Set patience = 0 and another schedule, or model_selection = best.",
+      self.model_selection == "best" or not (self.patience or "plateau" in schedules.values()),
+      f"model_selection is {self.model_selection!r}, patience {self.patience}, {shown}; patience"
+      " and plateau go by the best score so far. Set patience = 0 and another schedule, or"
+      " model_selection = best.",
     )
     errors.check(0 <= self.ema < 1, f"ema is {self.ema}; it must be at least 0 and below 1.")
 

@@ -1,6 +1,7 @@
 """What happens in training besides steps: at every step, at a bad one, and at evaluations."""
 
 import functools
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -156,7 +157,11 @@ class KeepModels(Hook):
     """Updates `history.best`, and the folders in `models`."""
     history, models = training.history, training.run.workdir / "models"
     sign, last = _sign(training), training.run.experiment.model_selection == "last"
-    if last or history.best is None or sign * score > sign * history.best:
+    best = history.best
+    better = best is None or sign * score > sign * best
+    if best is not None and math.isnan(best):
+      better = not math.isnan(score)  # though no number compares as better
+    if last or better:
       history.best, history.best_step, history.stale = score, history.step, 0
       self._save(training, models / "best", score)
     else:

@@ -1,6 +1,7 @@
 """Optimizers, groups of parameters with optimizers of their own, and schedules, from optax."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -83,6 +84,11 @@ class OptimizerConfig:
     check_least(self, "optimizer.", newton_schulz_steps=1)
     errors.check_choice(
       "optimizer.preconditioning", self.preconditioning, get_args(Preconditioning)
+    )
+    errors.check(
+      self.final_fraction <= 1,
+      f"optimizer.final_fraction is {self.final_fraction}; it is a fraction of the largest rate, at"
+      " most 1.",
     )
     for field in ("b1", "b2", "momentum"):
       value = getattr(self, field)
@@ -344,6 +350,8 @@ def stands_still(config: OptimizerConfig, score: float, best: float | None) -> b
   """
   if config.schedule != "plateau" or best is None:
     return False
+  if math.isnan(best):
+    return math.isnan(score)
   return not score > best + config.plateau_improvement * abs(best)  # a NaN is no gain
 
 

@@ -12,6 +12,7 @@ from compmod_jax.training.experiment import Phase
 from compmod_jax.training.history import History
 from compmod_jax.training.hooks import Hook, KeepModels
 from compmod_jax.training.loop import Loop
+from compmod_jax.training.optimizer import ParamGroup
 from compmod_jax.training.preemption import Preemption
 from compmod_jax.training.run import set_up
 from compmod_jax.training.writer import Writer
@@ -95,8 +96,18 @@ def test_a_hook_can_end_training(experiment, tmp_path):
   assert loop.history.evaluated == 1  # what is there at the end is scored
 
 
-@pytest.mark.parametrize(("selection", "kept"), [("best", [2, 4]), ("last", [2, 4, 6, 8])])
-def test_the_best_parameters_are_kept_or_the_last(selection, kept, tmp_path, monkeypatch):
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+  ("selection", "scores", "kept"),
+  [
+    ("best", (10.0, 30.0, 30.0, 20.0), [2, 4]),
+    ("last", (10.0, 30.0, 30.0, 20.0), [2, 4, 6, 8]),
+    ("best", (NAN, NAN, 10.0, NAN), [2, 6]),
+  ],
+)
+def test_the_best_parameters_are_kept_or_the_last(selection, scores, kept, tmp_path, monkeypatch):
   saved = []
   monkeypatch.setattr(KeepModels, "_save", lambda hook, training, folder, score: saved.append(step))
   run = types.SimpleNamespace(
@@ -105,7 +116,7 @@ def test_the_best_parameters_are_kept_or_the_last(selection, kept, tmp_path, mon
     task=types.SimpleNamespace(metric="bleu"),
   )
   training = types.SimpleNamespace(run=run, history=History())
-  for step, score in ((2, 10.0), (4, 30.0), (6, 30.0), (8, 20.0)):
+  for step, score in zip((2, 4, 6, 8), scores, strict=True):
     training.history.step = step
     KeepModels().after_evaluation(training, {}, score)
   assert saved == kept
@@ -123,9 +134,11 @@ def test_checkpoints_that_a_score_of_outputs_compares_need_outputs(experiment, t
 
 
 def test_the_last_parameters_need_neither_patience_nor_a_plateau(experiment):
+  plateau = dataclasses.replace(experiment.optimizer, schedule="plateau")
   for changes in (
     {"patience": 2},
-    {"optimizer": dataclasses.replace(experiment.optimizer, schedule="plateau")},
+    {"optimizer": plateau},
+    {"groups": (ParamGroup("encoder", ("encoder*",), plateau),)},
   ):
     with pytest.raises(UserError, match="go by the best score so far"):
       dataclasses.replace(experiment, model_selection="last", **changes)

@@ -102,6 +102,8 @@ def test_a_plateau_divides_every_update_after_it_and_nothing_else_does():
     (0.03, 52.0, 50.0, False),
     (0.03, -1.0, None, False),  # nothing to compare with
     (0.03, float("nan"), -100.0, True),
+    (0.03, -100.0, float("nan"), False),
+    (0.03, float("nan"), float("nan"), True),
   ],
 )
 def test_a_plateau_is_a_gain_too_small(fraction, score, best, expected):
@@ -320,6 +322,7 @@ def test_clipping_shortens_long_gradients_to_the_limit_and_leaves_short_ones():
     ({"name": "adam", "weight_decay": 0.1}, ["weight_decay", "0.1", "adam", "adamw"]),
     ({"momentum": 0.9}, ["momentum", "0.9", "adamw", "sgd"]),
     ({"final_fraction": 0.1}, ["final_fraction", "0.1", "inverse_sqrt", "cosine"]),
+    ({"final_fraction": 5.0, "schedule": "linear"}, ["final_fraction", "5.0", "at most 1"]),
     ({"falling_share": 0.5}, ["falling_share", "0.5", "inverse_sqrt", "cosine", "to 1"]),
     ({"falling_share": 0.0, "schedule": "linear"}, ["falling_share", "0.0", "at most 1"]),
   ],

@@ -144,13 +144,7 @@ def as_vanilla_set(model: Gpt2, config: NemotConfig, params: Mapping[str, Any]) 
   Raises:
     UserError: the vanilla set has another shape than the model.
   """
-  wanted = vanilla_sizes(model.config)
-  for field, value in wanted.items():
-    found = getattr(config, field)
-    check(
-      found == value,
-      f"model.{field} is {found!r}, but the GPT-2 checkpoint has {value!r}; set it to that.",
-    )
+  _check_fields(config, vanilla_sizes(model.config))
   ours: dict[str, Any] = flatten_dict(dict(params), sep="/")
   theirs: dict[str, Any] = flatten_dict(model.params, sep="/")
   vocab = len(ours["embedding/table"])
@@ -168,6 +162,21 @@ def as_vanilla_set(model: Gpt2, config: NemotConfig, params: Mapping[str, Any]) 
     path = re.sub(r"^decoder/", "vanilla/", path).replace("output_norm/", "vanilla_norm/")
     found[path] = jnp.asarray(value)
   return unflatten_dict(found, sep="/")
+
+
+def check_decoder(config: DecoderConfig, model: Gpt2) -> None:
+  """Raises a `UserError` where a decoder computes another function of GPT-2's parameters."""
+  names = ("activation", "scale_embeddings", "norm_epsilon")
+  _check_fields(config, {name: getattr(model.config, name) for name in names})
+
+
+def _check_fields(config: NemotConfig | DecoderConfig, wanted: Mapping[str, Any]) -> None:
+  for field, value in wanted.items():
+    found = getattr(config, field)
+    check(
+      found == value,
+      f"model.{field} is {found!r}, but the GPT-2 checkpoint has {value!r}; set it to that.",
+    )
 
 
 def vanilla_sizes(config: DecoderConfig) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from compmod_jax.checkpoints.gpt2 import as_vanilla_set, read_gpt2
+from compmod_jax.checkpoints.gpt2 import as_vanilla_set, check_decoder, read_gpt2
 from compmod_jax.checkpoints.huggingface_folder import CONFIG, WEIGHTS
 from compmod_jax.checkpoints.model_folder import check_sizes, find_model, load_model_folder
 from compmod_jax.core import errors
 from compmod_jax.core.config import from_json
+from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot import OUTPUT, NemotConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.configs import ModelConfig
@@ -61,13 +62,17 @@ class Start:
       config: the new model's configuration.
 
     Raises:
-      UserError: the folder holds no model, or nothing of it fits.
+      UserError: the folder holds no model, nothing of it fits, or the new model would compute
+        something else with it.
     """
     if self.foreign and isinstance(config, NemotConfig):
       made = as_vanilla_set(read_gpt2(self.folder), config, fresh)
       return made, f"the vanilla set starts as the GPT-2 in {self.folder}"
     if self.foreign:
-      return merge(fresh, read_gpt2(self.folder).params, where=str(self.folder))
+      model = read_gpt2(self.folder)
+      if isinstance(config, DecoderConfig):
+        check_decoder(config, model)
+      return merge(fresh, model.params, where=str(self.folder))
     params, _, meta = self._ours
     old = from_json(ModelConfig, meta["model"], untagged=TransformerConfig)
     if isinstance(config, NemotConfig) and isinstance(old, NemotConfig) and _AUXILIARY in params:
@@ -109,7 +114,7 @@ def merge(
   made, left = {}, []
   for path, leaf in new.items():
     value = old.get(path, old.get(_as_source(path)))
-    if value is not None and path == _TABLE and len(value) < len(leaf):
+    if value is not None and path == _TABLE and value.shape[1:] == leaf.shape[1:]:
       value = np.concatenate([value, np.asarray(leaf)[len(value) :]])
     if value is None or value.shape != leaf.shape:
       left.append(path)

@@ -55,9 +55,16 @@ def test_new_tasks_start_as_language_modelling_and_new_tokens_fresh():
   assert made["embedding"]["table"].sum(axis=1).tolist() == [2, 2, 2, 0, 0]
 
 
-def test_a_model_of_which_nothing_fits_is_told():
+@pytest.mark.parametrize(
+  ("fresh", "given"),
+  [
+    ({"a": {"x": np.zeros(2)}}, {"b": {"x": np.zeros(2)}}),
+    ({"embedding": {"table": np.zeros((5, 2))}}, {"embedding": {"table": np.ones((3, 4))}}),
+  ],
+)
+def test_a_model_of_which_nothing_fits_is_told(fresh, given):
   with pytest.raises(UserError, match="same kind and size"):
-    merge({"a": {"x": np.zeros(2)}}, {"b": {"x": np.zeros(2)}}, where="there")
+    merge(fresh, given, where="there")
 
 
 @pytest.fixture
@@ -96,6 +103,20 @@ def test_a_gpt2_becomes_the_vanilla_set_or_the_decoder(gpt2):
   table = np.asarray(made["embedding"]["table"])
   np.testing.assert_array_equal(table[:20], model.params["embedding"]["table"])
   assert table[20:].any()
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    ({"activation": "relu"}, "activation is 'relu', but the GPT-2 checkpoint has 'gelu_tanh'"),
+    ({"scale_embeddings": True}, "scale_embeddings is True"),
+    ({"norm_epsilon": 0.1}, r"norm_epsilon is 0\.1"),
+  ],
+)
+def test_a_decoder_computes_what_gpt2_does_with_its_parameters(gpt2, change, words):
+  folder, model = gpt2
+  with pytest.raises(UserError, match=f"model.{words}"):
+    Start(folder).merged({}, dataclasses.replace(model.config, **change))
 
 
 def test_questions_are_learnt_from_a_language_model(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import functools
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -294,30 +293,32 @@ def test_keys_are_read_where_one_head_has_weight_left(subject, monkeypatch):
   model = SimpleNamespace(forward=forward, valid_mask=lambda *_: jnp.ones((1, 3), bool))
   known = SimpleNamespace(task=SimpleNamespace(model=model), shapes={})
   monkeypatch.setattr(looking, "subject", known)
-  found = asked_of(looking, monkeypatch)({}, {}, {}, jax.random.key(0))["source"]["of"]
-  np.testing.assert_array_equal(found[0][0], np.tri(3, dtype=bool))
-  assert found[1][0].tolist() == [False, True, True]
+  found = asked_of(looking, monkeypatch)({}, {}, {}, jax.random.key(0))["source"]
+  allowed, asked = found["of"]
+  np.testing.assert_array_equal(allowed[0], np.tri(3, dtype=bool))
+  assert asked[0].tolist() == [False, True, True]
+  assert found["distributions"] == 2  # the other head's weights sum to 2 and 3
 
 
 def test_weights_that_are_no_distribution_have_neither_entropy_nor_divergence(subject):
-  model = dataclasses.replace(
-    subject.task.model.config, attention_form="geometric", positions="none"
-  )
-  data = subject.task.dataset
-  sides = data.source_tokenizer, data.target_tokenizer
-  task = data.config.build_with(model, Splits(data.config.data), *sides)
-  few = Subject(task, task.shapes, "test", sentences=2)
-  looking = Looking(few, reader(task), attention_modules(few))
-  ones = functools.partial(jax.tree.map, lambda leaf: np.ones(leaf.shape))
-  params = ones(nn.unbox(task.shapes))
+  few = dataclasses.replace(subject, sentences=2)
+  looking = Looking(few, reader(few.task), attention_modules(few))
   looking._gradients = lambda *_: {}
-  looking._step = lambda *given: ones(jax.eval_shape(looking._sums, *given))
-  found = looking(few, params)
+
+  def step(*given):
+    """One query in each group, of which all heads of a group have distributions, or none."""
+    sums = jax.tree.map(lambda leaf: np.ones(leaf.shape), jax.eval_shape(looking._sums, *given))
+    for name, those in sums.items():
+      those["distributions"] = 4.0 if name == "source" else 0.0
+    return sums
+
+  looking._step = step
+  found = looking(few, few.params)
   for name, look in found.looks.items():
-    assert np.isfinite(look.entropy).all() == name.endswith("/cross")
+    assert np.isfinite(look.entropy).all() == (name == SELF)
     assert np.isfinite(look.share("previous")).all()
   known = [name for name, one in found.groups.items() if np.isfinite(one.divergence).all()]
-  assert known == ["target to source"]
+  assert known == ["source"]
 
 
 # Importance.

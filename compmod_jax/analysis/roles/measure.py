@@ -396,12 +396,6 @@ class Looking:
     name = ours if ours == theirs else f"{ours} to {theirs}"
     return f"{name} behind auxiliary tokens" if before else name
 
-  def _distributions(self, modules: Sequence[Module]) -> bool:
-    """Whether weights of a query are 0 or more and sum to 1, in all modules of a group."""
-    form = getattr(self.subject.task.model.config, "attention_form", "softmax")
-    softmax = form not in ("geometric", "differential")
-    return softmax or not any(module.name.endswith("/self") for module in modules)
-
   def _targets(self, modules: Sequence[Module]) -> list[str]:
     """What the heads of a group could look at; relations are between words of one stream."""
     site = f"{modules[0].name}/attention"
@@ -432,7 +426,7 @@ class Looking:
     for name, modules in self.groups.items():
       heads = [(module, head) for module in modules for head in range(module.units)]
       sums = totals[name]
-      if not self._distributions(modules):
+      if sums["distributions"] < sums["queries"] * len(heads):
         nothing = {key: np.full_like(sums[key], np.nan) for key in ("entropy", "divergence")}
         sums = {**sums, **nothing}
       groups[name] = Heads(heads, _ratio(sums["divergence"], sums["compared"]))
@@ -477,7 +471,9 @@ class Looking:
       kind, targets = _targets(self.read, of[0], batch, allowed, self._targets(modules))
       steep = jnp.concatenate([slopes[site] for site in of], axis=1) if slopes else None
       keys = jax.random.split(jax.random.fold_in(key, number))
+      proper = (jnp.min(weights, axis=-1) >= 0) & (jnp.abs(jnp.sum(weights, axis=-1) - 1) < 1e-2)
       found[name] = {
+        "distributions": jnp.sum(proper & asked[:, None]),
         **look_sums(weights, allowed, asked, targets, kind, keys[0], steep),
         **_compare(weights, asked, keys[1]),
       }

@@ -124,6 +124,12 @@ class SystematicConfig(StackConfig):
       " are cut in halves, which rotations mix. Use an even width and other positions.",
     )
     errors.check(
+      self.scale_logits or (self.attention_form != "differential" and self.positions != "relative"),
+      f"{form}, model.positions {self.positions!r} and model.scale_logits False; logits of"
+      " differential attention, and of relative positions with vectors of their own, are always"
+      " divided. Use scale_logits = True.",
+    )
+    errors.check(
       self.attention_form != "geometric" or self.positions in (*ADDED, "none"),
       f"{form} and model.positions {self.positions!r}; it knows distances itself, and no others act"
       f" in it. Use positions = none, or {' or '.join(ADDED)}.",

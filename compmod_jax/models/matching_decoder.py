@@ -35,7 +35,7 @@ def matching_decoder(config: NemotConfig, vocab: int) -> DecoderConfig:
   """
   wanted = parameters(config, vocab)
   fields = {field.name for field in dataclasses.fields(TextStackConfig)}
-  shared = fields - {"compete", "expert_layers", "gated_heads", "mechanism_layers"}
+  shared = fields - set(config.mechanisms_off())
   found = DecoderConfig(
     **{name: getattr(config, name) for name in shared},
     decoder_layers=1,

@@ -99,12 +99,6 @@ class TransformerConfig(RelativeBiasConfig, SystematicConfig, ModelConfig):
     self.check_relative_bias()
     check_sliding_window(self.sliding_window)
     errors.check(
-      self.scale_logits or (self.attention_form != "differential" and self.positions != "relative"),
-      f"model.scale_logits is False, but model.attention_form is {self.attention_form!r} and"
-      f" model.positions {self.positions!r}; logits of differential attention, and of relative"
-      " positions with vectors of their own, are always divided. Use scale_logits = True.",
-    )
-    errors.check(
       all(count >= 2 for count in self.target_labels),
       f"model.target_labels is {self.target_labels}; each number of labels must be at least 2.",
     )

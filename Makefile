@@ -94,7 +94,7 @@ wheel: $(VENV)/.run
 
 # Installs the wheel as users do, in an environment of its own.
 $(INSTALLED)/.train: $(shell find compmod_jax -type f -not -name '*.pyc') \
-    pyproject.toml constraints.txt
+    $(wildcard configs/*.py) pyproject.toml setup.py constraints.txt README.md
 	$(MAKE) wheel
 	rm -rf $(INSTALLED)
 	$(PYTHON) -m venv $(INSTALLED)

@@ -90,7 +90,7 @@ def debug() -> Experiment:
     name="a tiny decoder that translates",
     task=TranslationConfig(
       data=GrammarData(train=300, valid=40, test=20, shifted=10),
-      tokenizer=TokenizerConfig(vocab_size=300),
+      tokenizer=TokenizerConfig(vocab_size=600),
       batch=BatchConfig(tokens=512, ceiling=64, bucket_count=1),
       decode=DecodeConfig(beams=2, max_ratio=1.0, max_extra=2),
     ),

@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import json
+import typing
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -18,6 +20,7 @@ from compmod_jax.data.tokenizers import TokenizerConfig
 from compmod_jax.mechanisms.competition.router import CompetitionConfig
 from compmod_jax.mechanisms.plasticity import PlasticConfig
 from compmod_jax.mechanisms.rims import RimConfig
+from compmod_jax.models.encoder import EncoderConfig
 from compmod_jax.models.recurrent import RecurrentConfig
 from compmod_jax.models.transformer import TransformerConfig
 from compmod_jax.tasks.translation import TranslationConfig
@@ -82,6 +85,43 @@ def test_what_was_saved_before_there_was_a_choice_of_tasks_and_models_still_open
   saved = to_json(given)
   del saved["task"]["kind"], saved["model"]["kind"]
   assert from_json(Experiment, saved) == given
+
+
+def literals(kind: type, seen: set[type]) -> Iterator[tuple[type, str, Any]]:
+  """(class, field, value) of every choice of every configuration that a field of one holds."""
+  if kind in seen:
+    return
+  seen.add(kind)
+  for name, hint in typing.get_type_hints(kind).items():
+    for inner in (hint, *typing.get_args(hint)):
+      if typing.get_origin(inner) is Literal:
+        yield from ((kind, name, value) for value in typing.get_args(inner))
+      for one in (inner, *typing.get_args(inner)):
+        if dataclasses.is_dataclass(one):
+          yield from literals(typing.cast(type, one), seen)
+
+
+def test_every_choice_of_every_field_is_read_as_it_was_written():
+  found = [one for one in literals(Experiment, set()) if not one[1].startswith("_")]
+  assert len(found) > 200
+  fields = {(kind, field.name) for kind, *_ in found for field in dataclasses.fields(kind)}
+
+  def refused(kind: type, fields: dict[str, Any]) -> bool:
+    try:
+      from_json(kind, fields)
+    except UserError as error:  # of the field, and not of what does not go with it
+      return any(words in str(error) for words in ("it must be one of", "of type", "be a list"))
+    return False
+
+  wrong = [
+    (kind.__name__, name, value)
+    for kind, name, value in found
+    if (kind, name) in fields and all(refused(kind, {name: v}) for v in (value, [value]))
+  ]
+  assert wrong == []
+  assert from_json(EncoderConfig, {"head_activation": "relu"}).head_activation == "relu"
+  with pytest.raises(UserError, match=r"head_activation is 'sine'; it must be one of"):
+    from_json(EncoderConfig, {"head_activation": "sine"})
 
 
 def test_what_is_left_out_has_its_default():

@@ -13,6 +13,7 @@ from compmod_jax.analysis.report.style import site_order, site_title
 from compmod_jax.core.errors import check
 from compmod_jax.core.intermediates import Intermediates
 from compmod_jax.core.types import Params
+from compmod_jax.data.pipeline import filler
 from compmod_jax.tasks.base import Sharing, Status, Task, silent
 
 Batch = dict[str, np.ndarray]
@@ -223,6 +224,6 @@ def _thin(batches: Iterable[Batch], chosen: np.ndarray) -> Iterator[Batch]:
 
 
 def _filled(name: str, value: np.ndarray, rows: int) -> np.ndarray:
-  full = np.full((rows, *value.shape[1:]), -1 if name == "index" else 0, value.dtype)
+  full = np.full((rows, *value.shape[1:]), filler(name), value.dtype)
   full[: len(value)] = value
   return full

@@ -18,6 +18,7 @@ from compmod_jax.checkpoints.huggingface_folder import (
   CONFIG,
   THEIR_ACTIVATIONS,
   Entry,
+  check_shapes,
   norm,
   read_config,
   read_entries,
@@ -27,6 +28,7 @@ from compmod_jax.checkpoints.huggingface_folder import (
 from compmod_jax.core.errors import UserError, check, check_choice
 from compmod_jax.models.decoder_lm import DecoderConfig
 from compmod_jax.models.nemot import NemotConfig
+from compmod_jax.models.text import Text
 
 KIND = "gpt2"
 _PREFIX = "transformer."
@@ -52,8 +54,8 @@ def read_gpt2(folder: str | Path) -> Gpt2:
   """Reads a GPT-2 language model.
 
   Raises:
-    UserError: a file is missing or damaged, or the model is of another kind or has parts that the
-      decoder does not have.
+    UserError: a file is missing or damaged, tensors do not fit the sizes of the configuration, or
+      the model is of another kind or has parts that the decoder does not have.
   """
   folder = Path(folder)
   given = read_config(
@@ -73,6 +75,8 @@ def read_gpt2(folder: str | Path) -> Gpt2:
     ignored=lambda name: bool(_IGNORED.search(name)),
   )
   head, table = tensors.get("lm_head.weight"), params["embedding/table"]
+  text = Text(jnp.zeros((1, 1), jnp.int32))
+  check_shapes(folder, params, config.decoder(len(table), 0).init, text)
   check(
     head is None or np.array_equal(head, table),
     f"{folder}: lm_head.weight differs from the word embeddings; GPT-2's output is tied to them.",

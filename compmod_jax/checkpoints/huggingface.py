@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import flax.linen as nn
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from compmod_jax.checkpoints.huggingface_folder import (
   ACTIVATIONS,
@@ -24,6 +23,7 @@ from compmod_jax.checkpoints.huggingface_folder import (
   DEFAULTS,
   THEIR_ACTIVATIONS,
   Entry,
+  check_shapes,
   norm,
   read_config,
   read_entries,
@@ -86,7 +86,8 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     what="a masked language model",
     ignored=lambda name: name == _DECODER[kind] or any(part in name for part in _IGNORED),
   )
-  _check_shapes(folder, params, config, pad)
+  model = Encoder(config, len(params["embedding/table"]), pad)
+  check_shapes(folder, params, model.init, jax.ShapeDtypeStruct((1, 1), np.int32))
   table, decoder = params["embedding/table"], tensors.get(_DECODER[kind])
   check(
     decoder is None or np.array_equal(decoder, table),
@@ -100,23 +101,6 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     " bias. Convert a checkpoint in which they are tied.",
   )
   return Checkpoint(config, unflatten_dict(params, sep="/"), len(table), pad, kind)
-
-
-def _check_shapes(
-  folder: Path, params: Mapping[str, np.ndarray], config: EncoderConfig, pad: int
-) -> None:
-  """Compares parameters with those that the configuration's model has, without making any."""
-  model = Encoder(config, len(params["embedding/table"]), pad)
-  tokens = jax.ShapeDtypeStruct((1, 1), np.int32)
-  made: dict[str, Any] = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens))["params"]
-  shapes: dict[str, Any] = jax.tree.map(lambda leaf: leaf.shape, flatten_dict(made, sep="/"))
-  for path, shape in shapes.items():
-    check(
-      params[path].shape == shape,
-      f"{folder}: tensors do not fit the sizes in {CONFIG}: {path} has the shape"
-      f" {list(params[path].shape)}, and these sizes ask for {list(shape)}. Fetch the folder"
-      " again.",
-    )
 
 
 def write_checkpoint(
@@ -140,6 +124,11 @@ def write_checkpoint(
     kind == "bert" or not config.segments,
     f"model has segments = {config.segments}, but Hugging Face's {kind} has no segments. Export it"
     " as bert.",
+  )
+  check(
+    config.positions == "learned",
+    f"model.positions is {config.positions!r}, but Hugging Face's {kind} has learned ones. Export a"
+    " model with positions = learned.",
   )
   check(
     plain and config.norm == "post",

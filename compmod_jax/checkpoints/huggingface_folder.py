@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.linen as nn
+import jax
 import numpy as np
 import safetensors.numpy
 from flax.traverse_util import flatten_dict
@@ -103,6 +105,31 @@ def norm(ours: str, theirs: str) -> Iterator[Entry]:
   """The two parameters of a layer normalisation."""
   yield Entry(f"{ours}/scale", (f"{theirs}.weight",))
   yield Entry(f"{ours}/bias", (f"{theirs}.bias",))
+
+
+def check_shapes(
+  folder: Path, params: Mapping[str, np.ndarray], init: Callable[..., Any], *inputs: object
+) -> None:
+  """Compares parameters with those that the configuration's model has, without making any.
+
+  Args:
+    folder: theirs.
+    params: path -> tensor.
+    init: of the module.
+    inputs: of its call, or their shapes.
+
+  Raises:
+    UserError: a tensor has another shape than the sizes in the configuration ask for.
+  """
+  made: dict[str, Any] = nn.unbox(jax.eval_shape(init, jax.random.key(0), *inputs))["params"]
+  shapes: dict[str, Any] = jax.tree.map(lambda leaf: leaf.shape, flatten_dict(made, sep="/"))
+  for path, shape in shapes.items():
+    check(
+      params[path].shape == shape,
+      f"{folder}: tensors do not fit the sizes in {CONFIG}: {path} has the shape"
+      f" {list(params[path].shape)}, and these sizes ask for {list(shape)}. Fetch the folder"
+      " again.",
+    )
 
 
 def read_config(folder: Path, kinds: Iterable[str], **fixed: object) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
@@ -17,6 +18,7 @@ from compmod_jax.checkpoints.huggingface_folder import (
   CONFIG,
   THEIR_ACTIVATIONS,
   Entry,
+  check_shapes,
   read_config,
   read_entries,
   read_weights,
@@ -54,8 +56,8 @@ def read_t5(folder: str | Path) -> T5:
   """Reads a T5 model of either version.
 
   Raises:
-    UserError: a file is missing or damaged, or the model is of another kind or has parts that the
-      Transformer does not have.
+    UserError: a file is missing or damaged, tensors do not fit the sizes of the configuration, or
+      the model is of another kind or has parts that the Transformer does not have.
   """
   folder = Path(folder)
   given, tensors = read_config(folder, (KIND,)), read_weights(folder)
@@ -82,7 +84,15 @@ def read_t5(folder: str | Path) -> T5:
     what="T5",
     ignored=lambda name: name in (*_COPIES, _UNREAD) or (tied and name == _HEAD),
   )
-  return T5(config, unflatten_dict(params, sep="/"), len(head), given["pad_token_id"])
+  pad, start = given["pad_token_id"], given.get("decoder_start_token_id")
+  check(
+    isinstance(pad, int) and start in (None, pad),
+    f"{folder / CONFIG} has pad_token_id = {pad} and decoder_start_token_id = {start}; only models"
+    " whose decoder begins with a padding token can be imported.",
+  )
+  tokens = jax.ShapeDtypeStruct((1, 1), np.int32)
+  check_shapes(folder, params, config.seq2seq(len(head), len(head), pad).init, tokens, tokens)
+  return T5(config, unflatten_dict(params, sep="/"), len(head), pad)
 
 
 def write_t5(folder: str | Path, model: T5, *, eos: int = 1) -> None:

@@ -21,6 +21,7 @@ import tyro
 from compmod_jax.commands import cli
 from compmod_jax.commands.config_option import parse
 from compmod_jax.commands.evaluate import write_json
+from compmod_jax.core.errors import check
 from compmod_jax.data.base import HasSplits, Pairs
 from compmod_jax.tasks.few_shot import FewShotConfig
 from compmod_jax.tasks.question_answering import AnsweringConfig
@@ -59,6 +60,7 @@ class Args:
 def main(argv: list[str]) -> None:
   """Scores the baselines and prints a table."""
   args = parse(Args, argv)
+  check(args.questions >= 1, f"--questions is {args.questions}; it must be at least 1.")
   task = args.config.task
   if isinstance(task, AnsweringConfig):
     rows = answer_rows(task.data, args.splits, args.questions)

@@ -166,6 +166,8 @@ def options(
     name = next((token for token in unknown if token.startswith("-")), unknown[0]).split("=")[0]
     near = difflib.get_close_matches(name, here, n=1, cutoff=0.7)
     hint = f" Did you mean {near[0]}?" if near else ""
+    if name in here:
+      hint = " It is a table of fields, or empty here: set it in the configuration file."
     raise UserError(f"{name} is not an option.{hint} Run with --help-all for a list of all.")
   return args
 

@@ -65,14 +65,15 @@ def page(make_args: Callable[..., object], config: str | None) -> str:
   Raises:
     UserError: there is no such configuration, or it is wrong.
   """
+  shown = config or EXAMPLE
+  experiment = load_config(shown)
   start, about = cli.program_of(make_args)
   parts = [
     f"usage: {start} --config PATH[:VARIANT] [--config.FIELD=VALUE ...] [OPTION ...]",
     about,
     *([_of_file(config)] if config else _files()),
   ]
-  shown = config or EXAMPLE
-  fields = list(important(load_config(shown)))
+  fields = list(important(experiment))
   ten = "ten " if len(fields) == len(FIELDS) else ""  # a model that reads no text has fewer
   heading = f"The {ten}fields that matter, with their values in {shown}:"
   parts.append(f"{heading}\n\n{cli.table(fields)}")

@@ -111,7 +111,7 @@ def _write(kind: Hint, value: object) -> Any:
     written = {f.name: _write(hints[f.name], getattr(value, f.name)) for f in fields}
     tag = OTHER_TAG if TAG in written else TAG
     return written | ({tag: type(value).__name__} if len(_classes(kind)) > 1 else {})
-  if isinstance(value, tuple):
+  if isinstance(value, tuple | list):
     return [_write(inner, item) for inner, item in zip(_items(kind, value), value, strict=True)]
   return value
 
@@ -131,8 +131,9 @@ def _read(kind: Hint, data: object, path: str, untagged: type | None = None) -> 
     return None
   if classes:
     return _read_class(classes, data, path, untagged)
-  if typing.get_origin(kind) is typing.Literal:
-    choices = typing.get_args(kind)
+  literals = [member for member in members if typing.get_origin(member) is typing.Literal]
+  if literals:
+    choices = [choice for member in literals for choice in typing.get_args(member)]
     errors.check(data in choices, f"{path} is {data!r}; it must be one of: {_words(choices)}.")
     return data
   if any(typing.get_origin(member) is tuple for member in members):
@@ -168,7 +169,9 @@ def _read_class(
   default = untagged.__name__ if untagged else None
   tag = OTHER_TAG if OTHER_TAG in data else TAG
   name = data.pop(tag, default) if len(classes) > 1 else next(iter(classes))
-  errors.check(name is not None, f"{where} has no {TAG!r}; it must be one of: {_words(classes)}.")
+  errors.check(
+    isinstance(name, str), f"{where} has no {TAG!r}; it must be one of: {_words(classes)}."
+  )
   if len(classes) > 1 and name not in classes:
     classes = _with_subclasses(classes.values())
     errors.check(

@@ -67,10 +67,15 @@ def filled(batch: Batch, rows: int) -> Batch:
     name: np.pad(
       column,
       [(0, more), *[(0, 0)] * (column.ndim - 1)],
-      constant_values=-1 if name == "index" else 0,
+      constant_values=filler(name),
     )
     for name, column in batch.items()
   }
+
+
+def filler(column: str) -> int:
+  """What rows that fill up a batch hold: -1 in place of a row's number, 0 elsewhere."""
+  return -1 if column.rpartition("/")[2] == "index" else 0
 
 
 def rows_of(bucket: int, config: BatchConfig, multiple: int = 1) -> int:

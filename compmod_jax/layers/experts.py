@@ -100,6 +100,11 @@ class ExpertsConfig:
       " chose. Use rule = top_k or dispatch = gather.",
     )
     errors.check(
+      self.dispatch == "gather" or self.implementation != "dense",
+      f"experts.dispatch is {self.dispatch!r} but experts.implementation is 'dense', in which all"
+      " experts run on all tokens. Use another implementation or dispatch = gather.",
+    )
+    errors.check(
       self.capacity >= 1,
       f"experts.capacity is {self.capacity}; it must be at least 1, the even share. Usual values"
       " are 1.25 to 2.",

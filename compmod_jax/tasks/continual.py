@@ -55,6 +55,7 @@ from compmod_jax.tasks.protocols import (
   beginner,
   learn,
   level_of,
+  parameters_at_first,
   with_fresh_row,
 )
 from compmod_jax.trained import Axis, TrainedModel
@@ -451,7 +452,8 @@ class ContinualLearner(TrainedModel[np.ndarray]):
     rows = {"inputs": jnp.asarray(inputs), "labels": jnp.asarray(labels, jnp.int32)}
     static = {"classes": int(labels.max()) + 1, "protocol": chosen, "use": use}
     key, learned = jax.random.key(0), model.jit(learn, protocol=chosen, use=use)
-    begun = model.jit(beginner, **static)(self.params, rows, key, jnp.float32(row_gain))
+    params = parameters_at_first(model, self.params, chosen)
+    begun = model.jit(beginner, **static)(params, rows, key, jnp.float32(row_gain))
     return learned(begun, rows, key, jnp.float32(rate), jnp.float32(0))
 
   def probabilities(self, learner: Learner, inputs: np.ndarray) -> np.ndarray:

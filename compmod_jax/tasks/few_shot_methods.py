@@ -397,9 +397,14 @@ def by_class(method: "Method", labels: np.ndarray) -> np.ndarray:
   """The order in which a method takes examples with these labels: class by class.
 
   Raises:
-    UserError: the method needs as many examples of every class, which there are not.
+    UserError: a class has no example, or the method needs as many of every class.
   """
   counts = np.bincount(labels)
+  errors.check(
+    bool(counts.all()),
+    f"labels has no example of class {int(np.argmin(counts))}, but of class {len(counts) - 1}."
+    " Number classes 0, 1, ... without a gap.",
+  )
   if isinstance(method, Leopard) and method.subsets > 1:
     errors.check(
       len({*counts.tolist()}) == 1,
@@ -411,7 +416,12 @@ def by_class(method: "Method", labels: np.ndarray) -> np.ndarray:
 
 
 def parts(support: Batch, ways: int, count: int) -> list[Batch]:
-  """A support, class by class, as parts with as many examples of every class; see `check_shots`."""
+  """A support, class by class, as parts with as many examples of every class; see `check_shots`.
+
+  A single part is the support, whose classes may have other numbers of examples.
+  """
+  if count == 1:
+    return [support]
   shots = len(support["labels"]) // ways
 
   def cut(column: jax.Array, number: int) -> jax.Array:

@@ -208,8 +208,12 @@ class FuzzyLogicConfig:
       cache: not used.
 
     Raises:
-      UserError: the model is of another kind.
+      UserError: the model is of another kind, or has one CLS vector for all expressions.
     """
+    errors.check(
+      getattr(model, "cls", "outputs") == "outputs",
+      "model.cls is 'one', but each expression has a CLS vector of its own. Set it to 'outputs'.",
+    )
     dataset = FuzzyPoints(self)
     module = model.classifier((self.data.variables,), self.data.count)
     return FuzzyLogic(

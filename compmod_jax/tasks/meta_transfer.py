@@ -658,17 +658,30 @@ class FoundDirection(TrainedModel[Any]):
     """Log probability of every sample before the step on it, A to B and B to A.
 
     Args:
-      x: of what is observed, [episodes, steps, samples].
+      x: of what is observed, [episodes, steps, samples]; numbers of values from 0 where these are
+        discrete.
       y: of the same.
 
     Returns:
       [2, episodes, steps, samples], in nats.
+
+    Raises:
+      UserError: the two have other shapes, or are no numbers of values.
     """
     x, y = np.asarray(x), np.asarray(y)
     errors.check(
       x.ndim == 3 and x.shape == y.shape,
       f"x has the shape {x.shape} and y {y.shape}; both must be [episodes, steps, samples].",
     )
+    training = self.task.model.training
+    if isinstance(training, Tables):
+      values = training.cause.shape[-1]
+      for name, given in (("x", x), ("y", y)):
+        errors.check(
+          given.dtype.kind in "iu" and given.min() >= 0 and given.max() < values,
+          f"{name} has the type {given.dtype} and values from {given.min()} to {given.max()}; give"
+          f" whole numbers from 0 to {values - 1}.",
+        )
     return np.asarray(self.task.model.jit(log_likelihoods)(self.params, {"x": x, "y": y}))
 
   def _axis(self, batch: Mapping[str, Any], site: str, keys: bool) -> Axis:

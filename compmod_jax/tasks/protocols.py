@@ -283,6 +283,11 @@ class Sequence(NamedTuple):
     return self.shown.shape[0]
 
 
+def parameters_at_first(model: ContinualModel, trained: Params, protocol: Protocol) -> Params:
+  """What a protocol learns from: trained parameters, or fresh ones."""
+  return nn.unbox(model.init(jax.random.key(_SEED))) if protocol.fresh else trained
+
+
 def with_fresh_row(
   params: Params, label: jax.Array, rng: jax.Array, gain: jax.Array | float
 ) -> Params:
@@ -484,9 +489,7 @@ class Trial:
   ):
     self._model, self._use = model, use
     self._protocol, self._sequence = protocol, sequence
-    if protocol.fresh:
-      params = nn.unbox(model.init(jax.random.key(_SEED)))
-    self._params = params
+    self._params = params = parameters_at_first(model, params, protocol)
     self.shown = self._rows(sequence.shown)
     self.asked = self._rows(sequence.asked)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from compmod_jax.core import errors, extras
 from compmod_jax.core.bounds import check_least, check_numbers
-from compmod_jax.core.config import once
+from compmod_jax.core.config import from_json, once, to_json
 from compmod_jax.core.rounding import Products
 from compmod_jax.core.sharding import MeshConfig
 from compmod_jax.data.subsets import SUBSETS, Subset
@@ -220,7 +220,8 @@ def load_config(argument: str) -> Experiment:
     argument: PATH.py[:VARIANT], or NAME[:VARIANT] of a configuration of the package.
 
   Raises:
-    UserError: no such file, it has no `get_config`, or it does not know the variant.
+    UserError: no such file, it has no `get_config`, it does not know the variant, or a field has a
+      value of another type than its own.
   """
   path, _, variant = argument.partition(":")
   module = _module(path)
@@ -231,7 +232,12 @@ def load_config(argument: str) -> Experiment:
     isinstance(experiment, Experiment),
     f"get_config of {path} returns {experiment!r}; it must return an Experiment.",
   )
-  return experiment
+  try:  # what could not be opened again must not be trained
+    return from_json(Experiment, to_json(experiment))
+  except errors.UserError as error:
+    raise errors.UserError(
+      f"{file} is not a valid configuration: {error} Mend the file."
+    ) from error
 
 
 def load_code(path: Path) -> None:

@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 from compmod_jax.core import errors, sharding
 from compmod_jax.core.disk_cache import cache_folder
 from compmod_jax.core.types import Params
+from compmod_jax.data.pipeline import filler
 from compmod_jax.data.qa.batches import BLOCK, blocks_of
 from compmod_jax.tasks.base import Batch, Sharing, Task, TrainIterator, lower_is_better
 from compmod_jax.training import compile_cache, identity
@@ -312,7 +313,7 @@ def fill_up(batch: Mapping[str, np.ndarray], multiple: int) -> dict[str, np.ndar
     for part in [value] if name.startswith(BLOCK) else np.split(value, edges):
       parts.append(part)
       if more := -len(part) % multiple:
-        filling = -1 if name == "index" else 0
+        filling = filler(name)
         parts.append(np.full((more, *part.shape[1:]), filling, part.dtype))
     filled[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
   return filled

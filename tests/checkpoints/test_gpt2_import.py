@@ -12,6 +12,7 @@ import pytest
 
 import compmod_jax
 from compmod_jax.checkpoints.gpt2 import Gpt2, read_gpt2, with_tokens, write_gpt2
+from compmod_jax.checkpoints.huggingface_folder import CONFIG
 from compmod_jax.commands import analyse, convert
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.sources.documents import GrammarDocuments
@@ -126,6 +127,23 @@ def test_without_text_the_grammar_is_read_whose_syntax_is_known(theirs, tmp_path
   data = compmod_jax.load(tmp_path / "ours").task.dataset.config.data
   assert data == GrammarDocuments()
   assert data.load("test").relations is not None
+
+
+@pytest.mark.parametrize("fields", [{"n_positions": 4}, {"n_inner": 8}])
+def test_tensors_that_do_not_fit_the_sizes_of_their_configuration_are_named(
+  theirs, tmp_path, fields
+):
+  folder = shutil.copytree(theirs, tmp_path / "other")
+  config = json.loads((folder / CONFIG).read_text())
+  (folder / CONFIG).write_text(json.dumps(config | fields))
+  with pytest.raises(UserError, match=r"do not fit the sizes in config\.json"):
+    read_gpt2(folder)
+
+
+def test_a_tokenizer_without_a_vocabulary_is_named(theirs, tmp_path):
+  (tmp_path / WHOLE).write_text(json.dumps({"model": {"type": "BPE", "merges": []}}))
+  with pytest.raises(UserError, match="holds no tokenizer of byte pairs"):
+    read_gpt2_tokenizer(tmp_path)
 
 
 def test_what_does_not_belong_together_is_named_before_anything_is_written(theirs, tmp_path):

@@ -356,6 +356,14 @@ def test_bfloat16_is_near_float32_and_weights_stay_float32(implementation):
     ({"implementation": "blocked"}, ["'blocked'", "'soft'", "top_k"]),
     ({"implementation": "ragged", "competition": competition("threshold")}, ["'threshold'"]),
     ({"dispatch": "exchange"}, ["experts.dispatch is 'exchange'", "'soft'", "top_k"]),
+    (
+      {
+        "dispatch": "exchange",
+        "implementation": "dense",
+        "competition": competition("top_k", keep=1),
+      },
+      ["experts.dispatch is 'exchange'", "'dense'", "all tokens"],
+    ),
     ({"capacity": 0.5}, ["experts.capacity is 0.5", "at least 1", "1.25 to 2"]),
   ],
 )

@@ -415,6 +415,8 @@ def test_a_run_starts_from_the_masked_language_model_and_tells_classes_of_one_s_
   assert three.shape == (1, 3)
   with pytest.raises(UserError, match=r"labels has \[3, 1\] examples of the classes"):
     whole.classify(texts, np.array([0, 0, 0, 1]), ["a w1"])
+  with pytest.raises(UserError, match="no example of class 1, but of class 2"):
+    whole.classify(texts, np.array([0, 0, 2, 2]), ["a w1"])
   with pytest.raises(UserError, match=r"support is 'a text'; give a list"):
     whole.classify("a text", labels, ["a w1"])
   assert {"features", "encoder/output"} <= {*whole.sites()}

@@ -139,6 +139,11 @@ def test_a_model_that_reads_no_sets_is_refused():
     SMALL.build(ConvNetConfig())
 
 
+def test_one_vector_for_all_expressions_is_refused():
+  with pytest.raises(UserError, match=r"model\.cls is 'one', but each expression"):
+    SMALL.build(InterpreterConfig(cls="one"))
+
+
 def test_the_variants_train_what_they_say():
   base = load_config("configs/neural_interpreter.py")
   patterns = {"cls": "cls", "types": "cls+routing", "everything": "all"}

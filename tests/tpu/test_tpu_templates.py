@@ -33,7 +33,8 @@ SCONTROL = '#!/usr/bin/env bash\necho "$*" >>"$FOLDER/requeued"\n'
 # A training program whose second process ends with $STATUS.
 PYTHON = """#!/usr/bin/env bash
 echo "$SLURM_PROCID $JAX_PLATFORMS $*" >>"$FOLDER/trained"
-((SLURM_PROCID == 0)) || exit "$STATUS"
+((SLURM_PROCID == 0)) && exit "$FIRST"
+exit "$STATUS"
 """
 
 
@@ -120,12 +121,17 @@ def slurm(tmp_path):
     path.chmod(0o755)
 
   def run(
-    *arguments: str, status: int = 0, restarts: int | None = 0, most: str | None = None
+    *arguments: str,
+    status: int = 0,
+    first: int = 0,
+    restarts: int | None = 0,
+    most: str | None = None,
   ) -> subprocess.CompletedProcess[str]:
     environment = {
       "PATH": f"{tmp_path}:{os.environ['PATH']}",
       "FOLDER": str(tmp_path),
       "STATUS": str(status),
+      "FIRST": str(first),
       "COMPMOD_VENV": str(tmp_path),
       "COMPMOD_RUNS": "/shared/runs",
       "SLURM_JOB_ID": "17",
@@ -159,6 +165,15 @@ def test_the_batch_job_starts_the_same_training_in_every_task(slurm, tmp_path):
 def test_a_batch_job_that_was_interrupted_goes_back_into_the_queue(slurm, tmp_path, status):
   assert slurm(*TRAIN, status=status).returncode == 0
   assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+
+
+@pytest.mark.parametrize(("first", "requeued"), [(1, False), (2, False), (143, True), (137, True)])
+def test_where_one_process_ends_the_others_are_lost_and_its_status_counts(
+  slurm, tmp_path, first, requeued
+):
+  done = slurm(*TRAIN, first=first, status=3)
+  assert done.returncode == (0 if requeued else first)
+  assert (tmp_path / "requeued").exists() == requeued
 
 
 @pytest.mark.parametrize(("status", "restarts"), [(2, 0), (1, 0), (143, 50)])

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from programs import assert_same_bits, metrics_of, state_of, train
@@ -125,6 +126,13 @@ def test_a_loaded_model_learns_classes_and_tells_them_apart(model):
   assert found.shape == (30, 3)
   np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
   assert np.mean(found.argmax(axis=1) == labels) > 0.4
+  # A fresh network does not know what the trained one does.
+  fresh, trained = (
+    model.learn(pictures.inputs[places], labels, rate=0.01, protocol=protocol).params
+    for protocol in ("scratch", "fine_tuned")
+  )
+  pairs = zip(*map(jax.tree.leaves, (fresh, trained)), strict=True)
+  assert not all(np.array_equal(one, other) for one, other in pairs)
   with pytest.raises(UserError, match="inputs has the shape"):
     model.learn(pictures.inputs[places], labels[:-1], rate=0.1)
   with pytest.raises(UserError, match="protocol is 'ewc', which learns class by class"):

@@ -9,6 +9,7 @@ import pytest
 
 from compmod_jax.commands import cli
 from compmod_jax.commands.config_option import load_experiment, parse
+from compmod_jax.core.config import from_json, to_json
 from compmod_jax.core.errors import UserError
 from compmod_jax.data.synthetic.grammar import GrammarData
 from compmod_jax.models.transformer import TransformerConfig
@@ -53,6 +54,25 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 # Overrides.
+
+
+def test_fields_of_a_file_have_the_types_of_the_experiment(tmp_path):
+  """What is saved must be readable, so that a run can go on."""
+  file = tmp_path / "typed.py"
+
+  def of(optimizer: str) -> Experiment:
+    line = "from compmod_jax.training.optimizer import OptimizerConfig as Optimizer"
+    text = CONFIG.replace("phases=(", f"optimizer=Optimizer({optimizer}), phases=(")
+    text = text.replace("phases=(Phase", "phases=[Phase").replace('"routing")),', '"routing")],')
+    file.write_text(text.replace("\n\n\ndef", f"\n{line}\n\n\ndef"))
+    return load_config(str(file))
+
+  found = of("learning_rate=1")
+  assert isinstance(found.phases, tuple)
+  assert isinstance(found.optimizer.learning_rate, float)
+  assert from_json(Experiment, to_json(found)) == found
+  with pytest.raises(UserError, match=r"typed\.py .*optimizer\.warmup_steps is 10\.0; it must be"):
+    of("warmup_steps=1e1")
 
 
 def test_a_configuration_without_overrides_is_what_its_file_returns(config):

@@ -10,6 +10,7 @@ import pytest
 from compmod_jax.commands import analyse, cli, help, programs
 from compmod_jax.commands.config_option import parse
 from compmod_jax.commands.train import Args
+from compmod_jax.core.errors import UserError
 from compmod_jax.training.experiment import Experiment, load_config, variants
 from train.__main__ import main as list_programs
 
@@ -97,6 +98,14 @@ def test_without_a_configuration_help_says_how_to_list_variants(capsys, tmp_path
   text = printed(capsys, lambda argv: parse(Args, argv), "-h")
   assert text.startswith("usage: ")
   assert "--config PATH --help lists the variants" in text
+
+
+@pytest.mark.parametrize("content", [b'"""half', b"\xff\xfe = 3\n"])
+def test_the_help_of_a_file_with_a_mistake_names_it(content, tmp_path):
+  file = tmp_path / "mine.py"
+  file.write_bytes(content)
+  with pytest.raises(UserError, match=r"mine\.py.* is not a valid configuration"):
+    parse(Args, ["--config", str(file), "--help"])
 
 
 def test_the_short_help_is_also_there_for_a_file_that_checks_no_variant(capsys, tmp_path):

@@ -103,6 +103,9 @@ def test_a_loaded_model_adapts_to_samples_of_one_s_own(runs):
   assert np.all(np.diff(back) > 0)
   with pytest.raises(UserError, match=r"x has the shape \(3,\)"):
     model.adapt(x[0, :, 0], x[0, :, 0])
+  for values in (np.array([[[0], [-1]]]), np.array([[[0], [99]]]), np.array([[[0.0], [1.0]]])):
+    with pytest.raises(UserError, match="give whole numbers from 0 to"):
+      model.adapt(values, values)
   with pytest.raises(UserError, match="reads numbers and no texts"):
     model.capture(["a"])
 

@@ -70,7 +70,10 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
   )
 
 
-def _train_pieces(texts: Iterable[str], config: TokenizerConfig) -> bytes:
+_LONG = 1 << 20  # bytes
+
+
+def _train_pieces(texts: Sequence[str], config: TokenizerConfig) -> bytes:
   with extras.needed():
     import sentencepiece
 
@@ -90,7 +93,8 @@ def _train_pieces(texts: Iterable[str], config: TokenizerConfig) -> bytes:
     normalization_rule_name="identity",
     remove_extra_whitespaces=False,
     hard_vocab_limit=False,
-    max_sentence_length=1 << 20,
+    # Longer texts would be left out without a word.
+    max_sentence_length=max(_LONG, *(len(text.encode()) + 1 for text in texts)),
     # Sums over threads come out in another order from run to run.
     num_threads=1,
     minloglevel=2,
@@ -222,6 +226,8 @@ def _cache_key(texts: Iterable[str], config: TokenizerConfig) -> str:
   for text in texts:
     data = text.encode("utf-8", "surrogatepass")
     digest.update(len(data).to_bytes(8, "big"))  # else "ab", "c" would equal "a", "bc"
+    if len(data) >= _LONG:
+      digest.update(b"read")  # they were left out of tokenizers that may still lie there
     digest.update(data)
   return digest.hexdigest()
 

@@ -151,11 +151,12 @@ def _read_whole(path: Path) -> tuple[list[str], list[str]]:
     model = parse_json(read_bounded(path, MOST).decode("utf-8"), size=MOST)["model"]
     merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
     check(model["type"] == "BPE", f"its type is {model['type']!r}, not 'BPE'")
+    vocab = model["vocab"]
   except (OSError, ValueError, KeyError, TypeError, UserError) as error:
     raise UserError(
       f"{path} holds no tokenizer of byte pairs ({error}). Copy the one of the model again."
     ) from error
-  return _in_order(model["vocab"], path), merges
+  return _in_order(vocab, path), merges
 
 
 def _in_order(vocab: Any, path: Path) -> list[str]:

@@ -168,6 +168,13 @@ def test_a_small_text_gives_a_smaller_vocabulary(kind):
   assert tokenizer.decode(tokenizer.encode("a small text")) == "a small text"
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_long_text_is_read_as_its_lines_are(kind):
+  line, config = "zebras quickly jumped over it ", TokenizerConfig(kind, 60)
+  whole = train_tokenizer([line * 40_000, "a b"], config)
+  assert whole.decode(whole.encode("zebras jumped")) == "zebras jumped"
+
+
 def test_bad_settings_and_texts_are_explained():
   for settings_ in (
     {"kind": "wordpiece"},

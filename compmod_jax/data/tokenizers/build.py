@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -70,16 +71,32 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
   )
 
 
-_LONG = 1 << 20  # bytes
+_LONG = 1 << 20  # bytes; what has more would be left out without a word
+_WORDS, _LETTERS = 1000, _LONG // 5  # of a stretch of it, at most
 
 
-def _train_pieces(texts: Sequence[str], config: TokenizerConfig) -> bytes:
+def _short(text: str) -> Iterable[str]:
+  """A text that is not too long for its trainer, or stretches of words of one that is.
+
+  No piece goes over a blank, so that the stretches have the pieces of the text. What has no blanks
+  is cut.
+  """
+  if len(text.encode()) < _LONG:
+    yield text
+    return
+  words = text.split(" ")
+  for first in range(0, len(words), _WORDS):
+    stretch = " ".join(words[first : first + _WORDS])
+    yield from (stretch[at : at + _LETTERS] for at in range(0, len(stretch), _LETTERS))
+
+
+def _train_pieces(texts: Iterable[str], config: TokenizerConfig) -> bytes:
   with extras.needed():
     import sentencepiece
 
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(texts),
+    sentence_iterator=itertools.chain.from_iterable(map(_short, texts)),
     model_writer=model,
     model_type=config.kind,
     vocab_size=config.vocab_size,
@@ -93,8 +110,7 @@ def _train_pieces(texts: Sequence[str], config: TokenizerConfig) -> bytes:
     normalization_rule_name="identity",
     remove_extra_whitespaces=False,
     hard_vocab_limit=False,
-    # Longer texts would be left out without a word.
-    max_sentence_length=max(_LONG, *(len(text.encode()) + 1 for text in texts)),
+    max_sentence_length=_LONG,
     # Sums over threads come out in another order from run to run.
     num_threads=1,
     minloglevel=2,

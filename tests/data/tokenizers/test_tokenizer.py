@@ -175,6 +175,11 @@ def test_a_long_text_is_read_as_its_lines_are(kind):
   assert whole.decode(whole.encode("zebras jumped")) == "zebras jumped"
 
 
+def test_a_long_text_without_blanks_is_read():
+  whole = train_tokenizer(["zebras" * 180_000, "a b"], TokenizerConfig("bpe", 60))
+  assert whole.decode(whole.encode("zebras")) == "zebras"
+
+
 def test_bad_settings_and_texts_are_explained():
   for settings_ in (
     {"kind": "wordpiece"},

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from compmod_jax.data.synthetic.lengths import LengthData
 from compmod_jax.data.synthetic.scan import ScanData
 from compmod_jax.metrics.significance import detectable, holm, mean_interval, paired_test
 from compmod_jax.tables import overview
@@ -509,7 +510,7 @@ def shown_rows(folder, columns):
 DECODER_ALONE = "decoder alone, convolution, scratchpad"
 ADDED = "relative, added primitives, scratchpad"
 BEST = (
-  ("scan_mcd1-3000-steps", "relative, scratchpad", "test", "97.8 (from 5 % of the training data)"),
+  ("scan_mcd1-3000-steps", "relative, scratchpad", "test", "97.8 (5 % of the data)"),
   ("scan_mcd2-3000-steps", "relative, scratchpad", "test", ""),
   ("scan_mcd3-3000-steps", "relative, scratchpad with separators", "test", ""),
   ("scan_length_26-3000-steps", "relative, scratchpad", "test", "100"),
@@ -799,6 +800,21 @@ def string_edits():
     words = ("1025-1536", "1537-2048", "2049-3072", "3073-4096")
     shares = [f"{scores['test'][f'exact_match/target_words/{n}']:.0f}" for n in words]
     yield f"{name}: {shares[0]}, {shares[1]}, {shares[2]} and {shares[3]} %"
+
+
+def hinted_in_short():
+  """How many sequences of `test` have the symbols of one of training, counted as they are drawn."""
+  seen = {}
+  for task in ("copy", "addition"):
+    data = LengthData(task=task, hints=100)
+    train, test = (
+      [re.sub(r"#\d+ ?", "", source).strip() for source in data.load(part).source]
+      for part in ("train", "test")
+    )
+    assert len(test) == 1000
+    known = set(train)
+    seen[task] = sum(source in known for source in test)
+  yield f"{seen['copy']} of 1,000 copies and {seen['addition']} of 1,000 sums have"
 
 
 def ingredients_in_short():
@@ -2304,6 +2320,7 @@ SENTENCES = [
   ("docs/few_shot.md", raw_examples),
   ("docs/leopard.md", leopard_differences),
   ("docs/generalisation.md", ingredients_in_short),
+  ("docs/generalisation.md", hinted_in_short),
   ("docs/tables.md", trial_in_short),
   ("docs/competing_experts.md", specialisation),
   ("docs/training_regimes.md", routers_learned),

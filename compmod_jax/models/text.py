@@ -24,9 +24,9 @@ class Text(NamedTuple):
     auxiliary: ids of the auxiliary tokens, which say mode and task; none for models without.
     segments: number of the part of every token, ascending, where a row has several that do not see
       each other, as packed documents; part 0 is one that all others see and go on from, each as if
-      it came next, as several questions do on one passage. Positions count accordingly; a sliding
-      window counts places of the row, so that it fits parts that go on from part 0 only if there is
-      one.
+      it came next, as several questions do on one passage. Positions count accordingly. A sliding
+      window counts places of the row, which are positions of a text unless several go on from
+      part 0.
     options: true at positions of answer options.
     tags: number of the part of speech of every token, -1 for none.
   """
